@@ -11,9 +11,9 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from oncelog.stores.sqlite.files import SqliteDriver, connect, make_or_open
-from oncelog.stores.sqlite.runs import keys_of, packed_runs
-from oncelog.stores.sqlite.statements import SQL
+from oncelog.storage.sqlite.database_file import SqliteDriver, connect, create_or_open
+from oncelog.storage.sqlite.key_index.key_run import pack_runs, unpack_run
+from oncelog.storage.sqlite.statements import SQL
 
 Row = tuple[Any, ...]
 
@@ -37,7 +37,7 @@ class BareFile:
 
     def __init__(self, path: Path) -> None:
         self._connection = connect(SqliteDriver(), str(path))
-        make_or_open(self._connection, str(path), None, 0)
+        create_or_open(self._connection, str(path), None, 0)
         self._insert_record, self._insert_partition, self._insert_key = (
             _insert(self._connection, table) for table in (RECORDS, PARTITIONS, KEYS)
         )
@@ -81,7 +81,7 @@ class BareFile:
                 moved = {"id": place, "place": place, "key": place.to_bytes(16, "big")}
                 records.append(tuple(moved.get(name, value) for name, value in zip(columns, row, strict=True)))
             partitions = [(*row[:2], place) for place, row in zip(places, before.partitions, strict=True)]
-            keys = [(1, last, packed) for last, packed in packed_runs((places, places))]
+            keys = [(1, last, packed) for last, packed in pack_runs((places, places))]
             yield Batch(records, sorted(partitions), keys, *_block_and_lane(height, position + 1, count))
             position += count
 
@@ -103,7 +103,7 @@ def batches_of(path: Path, size: int | None = None, records_max: int = -1) -> li
             keys.setdefault(row[0], []).append(row)
         blocks = connection.execute("SELECT count FROM oncelog_blocks ORDER BY height").fetchall()
     counts = [count for (count,) in blocks] if size is None else [size] * (len(records) // size)
-    due = sorted((max(max(keys_of(row[2])[1]) for row in rows), rows) for rows in keys.values())
+    due = sorted((max(max(unpack_run(row[2])[1]) for row in rows), rows) for rows in keys.values())
     source, position, batches = iter(records), 0, []
     for height, count in enumerate(counts, 1):
         first, position = position + 1, position + count

@@ -24,7 +24,7 @@ from bench.server import Serving, serving
 from bench.server_report import Series, table
 from bench.turns import say
 from bench.wire import Slice
-from oncelog.core.deltas import deltas_scope, read_push, row_delta, submission_of
+from oncelog.core.deltas import build_submission, decode_push, deltas_scope, to_row_delta
 
 GATEWAY: Final = "shop"
 CLIENT: Final = "till-1"
@@ -201,7 +201,7 @@ async def _fill(path: Path, count: int, chance: random.Random, numbers: Iterator
         for _ in range(0, count, FILL):
             items = []
             for body in pushes(FILL, chance, numbers):
-                pushed = read_push(body)
+                pushed = decode_push(body)
                 for one, key, kept in zip(pushed.deltas, pushed.keys, pushed.bodies, strict=True):
-                    items.append(submission_of(scope, row_delta(one, key, ""), kept, actor="user:developer"))
+                    items.append(build_submission(scope, to_row_delta(one, key, ""), kept, actor="user:developer"))
             await log.submit_many(items, oncelog.Mode.ALL)

@@ -18,9 +18,9 @@ from bench.disk import directory
 from bench.measure import Effort, Measurement
 from bench.writers import PARTITIONS, SUBMITTERS, Event, events, fill, prepared, submit_all
 from oncelog import Limits, Log, Replayed, Submission, canonical
-from oncelog.stores.sqlite.files import SqliteDriver, connect
-from oncelog.stores.sqlite.index import SEAL_KEYS
-from oncelog.stores.sqlite.statements import SQL
+from oncelog.storage.sqlite.database_file import SqliteDriver, connect
+from oncelog.storage.sqlite.key_index.index import SEAL_KEYS
+from oncelog.storage.sqlite.statements import SQL
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 RETRIES_AT_ONCE: Final = 500

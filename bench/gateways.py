@@ -28,13 +28,13 @@ from bench.wire import Slice, Watch
 from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all_timed
 from bench.ws_load import connected, demand_once
 from oncelog import Log
-from oncelog.core.identity import lane_of
-from oncelog.testing.postgres import DURABLE, Server, fresh_schema, postgres_server
+from oncelog.core.identity import compute_lane
+from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer, create_schema, postgres_server
 
 GATEWAYS: Final = 4
 CALLERS: Final = 256
 """Of each gateway."""
-SERVER: Final = {**DURABLE, "shared_buffers": "512MB", "max_wal_size": "4GB"}
+SERVER: Final = {**DURABLE_SETTINGS, "shared_buffers": "512MB", "max_wal_size": "4GB"}
 """Otherwise as PostgreSQL comes, which is set up for a very small machine."""
 BARE: Final = """\
 CREATE TABLE bare (position bigint PRIMARY KEY, key bytea NOT NULL, body bytea NOT NULL)"""
@@ -107,7 +107,7 @@ def run(effort: Effort) -> Report:
 
 
 @contextmanager
-def _database() -> Iterator[Server]:
+def _database() -> Iterator[PostgresServer]:
     with directory() as place, postgres_server(place, SERVER) as server:
         yield server
 
@@ -115,8 +115,8 @@ def _database() -> Iterator[Server]:
 # --- single events -----------------------------------------------------------------------------------
 
 
-async def _single_events(server: Server, sizes: Sizes) -> tuple[dict[str, Series], str]:
-    with directory() as place, serving(place, await fresh_schema(server.local or server.address)) as gateway:
+async def _single_events(server: PostgresServer, sizes: Sizes) -> tuple[dict[str, Series], str]:
+    with directory() as place, serving(place, await create_schema(server.socket_address or server.address)) as gateway:
         async with (
             connected(gateway.host, gateway.port, sizes.connections) as clients,
             by_hand(server, sizes.connections) as postgres,
@@ -170,8 +170,8 @@ class _Gateway:
         return line
 
 
-async def _several(server: Server, sizes: Sizes) -> dict[str, Series]:
-    address = await fresh_schema(server.local or server.address)
+async def _several(server: PostgresServer, sizes: Sizes) -> dict[str, Series]:
+    address = await create_schema(server.socket_address or server.address)
     async with oncelog.open(address) as log:
         streams = _streams_of_different_lanes(log.settings.lanes)
     with ExitStack() as stack:
@@ -198,7 +198,7 @@ async def _several(server: Server, sizes: Sizes) -> dict[str, Series]:
 def _streams_of_different_lanes(lanes: int) -> list[str]:
     found: dict[int, str] = {}
     for number in range(1000):
-        found.setdefault(lane_of(f"stream {number}", lanes), f"stream {number}")
+        found.setdefault(compute_lane(f"stream {number}", lanes), f"stream {number}")
     return list(found.values())[:GATEWAYS]
 
 
@@ -217,7 +217,7 @@ class Window:
 class _Growth:
     """One log, and the bare table beside it."""
 
-    def __init__(self, server: Server, records: int) -> None:
+    def __init__(self, server: PostgresServer, records: int) -> None:
         self._server = server
         self._records = records
         self._chance = random.Random(1)
@@ -227,8 +227,8 @@ class _Growth:
     async def run(self) -> list[Window]:
         windows = []
         async with (
-            oncelog.open(await fresh_schema(self._server.local or self._server.address)) as log,
-            _session(self._server.local or self._server.address) as bare,
+            oncelog.open(await create_schema(self._server.socket_address or self._server.address)) as log,
+            _session(self._server.socket_address or self._server.address) as bare,
         ):
             await bare.execute(BARE)
             for part in PARTS:

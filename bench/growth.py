@@ -22,7 +22,7 @@ from bench.measure import Effort
 from bench.report import Finding, Report, Table, findings_table
 from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all, submit_all_timed
 from oncelog import Log, Replayed, Submission
-from oncelog.stores.sqlite import SqliteStore
+from oncelog.storage.sqlite import SqliteStore
 
 RECORDS_MIN: Final = 1000
 PARTS: Final = (0.1, 0.2, 0.4, 1.0)

@@ -28,11 +28,11 @@ from bench.turns import SliceOf, in_turn, say
 from bench.wire import Slice, Watch
 from oncelog.core.operations import SetEntity
 from oncelog.core.values import key_identity
-from oncelog.doors.identity import DEVELOPER
-from oncelog.doors.ledger.values import Write, WriteSuccess
-from oncelog.doors.server import Server
-from oncelog.doors.settings import ServerSettings
 from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.server.app import Server
+from oncelog.server.auth.authenticator import DEVELOPER
+from oncelog.server.ledger.values import Write, WriteSuccess
+from oncelog.server.settings import ServerSettings
 
 FEW: Final = 32
 MANY: Final = 256
@@ -194,7 +194,7 @@ async def _from_memory() -> tuple[float, float]:
     with directory() as place:
         settings = ServerSettings(store=str(place / "memory.db"), port=0, grpc=False, development=True)
         async with Server(settings) as server:
-            door = server.ledger.door
+            door = server.ledger.service
             asked = [
                 Write("acme", "", f"client-{number}", 1, os.urandom(16), (SetEntity(f"entity/{number}", b"v" * 100),))
                 for number in range(RETRIES)
@@ -208,10 +208,10 @@ async def _from_memory() -> tuple[float, float]:
                 hits.append(clock() - began)
                 assert isinstance(again, WriteSuccess)
                 assert again == told
-            cache, policy = server.log._cache, door.submission(asked[0], DEVELOPER).policy  # noqa: SLF001
+            cache, policy = server.log._cache, door.to_submission(asked[0], DEVELOPER).policy  # noqa: SLF001
             now_ms = time.time_ns() // 1_000_000
             for one in asked:
-                identity = key_identity(door.submission(one, DEVELOPER))
+                identity = key_identity(door.to_submission(one, DEVELOPER))
                 began = clock()
                 found = cache.get(policy, identity, now_ms)
                 look_ups.append(clock() - began)

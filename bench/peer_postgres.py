@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.wire import Slice, WireEvent, keep_busy, wire_events
-from oncelog.testing.postgres import DURABLE, Server
+from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer
 from oncelog.testing.postgres import postgres_server as running_server
 
 SMALL_POOL: Final = 8
@@ -125,22 +125,22 @@ class Postgres:
 @asynccontextmanager
 async def postgres_server(place: Path, connections: int) -> AsyncIterator[Postgres]:
     """In a directory of its own, and gone afterwards."""
-    with running_server(place, DURABLE) as server:
+    with running_server(place, DURABLE_SETTINGS) as server:
         async with by_hand(server, connections) as postgres:
             yield postgres
 
 
 @asynccontextmanager
-async def by_hand(server: Server, connections: int) -> AsyncIterator[Postgres]:
+async def by_hand(server: PostgresServer, connections: int) -> AsyncIterator[Postgres]:
     """The tables and a pool, in a server that runs. Raises ValueError if that does not sync."""
     asyncpg = import_module("asyncpg")
     async with AsyncExitStack() as stack:
         clients = []
         for _ in range(connections):
-            client = await asyncpg.connect(server.local or server.address)
+            client = await asyncpg.connect(server.socket_address or server.address)
             stack.push_async_callback(client.close)
             clients.append(client)
-        for name, value in DURABLE.items():
+        for name, value in DURABLE_SETTINGS.items():
             if (is_set := await clients[0].fetchval(f"SHOW {name}")) != value:
                 raise ValueError(f"PostgreSQL has {name} = {is_set}")
         await clients[0].execute(TABLES)

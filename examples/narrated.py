@@ -39,7 +39,7 @@ from oncelog import (
     request_hash,
     run_key,
 )
-from oncelog.core.proof import body_hash, leaf_hash, prove, record_header, verify
+from oncelog.core.proof import encode_record_header, hash_body, hash_leaf, prove, verify
 
 DAY_MS = 86_400_000
 
@@ -206,7 +206,7 @@ def proof(story: Story) -> None:
     story.title("6. And nobody can change what has been written")
     log = story.log
     block = log.blocks[0]
-    leaf = leaf_hash(record_header(log.records[0]), body_hash(log.salts[0], log.records[0].body))
+    leaf = hash_leaf(encode_record_header(log.records[0]), hash_body(log.salts[0], log.records[0].body))
     inclusion = prove([leaf], 0)
     story.say(f"The order stands in block {block.height} of lane {block.lane}, hash {block.hash.hex()[:16]}…")
     forged = replace(log.records[0], body=log.records[0].body.replace(b"99", b"10"))

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from crash.observing import say
+from crash.store_history import say
 
 # `databases` comes before the plugins that import it: pytest rewrites the assertions of a plugin when it imports it.
 pytest_plugins = ["conformance", "databases", "alone", "profiles", "pytester"]
@@ -23,8 +23,8 @@ LONG = (
     "tests/bench/",
     "tests/crash/",
     "tests/gateways/",
-    "tests/doors/test_events_socket.py",
-    "tests/doors/chat/test_chat_failures.py",
+    "tests/server/events/test_events_websocket.py",
+    "tests/server/chat/test_chat_failures.py",
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import pytest
 
-from oncelog.testing.postgres import Server, fresh_schema, postgres_server
+from oncelog.testing.postgres import PostgresServer, create_schema, postgres_server
 
 T = TypeVar("T")
 
@@ -36,11 +36,11 @@ class DatabasePool:
         """Whether tests may start the server."""
         self._stack = ExitStack()
         self._owner = 0
-        self._server: Server | None = None
+        self._server: PostgresServer | None = None
         self._schemas: dict[Path, str] = {}
 
     @property
-    def server(self) -> Server:
+    def server(self) -> PostgresServer:
         if self._server is None:
             if not self.is_allowed:
                 raise RuntimeError(
@@ -55,7 +55,7 @@ class DatabasePool:
 
     def schema_of(self, path: Path) -> str:
         if path not in self._schemas:
-            self._schemas[path] = run_in_thread(fresh_schema(self.server.address))
+            self._schemas[path] = run_in_thread(create_schema(self.server.address))
         return self._schemas[path]
 
     def stop(self) -> None:

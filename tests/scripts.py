@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from cli.processes import Command
-from waiting import WAIT_S
+from deadlines import WAIT_S
 
 RUN: Final = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 

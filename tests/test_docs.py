@@ -16,9 +16,9 @@ from typer.core import TyperGroup
 import oncelog
 from oncelog.cli import app, terminal
 from oncelog.client.ledger import LedgerClient
-from oncelog.core import audit
-from oncelog.core.policy import BUILT_IN, Policy
-from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX
+from oncelog.core.policy import BUILT_IN_POLICIES, Policy
+from oncelog.core.rules import audit
+from oncelog.engine.tailer import FAILED_POLLS_MAX
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -93,8 +93,8 @@ def test_every_limit_is_documented_with_its_default() -> None:
 
 def test_retry_time_of_followers_is_documented() -> None:
     page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
-    assert f"After {LOOKS_IN_VAIN_MAX} looks in vain, five seconds," in page
-    assert LOOKS_IN_VAIN_MAX * oncelog.Limits().poll_ms == 5000
+    assert f"After {FAILED_POLLS_MAX} looks in vain, five seconds," in page
+    assert FAILED_POLLS_MAX * oncelog.Limits().poll_ms == 5000
 
 
 def test_every_exit_status_is_documented() -> None:
@@ -138,7 +138,9 @@ def test_commands_print_the_output_of_the_readme() -> None:
 
 
 def test_policy_table_names_every_built_in_policy() -> None:
-    assert re.findall(r"^\| `([A-Z]+)` \|", README, re.MULTILINE) == [policy.name.upper() for policy in BUILT_IN]
+    assert re.findall(r"^\| `([A-Z]+)` \|", README, re.MULTILINE) == [
+        policy.name.upper() for policy in BUILT_IN_POLICIES
+    ]
 
 
 def test_every_field_of_a_policy_is_documented() -> None:

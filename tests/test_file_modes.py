@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 import oncelog
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
 from idempotency.asgi_application import START, WHOLE, Scripted, body_part, exchange
-from oncelog.cli.deltas.files import write_new
+from oncelog.cli.deltas.atomic_files import write_new_file
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.events.store import ClientStore
 from oncelog.client.ledger.store import LedgerStore
-from oncelog.client.store import ClientStore
-from oncelog.doors.apikeys import ApiKeys
-from oncelog.doors.grants import granted
-from oncelog.doors.server import Server
-from oncelog.doors.settings import load
 from oncelog.errors import SettingsError
 from oncelog.file_modes import check_file_mode, create_file, open_or_create, parse_file_mode
 from oncelog.idempotency.asgi import IdempotencyMiddleware
+from oncelog.server.app import Server
+from oncelog.server.auth.api_keys import ApiKeys
+from oncelog.server.auth.grants import parse_grants
+from oncelog.server.settings import load
 
 pytestmark = pytest.mark.rule("CO-26")
 
@@ -157,7 +157,7 @@ async def test_server_creates_its_log_with_the_configured_mode(tmp_path: Path, u
 
 def test_backup_and_restored_log_do_not_inherit_loose_modes(tmp_path: Path, no_umask: None) -> None:
     log = tmp_path / "log.db"
-    sample.make_log(log, rounds=2)
+    sample_log.make_log(log, rounds=2)
     log.chmod(0o666)
     for arguments in (["backup", log, tmp_path / "copy.db"], ["restore", tmp_path / "copy.db", tmp_path / "new.db"]):
         done = RUNNER.invoke(COMMAND, [str(one) for one in arguments])
@@ -167,7 +167,7 @@ def test_backup_and_restored_log_do_not_inherit_loose_modes(tmp_path: Path, no_u
 
 def test_backup_and_restore_take_a_file_mode(tmp_path: Path, umask: None) -> None:
     log, copy, new = (str(tmp_path / name) for name in ("log.db", "copy.db", "new.db"))
-    sample.make_log(Path(log), rounds=2)
+    sample_log.make_log(Path(log), rounds=2)
     assert RUNNER.invoke(COMMAND, ["backup", log, copy, "--file-mode", "0640"]).exit_code == 0
     assert RUNNER.invoke(COMMAND, ["restore", copy, new, "--file-mode", "660"]).exit_code == 0
     assert modes(tmp_path) == {"log.db": "0600", "copy.db": "0640", "new.db": "0660"}
@@ -177,23 +177,23 @@ def test_backup_and_restore_take_a_file_mode(tmp_path: Path, umask: None) -> Non
 
 
 def test_verify_leaves_no_files(tmp_path: Path, no_umask: None) -> None:
-    sample.make_log(tmp_path / "log.db", rounds=2)
+    sample_log.make_log(tmp_path / "log.db", rounds=2)
     assert RUNNER.invoke(COMMAND, ["verify", str(tmp_path / "log.db")]).exit_code == 0
     assert modes(tmp_path) == {"log.db": "0600"}
 
 
 def test_written_documents_belong_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
     log = tmp_path / "log.db"
-    sample.make_log(log, rounds=2)
+    sample_log.make_log(log, rounds=2)
     document = tmp_path / "proof.json"
     done = RUNNER.invoke(COMMAND, ["proof", str(log), "--lane", "0", "--position", "1", "--output", str(document)])
     assert done.exit_code == 0, done.stderr
-    write_new(tmp_path / "pushed.jsonl", [b"{}"])
+    write_new_file(tmp_path / "pushed.jsonl", [b"{}"])
     assert modes(tmp_path) == {"log.db": "0600", "proof.json": "0600", "pushed.jsonl": "0600"}
 
 
 def test_api_keys_and_their_lock_belong_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
-    ApiKeys(tmp_path / "keys.json", lambda: 1).create("billing", "bills", granted())
+    ApiKeys(tmp_path / "keys.json", lambda: 1).create("billing", "bills", parse_grants())
     assert modes(tmp_path) == {"keys.json": "0600", "keys.json.lock": "0600"}
 
 
@@ -227,7 +227,7 @@ def test_existing_client_file_keeps_its_mode_and_is_reported(tmp_path: Path, cap
 async def test_log_of_the_idempotency_middleware_belongs_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
     app = IdempotencyMiddleware(Scripted(START, body_part(b"done")), log=tmp_path / "keys.db", scope=lambda _: "ann")
     await exchange(app, WHOLE)
-    log = await app._log()
+    log = await app._get_log()
     assert set(modes(tmp_path).values()) == {"0600"}
     await log.close()
 
@@ -248,13 +248,13 @@ def test_no_other_module_creates_files() -> None:
     assert found == {
         "creates": {"file_modes.py"},
         "connects": {
-            "client/file.py",
+            "client/runtime/store_file.py",
             "client/ledger/store.py",
-            "client/store.py",
-            "stores/sqlite/copying.py",
-            "stores/sqlite/files.py",
-            "stores/sqlite/looking.py",
-            "stores/verifying/scratch.py",
+            "client/events/store.py",
+            "storage/backups.py",
+            "storage/sqlite/database_file.py",
+            "storage/sqlite/read_transaction.py",
+            "storage/verify/scratch_database.py",
         },
     }
 

@@ -253,7 +253,7 @@ def test_close_is_idempotent_and_later_calls_raise() -> None:
 
 
 def test_error_of_a_closed_portal_is_configurable() -> None:
-    portal = Portal(closed=lambda: EOFError("shut"))
+    portal = Portal(build_closed_error=lambda: EOFError("shut"))
     call = _Forever()
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(portal.call, call)

@@ -16,8 +16,8 @@ from typing import Final
 from textual.pilot import Pilot
 
 from browser import Tab, browser
-from oncelog.doors.server import Server
-from oncelog.doors.settings import ServerSettings
+from oncelog.server.app import Server
+from oncelog.server.settings import ServerSettings
 from serve_page import address, page_server
 from terminal import TodoApp, terminal
 

@@ -20,18 +20,18 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 import model
-from oncelog.client import Client, ClientLimits, Committed, Pending, Rejection, State, Status
-from oncelog.client.wire import Socket, WebSocketTransport, normal_url
+from oncelog.client import Client, ClientLimits, Committed, ConnectionState, Pending, Rejection, Status
+from oncelog.client.runtime.websocket import Socket, WebSocketTransport, normalize_url
 from oncelog.errors import LostError, OncelogError
 
 URL: Final = "http://127.0.0.1:7171"
 STATES: Final = {
-    State.LIVE: "● live",
-    State.CATCHING_UP: "◐ catching up",
-    State.CONNECTING: "◌ connecting",
-    State.REFUSED: "✗ refused",
-    State.HISTORY_CHANGED: "↺ another history",
-    State.CLOSED: "✗ stopped",
+    ConnectionState.LIVE: "● live",
+    ConnectionState.CATCHING_UP: "◐ catching up",
+    ConnectionState.CONNECTING: "◌ connecting",
+    ConnectionState.REFUSED: "✗ refused",
+    ConnectionState.HISTORY_CHANGED: "↺ another history",
+    ConnectionState.CLOSED: "✗ stopped",
 }
 _REJECTED: Final = "rejected/"
 
@@ -40,7 +40,7 @@ class Switch:
     """The network, with a switch: a transport that can be told to be away. The client notices as it would any loss."""
 
     def __init__(self, url: str, limits: ClientLimits) -> None:
-        self._transport = WebSocketTransport(normal_url(url), limits)
+        self._transport = WebSocketTransport(normalize_url(url), limits)
         self._socket: Socket | None = None
         self.is_off = False
 
@@ -155,7 +155,7 @@ class TodoApp(App[None]):
         state = "○ switched off" if self._switch.is_off else STATES.get(status.state, "○ offline")
         waiting = f" · {status.pending} waiting" if status.pending else ""
         rejected = f" · {status.rejected} rejected" if status.rejected else ""
-        is_wrong = status.state in (State.REFUSED, State.CLOSED)
+        is_wrong = status.state in (ConnectionState.REFUSED, ConnectionState.CLOSED)
         why = f" · {_printable(status.last_error)}" if is_wrong and status.last_error else ""
         return f"{state} · event {status.cursor}{waiting}{rejected}{why}"
 

@@ -6,6 +6,7 @@ The names below are the public ones. Where to start reading: docs/ARCHITECTURE.m
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from oncelog.core.builders import event, write
 from oncelog.core.canonical import canonical, canonical_args, canonical_text
 from oncelog.core.deltas import delta, deltas_scope
 from oncelog.core.identity import (
@@ -64,7 +65,6 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
-from oncelog.core.writing import event, write
 from oncelog.errors import (
     BusyError,
     CanonicalError,
@@ -92,68 +92,68 @@ from oncelog.errors import (
     TransactionError,
     WorkError,
 )
-from oncelog.stores.memory import MemoryLog
+from oncelog.storage.memory import MemoryLog
 
 if TYPE_CHECKING:
-    from oncelog.doors.validating import NewEvent
     from oncelog.engine.blocking import BlockingLog, open_blocking
-    from oncelog.engine.cursors import Cursor, Proven, Reading
     from oncelog.engine.follower import Follower
+    from oncelog.engine.held_lease import Work
     from oncelog.engine.limits import Limits
     from oncelog.engine.log import Log, open_log
     from oncelog.engine.outcome import Outcome, Status
-    from oncelog.engine.room import Room
+    from oncelog.engine.read_results import Cursor, Proven, Reading
     from oncelog.engine.subscription import Subscription
-    from oncelog.engine.work import Work
+    from oncelog.engine.write_gate import DiskLimits
     from oncelog.idempotency.asgi import STORED_STATUSES, IdempotencyMiddleware
-    from oncelog.idempotency.decorator import once, work_of
     from oncelog.idempotency.http_request import HttpRequest
+    from oncelog.idempotency.once import once, work_of
     from oncelog.idempotency.runs import BlockingRuns, Run, RunCounters, RunEvent, Runs, Shadow
-    from oncelog.idempotency.sharing import SharedLog, share
-    from oncelog.stores.clock import Clock
-    from oncelog.stores.protocol import Consumer
+    from oncelog.idempotency.share import SharedLog, share
+    from oncelog.server.event_validator import NewEvent
+    from oncelog.storage.clock import Clock
+    from oncelog.storage.store import Consumer
 
     open = open_log  # noqa: A001 - `oncelog.open`, as one opens a file
 
-_LATER: Final = {
+_LAZY_NAMES: Final = {
     "BlockingLog": ("oncelog.engine.blocking", "BlockingLog"),
     "BlockingRuns": ("oncelog.idempotency.runs", "BlockingRuns"),
-    "Clock": ("oncelog.stores.clock", "Clock"),
-    "Consumer": ("oncelog.stores.protocol", "Consumer"),
-    "Cursor": ("oncelog.engine.cursors", "Cursor"),
+    "Clock": ("oncelog.storage.clock", "Clock"),
+    "Consumer": ("oncelog.storage.store", "Consumer"),
+    "Cursor": ("oncelog.engine.read_results", "Cursor"),
     "Follower": ("oncelog.engine.follower", "Follower"),
     "HttpRequest": ("oncelog.idempotency.http_request", "HttpRequest"),
     "STORED_STATUSES": ("oncelog.idempotency.asgi", "STORED_STATUSES"),
     "IdempotencyMiddleware": ("oncelog.idempotency.asgi", "IdempotencyMiddleware"),
     "Limits": ("oncelog.engine.limits", "Limits"),
-    "Room": ("oncelog.engine.room", "Room"),
+    "DiskLimits": ("oncelog.engine.write_gate", "DiskLimits"),
     "Log": ("oncelog.engine.log", "Log"),
-    "NewEvent": ("oncelog.doors.validating", "NewEvent"),
+    "NewEvent": ("oncelog.server.event_validator", "NewEvent"),
     "Outcome": ("oncelog.engine.outcome", "Outcome"),
-    "Proven": ("oncelog.engine.cursors", "Proven"),
-    "Reading": ("oncelog.engine.cursors", "Reading"),
+    "Proven": ("oncelog.engine.read_results", "Proven"),
+    "Reading": ("oncelog.engine.read_results", "Reading"),
     "Run": ("oncelog.idempotency.runs", "Run"),
     "RunCounters": ("oncelog.idempotency.runs", "RunCounters"),
     "RunEvent": ("oncelog.idempotency.runs", "RunEvent"),
     "Runs": ("oncelog.idempotency.runs", "Runs"),
     "Shadow": ("oncelog.idempotency.runs", "Shadow"),
     "Status": ("oncelog.engine.outcome", "Status"),
-    "SharedLog": ("oncelog.idempotency.sharing", "SharedLog"),
-    "share": ("oncelog.idempotency.sharing", "share"),
+    "SharedLog": ("oncelog.idempotency.share", "SharedLog"),
+    "share": ("oncelog.idempotency.share", "share"),
     "Subscription": ("oncelog.engine.subscription", "Subscription"),
-    "Work": ("oncelog.engine.work", "Work"),
-    "once": ("oncelog.idempotency.decorator", "once"),
+    "Work": ("oncelog.engine.held_lease", "Work"),
+    "once": ("oncelog.idempotency.once", "once"),
     "open": ("oncelog.engine.log", "open_log"),
     "open_blocking": ("oncelog.engine.blocking", "open_blocking"),
-    "work_of": ("oncelog.idempotency.decorator", "work_of"),
+    "work_of": ("oncelog.idempotency.once", "work_of"),
 }
 """Names that bring asyncio, threads and SQLite with them: whoever computes a key need not wait for that."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LATER:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _LATER[name]
+    module, attribute = _LAZY_NAMES[name]
     value = getattr(import_module(module), attribute)
     globals()[name] = value
     return value
@@ -191,6 +191,7 @@ __all__ = [
     "Cursor",
     "DeleteEntity",
     "DiskFullError",
+    "DiskLimits",
     "Entity",
     "Follower",
     "Granted",
@@ -239,7 +240,6 @@ __all__ = [
     "ResultErasedError",
     "ResultError",
     "Retention",
-    "Room",
     "Row",
     "RowDelta",
     "Run",

@@ -38,8 +38,8 @@ OncelogError
     └── CorruptError              what is stored contradicts itself
 """
 
-from oncelog.codes import LATER
 from oncelog.cursor import Cursor
+from oncelog.error_codes import RETRYABLE_CODES
 
 
 class OncelogError(Exception):
@@ -249,7 +249,7 @@ class ServerRefusedError(ClientError):
     @property
     def is_transient(self) -> bool:
         """Whether the same may be sent again later."""
-        return self.code in LATER
+        return self.code in RETRYABLE_CODES
 
 
 class ProtocolError(ClientError):

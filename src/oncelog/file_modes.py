@@ -23,7 +23,7 @@ FILE_MODES: Final = (0o600, 0o640, 0o660)
 _OCTAL: Final = re.compile(r"(0o)?[0-7]{1,5}", re.ASCII)
 _PERMISSIONS: Final = 0o777
 _REPORTED_MAX: Final = 1000
-_creating: Final = threading.Lock()
+_create_lock: Final = threading.Lock()
 """Held while a new file is open for its mode to be set: see `create_file`."""
 _reported: Final[set[tuple[str, int]]] = set()
 """Paths and modes of files that a warning was logged for."""
@@ -33,14 +33,14 @@ def check_file_mode(mode: int) -> int:
     """Return the mode if it is one of `FILE_MODES`. Raises SettingsError."""
     if type(mode) is not int or mode not in FILE_MODES:
         shown = f"{mode:04o}" if type(mode) is int and mode >= 0 else repr(mode)
-        raise SettingsError(f"file_mode must be {_choices()}, not {shown}")
+        raise SettingsError(f"file_mode must be {_format_choices()}, not {shown}")
     return mode
 
 
 def parse_file_mode(text: str) -> int:
     """Return the mode that octal digits name: `0660`, `660` or `0o660`. Raises SettingsError."""
     if _OCTAL.fullmatch(text) is None:
-        raise SettingsError(f"file_mode must be {_choices()}, not {text!r}")
+        raise SettingsError(f"file_mode must be {_format_choices()}, not {text!r}")
     return check_file_mode(int(text.removeprefix("0o"), 8))
 
 
@@ -52,7 +52,7 @@ def create_file(path: str, mode: int = OWNER_ONLY) -> bool:
     """
     # POSIX drops all locks of a process on a file when the process closes any descriptor of it. Another thread must
     # not open the new file with SQLite before this descriptor is closed.
-    with _creating:
+    with _create_lock:
         try:
             os.close(open_new(os.path.realpath(path), os.O_RDWR, mode))
         except FileExistsError:
@@ -120,6 +120,6 @@ def is_first_report(path: str, mode: int) -> bool:
     return True
 
 
-def _choices() -> str:
+def _format_choices() -> str:
     *most, last = (f"{mode:04o}" for mode in FILE_MODES)
     return f"{', '.join(most)} or {last}"

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _portal_closed() -> Exception:
+def _build_closed_error() -> Exception:
     return RuntimeError("the portal is closed")
 
 
@@ -25,8 +25,8 @@ class Portal:
     `closed` makes the error of a call that comes after the portal is closed, or was under way at that moment.
     """
 
-    def __init__(self, name: str = "portal", closed: Callable[[], Exception] = _portal_closed) -> None:
-        self._closed = closed
+    def __init__(self, name: str = "portal", build_closed_error: Callable[[], Exception] = _build_closed_error) -> None:
+        self._build_closed_error = build_closed_error
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
@@ -37,10 +37,10 @@ class Portal:
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls an async function and gives its result. Interrupted, it cancels the call and waits for its end."""
 
-        async def called() -> T:
+        async def run_call() -> T:
             return await function(*args, **kwargs)
 
-        return self._wait(called)
+        return self._wait(run_call)
 
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
         """Goes through an async iterator. Leaving the loop closes it."""
@@ -61,17 +61,17 @@ class Portal:
                     return
                 yield value
         finally:
-            if not self._is_closed and not self.is_elsewhere:  # else the loop has closed it on its way out
+            if not self._is_closed and not self.is_forked:  # else the loop has closed it on its way out
                 self._wait(close)
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_forked(self) -> bool:
         """This is a fork, and the thread that would do the work has stayed in the other process."""
         return os.getpid() != self._process
 
     def close(self) -> None:
         """Ends the thread. Calls still under way are cancelled. In a fork there is nothing to end."""
-        if self.is_elsewhere:
+        if self.is_forked:
             return
         with self._lock:
             if not self._is_closed:
@@ -80,17 +80,17 @@ class Portal:
         self._thread.join()
 
     def _wait(self, function: Callable[[], Awaitable[T]]) -> T:
-        if self.is_elsewhere:
-            raise self._closed()
+        if self.is_forked:
+            raise self._build_closed_error()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call from the event loop's own thread would wait for itself")
         call = _Call(function)
         try:
-            self._send(call)
+            self._submit(call)
             return call.outcome.result()
         except CancelledError as error:
             if self._is_closed:
-                raise self._closed() from error
+                raise self._build_closed_error() from error
             raise
         except BaseException:
             if call.is_sent and not call.outcome.done():  # it is this thread that was interrupted
@@ -100,11 +100,11 @@ class Portal:
                     call.outcome.result()
             raise
 
-    def _send(self, call: "_Call[T]") -> None:
+    def _submit(self, call: "_Call[T]") -> None:
         with self._lock:
             # What gets in before the portal is closed is begun before the loop is stopped, so that it has an end.
             if self._is_closed:
-                raise self._closed()
+                raise self._build_closed_error()
             call.is_sent = True
             self._loop.call_soon_threadsafe(call.begin)
 
@@ -135,8 +135,8 @@ class _Call(Generic[T]):
 
     def begin(self) -> None:
         """On the loop's thread, as everything below."""
-        self._task = asyncio.get_running_loop().create_task(self._carried())
-        self._task.add_done_callback(self._end)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._finish)
 
     def cancel(self) -> None:
         if self._task is None:
@@ -144,10 +144,10 @@ class _Call(Generic[T]):
         else:
             self._task.cancel()
 
-    async def _carried(self) -> T:
+    async def _run(self) -> T:
         return await self._function()
 
-    def _end(self, task: "asyncio.Task[T]") -> None:
+    def _finish(self, task: "asyncio.Task[T]") -> None:
         if task.cancelled():
             self.outcome.set_exception(CancelledError())
             return

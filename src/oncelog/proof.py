@@ -25,8 +25,8 @@ from oncelog.core.limits import (
     PARTITION_CHARACTERS_MAX,
     PARTITIONS_MAX,
 )
-from oncelog.core.proof import HASH_BYTES, SALT_BYTES, Block, Proof, body_hash, verify_header
-from oncelog.core.transactions import operations_of
+from oncelog.core.proof import HASH_BYTES, SALT_BYTES, Block, Proof, hash_body, verify_header
+from oncelog.core.transactions import decode_operations
 from oncelog.core.values import Record
 from oncelog.errors import CanonicalError, ProofError
 
@@ -51,7 +51,7 @@ PATH_HASHES_MAX: Final = 64
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
 _HEXADECIMAL: Final = re.compile(r"(?:[0-9a-f]{2})*")
-_MSGSPEC_SAYS: Final = re.compile(r"(.*?)(?: - at `(\$.*)`)?", re.DOTALL)
+_MSGSPEC_MESSAGE: Final = re.compile(r"(.*?)(?: - at `(\$.*)`)?", re.DOTALL)
 _REASON_CHARACTERS_MAX: Final = 300
 
 
@@ -235,7 +235,7 @@ def encode(document: ProofDocument) -> bytes:
     return msgspec.json.encode(document)
 
 
-_DOCUMENT: Final = msgspec.json.Decoder(ProofDocument)
+_DOCUMENT_DECODER: Final = msgspec.json.Decoder(ProofDocument)
 
 
 def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument:
@@ -243,11 +243,11 @@ def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument
     if len(data) > bytes_max:
         raise ProofError("$", f"must have at most {bytes_max} bytes")
     try:
-        document = _DOCUMENT.decode(data)
+        document = _DOCUMENT_DECODER.decode(data)
         # Which of two members of one name counts depends on who reads: one would be checked, and another one shown.
-        given = json.loads(data, object_pairs_hook=_each_once)
+        given = json.loads(data, object_pairs_hook=_check_unique)
     except msgspec.MsgspecError as error:
-        raise _in_our_words(error) from error
+        raise _to_proof_error(error) from error
     except UnicodeError as error:
         raise ProofError("$", "is not UTF-8") from error
     # Base64 has unused bits at its end, which are zero: otherwise two spellings would be one body.
@@ -256,7 +256,7 @@ def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument
     return document
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):  # of names that the decoder knows: it has refused all others
         names = [name for name, _ in pairs]
@@ -264,8 +264,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _in_our_words(error: msgspec.MsgspecError) -> ProofError:
-    said = _MSGSPEC_SAYS.fullmatch(str(error))
+def _to_proof_error(error: msgspec.MsgspecError) -> ProofError:
+    said = _MSGSPEC_MESSAGE.fullmatch(str(error))
     reason, path = said.groups() if said is not None else (str(error), None)
     path = path or "$"
     if isinstance(error.__cause__, ProofError):
@@ -297,8 +297,8 @@ def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verif
 
     Of a ledger's transaction the body must also say what its fingerprint says.
     """
-    block = _block_of(document.block)
-    record = _record_of(document)
+    block = _build_block(document.block)
+    record = _build_record(document)
     findings = []
     if block.hash.hex() != document.block.hash:
         findings.append("the block's hash is not that of its fields")
@@ -306,16 +306,16 @@ def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verif
         findings.append(f"the block is not the one with the hash {block_hash.hex()}")
     proof = Proof(document.index, document.count, tuple(map(bytes.fromhex, document.path)))
     if not verify_header(record, bytes.fromhex(document.body_hash), proof, block):
-        findings += _why_not_included(record, proof, block)
+        findings += _find_inclusion_faults(record, proof, block)
     if document.salt is not None:
-        if body_hash(bytes.fromhex(document.salt), record.body).hex() != document.body_hash:
+        if hash_body(bytes.fromhex(document.salt), record.body).hex() != document.body_hash:
             findings.append("the body hash is not that of salt and body")
         if record.policy == policy.LEDGER.name:
-            findings += _why_not_said(record)
+            findings += _find_fingerprint_faults(record)
     return Verification(tuple(findings), record.erased)
 
 
-def _why_not_included(record: Record, proof: Proof, block: Block) -> list[str]:
+def _find_inclusion_faults(record: Record, proof: Proof, block: Block) -> list[str]:
     """What in the record, the proof and the block does not go together."""
     said = (
         ("lane", record.lane, block.lane),
@@ -334,15 +334,15 @@ def _why_not_included(record: Record, proof: Proof, block: Block) -> list[str]:
     return findings or ["the path does not lead from the record to the block's Merkle root"]
 
 
-def _why_not_said(record: Record) -> list[str]:
+def _find_fingerprint_faults(record: Record) -> list[str]:
     try:
-        fingerprint = request_hash(operations_of(record))
+        fingerprint = request_hash(decode_operations(record))
     except (CanonicalError, UnicodeError):
         return ["the body is no transaction of a ledger"]
     return [] if fingerprint == record.fingerprint else ["the body does not say what its fingerprint says"]
 
 
-def _record_of(document: ProofDocument) -> Record:
+def _build_record(document: ProofDocument) -> Record:
     header = document.record
     return Record(
         lane=header.lane,
@@ -363,7 +363,7 @@ def _record_of(document: ProofDocument) -> Record:
     )
 
 
-def _block_of(header: BlockHeader) -> Block:
+def _build_block(header: BlockHeader) -> Block:
     return Block(
         lane=header.lane,
         height=header.height,

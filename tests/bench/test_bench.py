@@ -23,7 +23,7 @@ from bench.report import plain, report_of
 from bench.server_report import Figures
 from bench.wire import EVENTS, Slice
 from oncelog import event, open_blocking
-from oncelog.stores.sqlite.runs import keys_of
+from oncelog.storage.sqlite.key_index.key_run import unpack_run
 
 MEASURED = {
     name: benchmark for name, benchmark in BENCHMARKS.items() if isinstance(benchmark, Measured) and name not in ALONE
@@ -327,7 +327,7 @@ def test_bare_loop_appends_in_order_of_time(tmp_path: Path) -> None:
             file.insert_timed(list(file.following(batches_of(ours))))
     assert _rows(bare, "place FROM oncelog_records ORDER BY key") == [(place,) for place in range(1, 7)]
     packed = [keys for (keys,) in _rows(bare, "keys FROM oncelog_key_runs") if isinstance(keys, bytes)]
-    assert [[*map(list, keys_of(keys))] for keys in packed] == [[[1, 2, 3]] * 2, [[4, 5, 6]] * 2]
+    assert [[*map(list, unpack_run(keys))] for keys in packed] == [[[1, 2, 3]] * 2, [[4, 5, 6]] * 2]
     assert _rows(bare, "height, first_position FROM oncelog_blocks") == [(1, 1), (2, 4)]
 
 

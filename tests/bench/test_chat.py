@@ -12,8 +12,8 @@ from bench.chat_load import CONTENTS, Dense, Followed, Pairs, Sends, sending
 from bench.server_report import Series
 from bench.wire import Slice
 from bench.ws_load import Connection
-from oncelog.core.chat import message_body
-from oncelog.doors.chat.reading import Send, read_quickly
+from oncelog.core.chat import encode_message
+from oncelog.server.chat.decode import Send, decode_fast
 
 
 def test_chat_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,8 +26,8 @@ def test_chat_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_messages_are_plain_and_of_the_size_of_events() -> None:
     for content in CONTENTS:
-        assert 280 <= len(message_body(content, "text/plain")) <= 320
-    found = read_quickly(sending("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:], 4096)
+        assert 280 <= len(encode_message(content, "text/plain")) <= 320
+    found = decode_fast(sending("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:], 4096)
     assert isinstance(found, Send)
     assert found.chat_id == "hot"
 

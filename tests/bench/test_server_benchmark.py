@@ -17,7 +17,7 @@ from bench.server_report import Figures, Series
 from bench.wire import PARTITIONS, Slice, WireEvent, uuids, wire_events
 from bench.ws_fan_out import Subscriber
 from bench.ws_load import PING, PONG, TEXT, Connection, events_of, frame, message, submission
-from crash.observing import say
+from crash.store_history import say
 
 # --- the server: frames ------------------------------------------------------------------------------
 

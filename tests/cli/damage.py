@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, Final
 
-from oncelog.stores.verifying.findings import ContradictionError
+from oncelog.storage.verify.findings import InconsistencyError
 
 IMPOSSIBLE_SIDE_STATE: Final = (
     "DELETE FROM oncelog_policies WHERE name = 'notes'",
@@ -31,10 +31,10 @@ class Editable(ABC):
     """A log that is changed in a transaction, verified and rolled back."""
 
     @abstractmethod
-    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> ContradictionError | None:
+    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
         """Apply changes, return the contradiction that is found, or None, and roll the changes back."""
 
-    def check_found(self, statement: str, *parameters: Any) -> ContradictionError:
+    def check_found(self, statement: str, *parameters: Any) -> InconsistencyError:
         lie = self.contradiction_after((statement, parameters))
         assert lie is not None, (statement, parameters)
         return lie

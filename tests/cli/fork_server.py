@@ -21,7 +21,7 @@ from typing import IO, Any, TextIO, cast
 from typer.main import get_command
 
 PRELOADED = (
-    *("oncelog.cli", "oncelog.doors.server", "oncelog.stores.postgres", "aiohttp", "uvloop"),
+    *("oncelog.cli", "oncelog.server.app", "oncelog.storage.postgres", "aiohttp", "uvloop"),
     # Imported by Typer and others at their first use, which would be in every command.
     *("typer._adapters", "typer.rich_utils", "rich.markdown", "rich.traceback", "encodings.ascii", "encodings.idna"),
 )
@@ -33,8 +33,8 @@ RETRY_PAUSE_MS = (10, 50)
 def shorten_pauses() -> None:
     """Replace the pauses of the commands: 100 ms to 5 s are for people and networks."""
     remote: Any = import_module("oncelog.cli.remote")
-    pauses_s = remote.patience.pauses_s
-    remote.patience = SimpleNamespace(pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
+    pauses_s = remote.backoff.iterate_pauses_s
+    remote.backoff = SimpleNamespace(pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
 
 
 def build_parser() -> None:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from cli.sample import HOUR_MS, START_MS, SetClock, opened
+from cli.sample_log import HOUR_MS, START_MS, SetClock, opened
 from oncelog.core.deltas import delta
-from oncelog.core.hlc import hlc_text
+from oncelog.core.hlc import format_hlc
 from oncelog.core.identity import delta_id
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
-from oncelog.core.policy import BUILT_IN
+from oncelog.core.policy import BUILT_IN_POLICIES
 from oncelog.core.transactions import transaction
 from oncelog.core.values import Committed, Item, Refused, Request, SetCursor, Verdict
-from oncelog.engine.tombstones import COMPACTION, fold_of, sweep_tombstones
-from oncelog.stores.postgres.verifying import verify_database
-from oncelog.stores.protocol import Query, Store
-from oncelog.stores.sqlite.verifying import verify_file
-from oncelog.stores.verifying.findings import DEFAULT_OPTIONS, Lie, Options, Passed
+from oncelog.engine.compaction import COMPACTION_CONSUMER, build_fold, sweep_tombstones
+from oncelog.storage.store import Query, Store
+from oncelog.storage.verify.findings import DEFAULT_OPTIONS, Inconsistency, VerificationSummary, VerifyOptions
+from oncelog.storage.verify.postgres import verify_database
+from oncelog.storage.verify.sqlite import verify_file
 
 SCOPES: Final = ("ledger/acme", "ledger/acme/main", "ledger/größe")
 GATEWAYS: Final = ("deltas/shop", "deltas/depot")
@@ -38,7 +38,7 @@ def row_delta(
         client_id=client,
         hlc=hlc,
         columns=tuple((name, value.encode()) for name, value in columns.items()),
-        delta_id=delta_id(client, hlc_text(hlc), table, row_id, listed),
+        delta_id=delta_id(client, format_hlc(hlc), table, row_id, listed),
     )
 
 
@@ -79,7 +79,7 @@ def write(log: Log, work: Callable[[Writer], Coroutine[Any, Any, None]], now_ms:
         store = opened(log, clock)
         await store.open()
         try:
-            await store.declare(list(BUILT_IN))
+            await store.declare(list(BUILT_IN_POLICIES))
             await work(Writer(store, clock))
         finally:
             await store.close()
@@ -109,11 +109,11 @@ async def write_sample(writer: Writer) -> None:
     await writer.transact("ledger/acme", SetEntity("last", b"x"))
 
 
-def verified(log: Log, options: Options = DEFAULT_OPTIONS) -> Passed | Lie:
+def verified(log: Log, options: VerifyOptions = DEFAULT_OPTIONS) -> VerificationSummary | Inconsistency:
     """Verify a log, and return the last finding."""
     findings = verify_file(log, None, options) if isinstance(log, Path) else verify_database(log, None, options)
     *_, last = findings
-    assert isinstance(last, (Passed, Lie))
+    assert isinstance(last, (VerificationSummary, Inconsistency))
     return last
 
 
@@ -186,9 +186,9 @@ async def compact(writer: Writer, gateway: str, upto: int, *, has_folds: bool = 
     page = await writer.store.read(Query(stream=gateway, upto=upto, limit=500))
     full = [record for record in page.records if not record.erased]
     if full and has_folds:
-        await writer.commit(fold_of(gateway, full))
+        await writer.commit(build_fold(gateway, full))
     await writer.store.erase(page.records[0].lane, [record.position for record in full])
-    await writer.commit(SetCursor(COMPACTION, upto, gateway))
+    await writer.commit(SetCursor(COMPACTION_CONSUMER, upto, gateway))
 
     async def submit(item: Item) -> Verdict:
         return (await writer.commit(item))[0]

@@ -9,11 +9,11 @@ import pytest
 
 import oncelog
 from cli.runner import COMMAND, RUNNER
-from cli.served import DEVELOPMENT, serving, start_command
+from cli.server_process import DEVELOPMENT, serving, start_command
 from databases import address_of
+from deadlines import wait_until
 from oncelog.core.values import RecordAct
-from oncelog.stores.inspecting import inspector_of
-from waiting import wait_until
+from oncelog.storage.inspect.factory import create_inspector
 
 pytestmark = pytest.mark.rule("CO-43")
 
@@ -65,7 +65,7 @@ def test_acts_are_filtered(log: str) -> None:
 def test_restores_are_acts(tmp_path: Path) -> None:
     log = str(tmp_path / "log.db")
     fill(log, "a")
-    inspector_of(log).renew_epoch(1_000_000)
+    create_inspector(log).renew_epoch(1_000_000)
     acts = [json.loads(line) for line in run(log, "--act", "restore", "--json").splitlines()]
     assert len(acts) == 17
     assert {one["actor"] for one in acts} == {"system:restore"}, "a library call names no operator"

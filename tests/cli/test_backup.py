@@ -16,23 +16,24 @@ from typing import Any
 
 import pytest
 
-from cli import sample
+from cli import sample_log
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
-from cli.served import oncelog
+from cli.server_process import oncelog
 from oncelog.core.values import Request
 from oncelog.errors import NotALogError
-from oncelog.stores.sqlite import copying, unfinished
-from oncelog.stores.sqlite.copying import backup, restore
-from oncelog.stores.sqlite.looking import looking_at
-from oncelog.stores.sqlite.verifying import verify_file
-from oncelog.stores.verifying.findings import Passed, Progress
+from oncelog.storage import backups
+from oncelog.storage.backups import backup, restore
+from oncelog.storage.sqlite import partial_copy
+from oncelog.storage.sqlite.read_transaction import open_read_transaction
+from oncelog.storage.verify.findings import Progress, VerificationSummary
+from oncelog.storage.verify.sqlite import verify_file
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("backup") / "log.db"
-    sample.make_log(path, rounds=8)
+    sample_log.make_log(path, rounds=8)
     return path
 
 
@@ -49,14 +50,14 @@ def names(directory: Path) -> set[str]:
     return {one.name for one in directory.iterdir()}
 
 
-def verified(path: Path) -> Passed:
+def verified(path: Path) -> VerificationSummary:
     *_, last = verify_file(path)
-    assert isinstance(last, Passed), last
+    assert isinstance(last, VerificationSummary), last
     return last
 
 
 def epoch_of(path: Path) -> str:
-    with looking_at(str(path)) as (_, file):
+    with open_read_transaction(str(path)) as (_, file):
         return file.epoch
 
 
@@ -78,7 +79,7 @@ def test_backup_is_one_file_with_all_records_and_the_epoch(log: Path, tmp_path: 
     assert done.stdout.startswith(f"{found.records} records, {copy.stat().st_size} bytes in ")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging from the next opening on
-    sample.append(copy, sample.full_event(5000, ["orders"]))
+    sample_log.append(copy, sample_log.full_event(5000, ["orders"]))
     assert verified(copy).records == found.records + 1
 
 
@@ -93,17 +94,17 @@ def test_backup_includes_the_write_ahead_log(tmp_path: Path) -> None:
             assert Path(f"{path}-wal").stat().st_size > 0
             assert not Path(f"{copy}-wal").exists()
 
-    sample.make_log(path, rounds=5, each=each)
+    sample_log.make_log(path, rounds=5, each=each)
     assert records[-1] >= 20
 
 
 async def test_backup_is_a_snapshot_while_another_connection_commits(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "SLICE_PAGES", 4)
+    monkeypatch.setattr(backups, "SLICE_PAGES", 4)
     before = verified(log)
-    clock = sample.SetClock(sample.START_MS + 100 * sample.HOUR_MS)
-    store = sample.opened(log, clock)
+    clock = sample_log.SetClock(sample_log.START_MS + 100 * sample_log.HOUR_MS)
+    store = sample_log.opened(log, clock)
     await store.open()
     loop = asyncio.get_running_loop()
     written = 0
@@ -112,7 +113,7 @@ async def test_backup_is_a_snapshot_while_another_connection_commits(
         nonlocal written
         written += 1
         clock.now_ms += 1
-        item = sample.full_event(10_000 + written, ["orders"])
+        item = sample_log.full_event(10_000 + written, ["orders"])
         asyncio.run_coroutine_threadsafe(store.commit([Request((item,))]), loop).result()
 
     try:
@@ -194,7 +195,7 @@ def test_backup_overwrites_a_file_only_with_force(log: Path, tmp_path: Path) -> 
 
 
 def test_interrupted_backup_leaves_no_files(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "SLICE_PAGES", 4)
+    monkeypatch.setattr(backups, "SLICE_PAGES", 4)
 
     def interrupt(_: Progress) -> None:
         raise KeyboardInterrupt
@@ -206,7 +207,7 @@ def test_interrupted_backup_leaves_no_files(log: Path, tmp_path: Path, monkeypat
 
 KILLED = """
 import os, signal, sys
-from oncelog.stores.sqlite import copying
+from oncelog.storage.sqlite import copying
 
 def kill(_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -242,9 +243,9 @@ def test_next_copy_removes_the_files_of_a_killed_one(log: Path, tmp_path: Path, 
 
 
 def test_running_copy_is_not_removed_as_abandoned(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "SLICE_PAGES", 4)
+    monkeypatch.setattr(backups, "SLICE_PAGES", 4)
     copy = tmp_path / "copy.db"
-    made: list[copying.Copied] = []
+    made: list[backups.BackupResult] = []
 
     def make_another(_: Progress) -> None:
         if not made:
@@ -269,12 +270,12 @@ def test_copy_restarts_when_another_one_removes_its_directory(
         real_mkdir(self, **options)
         made.append(self)
         if moment == "made" and len(made) == 1:
-            unfinished._remove_abandoned(copy)
+            partial_copy._remove_abandoned(copy)
 
     def flock(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", real_flock)
         if moment == "opened":
-            unfinished._remove_abandoned(copy)
+            partial_copy._remove_abandoned(copy)
         elif moment == "looked at":
             others.append(os.open(made[0], os.O_RDONLY))
             real_flock(others[0], fcntl.LOCK_EX)
@@ -370,7 +371,7 @@ def test_restored_log_has_a_new_epoch(log: Path, tmp_path: Path, full: list[str]
 def test_restore_keeps_the_replaced_log(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     backup(str(log), str(copy), silent)
-    sample.append(log, sample.full_event(5000, ["orders"]))
+    sample_log.append(log, sample_log.full_event(5000, ["orders"]))
     newer = verified(log)
     assert "--force" in RUNNER.invoke(COMMAND, ["restore", str(copy), str(log)]).stderr
     assert verified(log) == newer
@@ -489,7 +490,7 @@ def test_restore_onto_the_backup_itself_is_refused(log: Path) -> None:
 
 def test_interrupted_command_exits_with_130(log: Path) -> None:
     slow = (
-        "import os, signal, oncelog.stores.sqlite.inspecting as inspecting\n"
+        "import os, signal, oncelog.storage.inspect.sqlite as inspecting\n"
         "def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    yield from ()\n"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
 from databases import query
-from oncelog.stores.clock import SystemClock
+from oncelog.storage.clock import SystemClock
 
 MINUTE_MS = 60_000
 
@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=0)
+    sample_log.make_log(path, rounds=0)
     return path
 
 
@@ -125,7 +125,7 @@ def note(address: str, elapsed_ms: int, time_ms: int) -> None:
 @pytest.mark.rule("CO-17")
 def test_clock_jump_of_a_database_is_reported_and_can_be_confirmed(database: str) -> None:
     clock = SystemClock()
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     note(database, clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
     status, said = run(database)
     assert status == 1
@@ -145,7 +145,7 @@ def test_clock_jump_of_a_database_is_reported_and_can_be_confirmed(database: str
 
 
 def test_clock_jump_is_not_visible_on_a_machine_without_a_server(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_lanes SET log_time_ms = 1700000000000")
     status, said = run(database)
     assert status == 0
@@ -154,7 +154,7 @@ def test_clock_jump_is_not_visible_on_a_machine_without_a_server(database: str) 
 
 
 def test_database_clock_behind_the_log_and_without_commits(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     assert "the database's clock is " in run(database)[1]
     assert "behind the log" in run(database)[1]
     query(database, "UPDATE oncelog_lanes SET log_time_ms = 0")

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from cli.served import oncelog
+from cli.server_process import oncelog
 from databases import query, server_address
 
 COMMANDS = (
@@ -55,19 +55,19 @@ def test_foreign_table_with_the_name_of_the_log_is_refused(database: str) -> Non
 
 
 def test_newer_schema_is_refused(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_log SET schema_version = 99")
     refused(database, "newer Oncelog (schema 99")
 
 
 def test_log_of_an_unfinished_move_is_refused(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_state SET move = 'x'")
     refused(database, "has not ended: run `oncelog move` again")
 
 
 def test_older_schema_is_refused(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_log SET schema_version = 0")
     for command in ("verify", "stats"):
         done = RUNNER.invoke(COMMAND, [command, database])
@@ -76,7 +76,7 @@ def test_older_schema_is_refused(database: str) -> None:
 
 
 def test_missing_state_row_is_reported_as_damage(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     query(database, "DELETE FROM oncelog_state")
     for command in ("stats", "clock", "verify", "head"):
         done = RUNNER.invoke(COMMAND, [command, database])
@@ -85,7 +85,7 @@ def test_missing_state_row_is_reported_as_damage(database: str) -> None:
 
 
 def test_missing_table_is_reported_as_damage(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     query(database, "DROP TABLE oncelog_lanes")
     for command in ("stats", "verify", "head"):
         done = RUNNER.invoke(COMMAND, [command, database])
@@ -165,9 +165,9 @@ def test_wrong_password_is_reported(password_server: PasswordServer) -> None:
 
 
 def test_interrupt_during_a_query_exits_with_130(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     slow = (
-        "import asyncio, os, signal, oncelog.stores.postgres.looking as looking\n"
+        "import asyncio, os, signal, oncelog.storage.postgres.read_session as looking\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "async def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -188,7 +188,7 @@ def test_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pyt
             raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
         return real(name, *arguments, **named)
 
-    for name in [one for one in sys.modules if one.startswith("oncelog.stores.postgres")]:
+    for name in [one for one in sys.modules if one.startswith("oncelog.storage.postgres")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without_asyncpg)
     importlib.invalidate_caches()

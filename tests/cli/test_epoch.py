@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import oncelog
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from core.writes import committed, event
+from core.item_builders import assert_committed, event
 from databases import address_of, query, server_address
+from deadlines import wait_until
 from oncelog.core.tenants import Tenant
 from oncelog.errors import HistoryChangedError, LogReplacedError, StoreUnavailableError
-from oncelog.stores.verifying.findings import exported_head
-from waiting import wait_until
+from oncelog.storage.verify.findings import decode_exported_head
 
 CHANGED_STATE = (
     "SELECT erasures, tenants FROM oncelog_state",
@@ -30,7 +30,7 @@ CHANGED_STATE = (
 @pytest.fixture(params=["file", "database"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     place = tmp_path / "log.db" if request.param == "file" else address_of(tmp_path)
-    sample.make_log(place, rounds=2)
+    sample_log.make_log(place, rounds=2)
     return str(place)
 
 
@@ -70,16 +70,16 @@ def test_renewed_epoch_refuses_older_cursors_and_changes_nothing_else(log: str, 
     assert RUNNER.invoke(COMMAND, ["verify", log]).exit_code == 0
     done = RUNNER.invoke(COMMAND, ["verify", log, "--head", str(head)])
     assert done.exit_code == 1
-    assert exported_head(head.read_bytes()).epoch in done.stdout
+    assert decode_exported_head(head.read_bytes()).epoch in done.stdout
 
 
 @pytest.mark.rule("CO-40")
 def test_epoch_of_a_restored_dump_can_be_renewed(database: str, tmp_path: Path) -> None:
-    sample.make_log(database, rounds=2)
+    sample_log.make_log(database, rounds=2)
     schema = database.rpartition("=")[2]
     dump = tmp_path / "log.dump"
     program("pg_dump", "--format=custom", f"--schema={schema}", f"--file={dump}", f"--dbname={server_address()}")
-    sample.append(database, sample.full_event(5000, ["orders"]))
+    sample_log.append(database, sample_log.full_event(5000, ["orders"]))
     newest = json.loads(RUNNER.invoke(COMMAND, ["head", database]).stdout)
     query(database, f"DROP SCHEMA {schema} CASCADE")
     program("pg_restore", f"--dbname={server_address()}", str(dump))
@@ -104,8 +104,8 @@ def program(name: str, *arguments: str) -> None:
 @pytest.mark.rule("CO-12", "CO-40")
 def test_open_log_in_a_database_does_not_write_under_the_old_epoch(database: str) -> None:
     with oncelog.open_blocking(database) as log, oncelog.open_blocking(database) as idle:
-        committed(log.submit(event(1)))
-        committed(idle.submit(event(2)))
+        assert_committed(log.submit(event(1)))
+        assert_committed(idle.submit(event(2)))
         run(database, "--renew")
         records = query(database, "SELECT count(*) FROM oncelog_records")
         with pytest.raises(StoreUnavailableError, match=r"new epoch.*start this process again"):
@@ -118,13 +118,13 @@ def test_open_log_in_a_database_does_not_write_under_the_old_epoch(database: str
             idle.submit(event(4))
         assert query(database, "SELECT count(*) FROM oncelog_records") == records
     with oncelog.open_blocking(database) as log:
-        assert committed(log.submit(event(3))).position > 1_000_000
+        assert assert_committed(log.submit(event(3))).position > 1_000_000
     assert RUNNER.invoke(COMMAND, ["verify", database]).exit_code == 0
 
 
 @pytest.mark.rule("CO-40")
 def test_reader_of_an_open_log_notices_the_new_epoch(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncelog.stores.postgres.news.LOOK_MS", 20)
+    monkeypatch.setattr("oncelog.storage.postgres.notify.POLL_MS", 20)
     with oncelog.open_blocking(database) as log:
         log.submit(event(1))
         log.read(after=0)  # its session stays open
@@ -147,7 +147,7 @@ def test_reader_that_follows_nothing_notices_the_new_epoch(database: str, monkey
     with oncelog.open_blocking(database) as log:
         assert len(log.read(after=0).records) == 1
         run(database, "--renew")
-        monkeypatch.setattr("oncelog.stores.postgres.news.LOOK_MS", 0)
+        monkeypatch.setattr("oncelog.storage.postgres.notify.POLL_MS", 0)
         with pytest.raises(StoreUnavailableError, match=r"new epoch.*start this process again"):
             log.read(after=0)
 
@@ -163,7 +163,7 @@ async def test_open_store_in_a_database_changes_nothing_under_the_old_epoch(data
         changes: dict[str, Callable[[], Awaitable[object]]] = {
             "erase": lambda: store.erase(0, [1]),
             "set_tenants": lambda: store.set_tenants([Tenant("shop", records_max=1)]),
-            "declare": lambda: store.declare([sample.NOTES]),
+            "declare": lambda: store.declare([sample_log.NOTES]),
         }
         with pytest.raises(LogReplacedError, match=r"new epoch.*start this process again"):
             await changes[name]()
@@ -172,7 +172,7 @@ async def test_open_store_in_a_database_changes_nothing_under_the_old_epoch(data
 
 def test_epoch_of_an_open_file_is_not_renewed(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=0)
+    sample_log.make_log(path, rounds=0)
     before = run(str(path))
     connection = sqlite3.connect(path)
     connection.execute("BEGIN").execute("SELECT * FROM oncelog_log").fetchone()
@@ -185,7 +185,7 @@ def test_epoch_of_an_open_file_is_not_renewed(tmp_path: Path) -> None:
 
 def test_epoch_of_a_moved_log_is_not_renewed(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=0)
+    sample_log.make_log(path, rounds=0)
     connection = sqlite3.connect(path)
     mark = {"target": "postgresql://elsewhere/orders", "moved_ms": 1, "move": "x"}
     connection.execute("UPDATE oncelog_state SET moved = ?", (json.dumps(mark),))

@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from oncelog.stores.verifying.findings import exported_head
+from oncelog.storage.verify.findings import decode_exported_head
 
 
 def test_head_prints_the_newest_hash_of_every_lane(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    decided = sample.make_log(path, rounds=6)
+    decided = sample_log.make_log(path, rounds=6)
     done = RUNNER.invoke(COMMAND, ["head", str(path)])
     assert done.exit_code == 0
     said = json.loads(done.stdout)
@@ -20,7 +20,7 @@ def test_head_prints_the_newest_hash_of_every_lane(tmp_path: Path) -> None:
         {"lane": lane, "position": head.position, "height": head.height, "block_hash": head.block_hash.hex()}
         for lane, head in sorted(newest.items())
     ]
-    assert exported_head(done.stdout.encode()).epoch == said["epoch"]
+    assert decode_exported_head(done.stdout.encode()).epoch == said["epoch"]
     assert [one.name for one in tmp_path.iterdir()] == ["log.db"]
 
 
@@ -28,13 +28,13 @@ def test_database_and_file_with_the_same_history_have_the_same_head(database: st
     path = tmp_path / "log.db"
     heads = []
     for log in (path, database):
-        sample.make_log(log, rounds=6)
+        sample_log.make_log(log, rounds=6)
         heads.append(json.loads(RUNNER.invoke(COMMAND, ["head", str(log)]).stdout))
     assert heads[0]["lanes"] == heads[1]["lanes"]
 
 
 def test_head_accepts_any_file_name(tmp_path: Path) -> None:
     path = tmp_path / "a b%41?mode=memory#größe.db"
-    sample.make_log(path, rounds=0)
+    sample_log.make_log(path, rounds=0)
     assert RUNNER.invoke(COMMAND, ["head", str(path)]).exit_code == 0
     assert [one.name for one in tmp_path.iterdir()] == [path.name]

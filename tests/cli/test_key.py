@@ -13,7 +13,7 @@ import pytest
 
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
-from cli.served import ended, oncelog, start_command
+from cli.server_process import ended, oncelog, start_command
 from core import vectors
 from oncelog.cli.key import LINE_BYTES_MAX
 

@@ -18,10 +18,10 @@ from aiohttp import web
 
 from cli.load_programs import BY_TICKS, UNTIL_STOPPED
 from cli.runner import COMMAND, RUNNER
-from cli.served import ended, oncelog, serving, start_command
+from cli.server_process import ended, oncelog, serving, start_command
 from databases import BOTH_STORES
+from deadlines import wait_until
 from oncelog.cli import load
-from waiting import wait_until
 
 SMALL = ["--connections", "2", "--in-flight", "3", "--seconds", "0.5"]
 
@@ -227,13 +227,13 @@ def test_load_counts_unanswered_events_as_lost(monkeypatch: pytest.MonkeyPatch) 
     """The time is over with the first request, whether or not the server has received it."""
     monkeypatch.setattr(load, "GRACE_S", 0.2)
     requests = list[bytes]()
-    ask = load._Worker._ask
+    ask = load._Worker._request
 
     async def counted(worker: load._Worker, payload: bytes) -> Any:
         requests.append(payload)
         return await ask(worker, payload)
 
-    monkeypatch.setattr(load._Worker, "_ask", counted)
+    monkeypatch.setattr(load._Worker, "_request", counted)
     with faulty_server(lambda *_: None) as url:
         status, figures = figures_of(url, "--batch", "4", clock=lambda: 0.2 if requests else 0.0)
     assert (status, figures["events"], figures["lost"]) == (1, 0, 4)

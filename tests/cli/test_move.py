@@ -11,17 +11,17 @@ import pytest
 
 from cli.processes import ENVIRONMENT, Command
 from cli.runner import COMMAND, RUNNER, Result
-from cli.sample import make_log
-from cli.served import oncelog
+from cli.sample_log import make_log
+from cli.server_process import oncelog
 from databases import address_of, query
-from oncelog.stores.address import BAD_ADDRESS, shown
-from oncelog.stores.sqlite.files import SCHEMA_VERSION
+from oncelog.storage.address import BAD_ADDRESS, redact_address
+from oncelog.storage.sqlite.database_file import SCHEMA_VERSION
 from oncelog.testing.postgres_proxy import PostgresProxy
-from stores.sessions import make_older
+from storage.sqlite.writers import make_older
 
 INTERRUPTED = """
 import sys
-from stores.move_worker import small_slices, stop_by
+from storage.migrate.migration_worker import small_slices, stop_by
 small_slices()
 stop_by("target.take.after", 3, sys.argv.pop(1))
 import signal
@@ -33,7 +33,7 @@ main()
 HURRIED = """
 import signal
 import sys
-from oncelog.stores.moving import target
+from oncelog.storage.migrate import target
 target.LOCKED_CALL_MS = int(sys.argv.pop(1))
 target.RECORD_US = 0
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,7 +65,7 @@ import asyncio
 import os
 import signal
 import threading
-from oncelog.stores.moving.source import Source
+from oncelog.storage.migrate.source import Source
 signal.signal(signal.SIGINT, signal.default_int_handler)
 turn, is_waiting = asyncio.wait, threading.Event()
 async def wait(*arguments, **options):
@@ -107,14 +107,14 @@ def test_move_prints_what_was_moved_and_where_to(log: Path, database: str) -> No
     done = moved(log, database)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [
-        f"{records} records in 5 lanes moved from {log} to {shown(database)} (epoch {epoch})",
-        f"{log} can still be read, and takes no more writes: open {shown(database)}",
+        f"{records} records in 5 lanes moved from {log} to {redact_address(database)} (epoch {epoch})",
+        f"{log} can still be read, and takes no more writes: open {redact_address(database)}",
         f"tables that are not the log's stay in {log}: accounts",
     ]
     again = moved(log, database)
     assert again.exit_code == 0
     assert again.stdout == (
-        f"{log} has been moved to {shown(database)} (epoch {epoch}) already; nothing is left to do\n"
+        f"{log} has been moved to {redact_address(database)} (epoch {epoch}) already; nothing is left to do\n"
     )
 
 
@@ -137,7 +137,7 @@ def test_reading_commands_work_on_a_moved_file(log: Path, database: str, tmp_pat
         assert done.exit_code == 0, (command, done.output)
     done = RUNNER.invoke(COMMAND, ["clock", str(log), "--confirm"])
     assert done.exit_code == 2
-    assert f"has been moved to {shown(database)}: open the log there" in done.stderr
+    assert f"has been moved to {redact_address(database)}: open the log there" in done.stderr
 
 
 def test_restored_copy_of_a_moved_file_can_be_opened(log: Path, database: str, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def stalled(
         arguments = [str(limit_ms), "move", str(log), proxy.address]
         with Command(*arguments, program=HURRIED.format(where), environment=environment) as moving:
             ending = asyncio.ensure_future(asyncio.to_thread(moving.communicate))
-            reaching = asyncio.ensure_future(held.reached())
+            reaching = asyncio.ensure_future(held.wait_reached())
             try:
                 # On a slow machine, the limit may end the command at an earlier statement.
                 await asyncio.wait({reaching, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +181,7 @@ async def stalled(
             finally:
                 reaching.cancel()
                 moving.kill()
-        return moving.returncode, said.replace(shown(proxy.address), "DATABASE")
+        return moving.returncode, said.replace(redact_address(proxy.address), "DATABASE")
 
 
 def check_unlocked(log: Path) -> None:
@@ -300,4 +300,4 @@ def test_moved_file_records_its_target(log: Path, database: str) -> None:
     moved(log, database)
     with closing(sqlite3.connect(log)) as connection:
         (text,) = connection.execute("SELECT moved FROM oncelog_state").fetchone()
-    assert json.loads(text)["target"] == shown(database)
+    assert json.loads(text)["target"] == redact_address(database)

@@ -13,15 +13,15 @@ import pytest
 from msgspec.structs import replace
 
 import oncelog
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER, Result
-from cli.served import oncelog as oncelog_process
-from core.writes import key
+from cli.server_process import oncelog as oncelog_process
+from core.item_builders import key
 from databases import BOTH_STORES, log_at, query
 from oncelog.cli import proof
 from oncelog.core.operations import DeleteEntity, Operation, Relate, SetEntity
 from oncelog.core.policy import AUDIT_POLICY
-from oncelog.core.transactions import ledger_scope, transaction, tx_id_of
+from oncelog.core.transactions import format_tx_id, ledger_scope, transaction
 from oncelog.core.values import Committed, Receipt, Submission
 from oncelog.file_modes import open_new
 from oncelog.proof import decode, encode, proof_document, verify
@@ -104,7 +104,7 @@ def test_records_of_blocks_of_any_size_are_proven(tmp_path: Path) -> None:
             receipt, submission = batch[index], submissions[index]
             data = proven(log, "--lane", str(receipt.lane), "--position", str(receipt.position))
             if submission.policy is oncelog.LEDGER:
-                assert proven(log, tx_id_of(receipt.lane, receipt.position)) == data
+                assert proven(log, format_tx_id(receipt.lane, receipt.position)) == data
             document = decode(data)
             assert (document.index, document.count) == (index, len(batch))
             assert (document.record.height, document.body) == (receipt.height, submission.body)
@@ -220,7 +220,7 @@ def test_proof_of_a_missing_record_is_refused(tmp_path: Path) -> None:
     assert refused(log, "0:0", status=1) == "no record: lane 0 has positions 1 to 1"
     for lane in ("99", str(2**70)):
         assert "is empty, or none of this log's" in refused(log, "--lane", lane, "--position", "1", status=1)
-    assert "position 1 stands a record of the policy 'events'" in refused(log, tx_id_of(0, 1), status=1)
+    assert "position 1 stands a record of the policy 'events'" in refused(log, format_tx_id(0, 1), status=1)
     assert refused(log, "f" * 16, status=1).startswith("no record: lane 65535 ")
 
 
@@ -310,7 +310,7 @@ def test_database_without_a_log_or_out_of_reach_is_refused(database: str) -> Non
 def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
     """Erased records included."""
     log = log_at(tmp_path / "log.db")
-    sample.make_log(Path(log) if log.endswith(".db") else log, rounds=3)
+    sample_log.make_log(Path(log) if log.endswith(".db") else log, rounds=3)
     heads = json.loads(RUNNER.invoke(COMMAND, ["head", log]).stdout)["lanes"]
     policies = set()
     for one in heads:
@@ -383,7 +383,7 @@ def test_document_is_checked_from_a_pipe(log: str) -> None:
 def test_check_prints_what_is_proven(log: str, tmp_path: Path) -> None:
     with oncelog.open_blocking(log) as opened:
         lane = max(opened.heads())
-    data = proven(log, tx_id_of(lane, 2))
+    data = proven(log, format_tx_id(lane, 2))
     found = decode(data)
     size = len(found.body or b"")
     path = tmp_path / "proof.json"

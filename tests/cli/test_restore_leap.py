@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 import oncelog
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from cli.served import serving
+from cli.server_process import serving
 from cli.test_epoch import program
-from core.writes import DAY_MS, event, message, transaction
+from core.item_builders import DAY_MS, event, message, transaction
 from databases import BOTH_STORES, POSTGRES, address_of, is_postgres, log_at, query, server_address
-from doors.commands import oncelog as run_command
-from oncelog.core.chat import message_id
+from oncelog.core.chat import format_message_id
 from oncelog.core.gaps import RESTORE_POLICY
-from oncelog.core.leaps import LEAP_MIN
 from oncelog.core.policy import EVENTS, LEDGER
-from oncelog.core.transactions import tx_id_of
+from oncelog.core.rules.leaps import LEAP_MIN
+from oncelog.core.transactions import format_tx_id
 from oncelog.core.values import Committed, Item, Receipt, Request, SetMember, Settings
-from oncelog.stores.postgres import PostgresStore
-from oncelog.stores.protocol import Store
-from oncelog.stores.sqlite import SqliteStore
+from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
+from server.cli_commands import oncelog as run_command
 
 CHAT_1, LEDGER_1 = "chat/1", "ledger/acme"
 
@@ -75,7 +75,7 @@ def numbers(receipts: Sequence[Receipt]) -> set[Any]:
     found: set[Any] = set()
     for one in receipts:
         found |= {("position", one.lane, one.position), ("height", one.lane, one.height)}
-        found |= {("tx", tx_id_of(one.lane, one.position)), ("message", message_id(one.lane, one.position))}
+        found |= {("tx", format_tx_id(one.lane, one.position)), ("message", format_message_id(one.lane, one.position))}
         found |= {("sequence", one.lane, one.sequence)} if one.sequence else set()
     return found
 
@@ -141,7 +141,7 @@ def test_second_restore_continues_above_the_log_that_it_replaces(tmp_path: Path)
 @BOTH_STORES
 def test_counts_leave_out_what_was_passed_over(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    sample.make_log(log if is_postgres() else Path(log), rounds=3)
+    sample_log.make_log(log if is_postgres() else Path(log), rounds=3)
     before = json.loads(run("stats", log, "--json"))
     run("epoch", log, "--renew", "--above=1000000")
     run("epoch", log, "--renew", "--above=2000000")
@@ -171,7 +171,7 @@ async def test_verify_finds_the_last_eviction_before_a_leap(tmp_path: Path) -> N
         await store.commit([Request((transaction(1, 1),))])
         clock.advance(2 * DAY_MS)
         await store.commit([Request(tuple(transaction(number, number, client="other") for number in range(1, 10)))])
-        await store.renew(95)
+        await store.renew_epoch(95)
         # The client was forgotten at position 10; 90 is the last multiple of the interval, and has no record.
         decided = await store.commit([Request((transaction(1, 1),))])
         assert isinstance(decided.verdicts[0][0], Committed)
@@ -184,7 +184,7 @@ async def test_verify_finds_the_last_eviction_before_a_leap(tmp_path: Path) -> N
 @pytest.mark.rule("CO-12")
 def test_backup_of_a_restored_log_is_restored_again(tmp_path: Path) -> None:
     log, again = tmp_path / "log.db", tmp_path / "again.db"
-    sample.make_log(log, rounds=3)
+    sample_log.make_log(log, rounds=3)
     run("epoch", log, "--renew", "--above=1000000")
     records = json.loads(run("stats", log, "--json"))["records"]
     assert run("backup", log, tmp_path / "backup.db").startswith(f"{records} records,")

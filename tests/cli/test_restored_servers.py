@@ -9,13 +9,13 @@ from uuid import UUID
 
 import pytest
 
-from cli.served import oncelog, serving
+from cli.server_process import oncelog, serving
 from databases import BOTH_STORES, POSTGRES, log_at, query
-from doors.chat.chat_doors import opened, sequences
-from doors.commands import oncelog as run_command
 from oncelog.client.ledger import BlockingLedgerClient, LedgerBlock, UnverifiedError, Written, set_entity
-from oncelog.client.ledger.scope import _demand_next
+from oncelog.client.ledger.scope import _check_next_block
 from oncelog.core.proof import Block
+from server.chat.chat_servers import opened, sequences
+from server.cli_commands import oncelog as run_command
 
 ABOVE = 1000
 
@@ -135,15 +135,15 @@ def test_gap_before_an_ordinary_block_is_not_accepted() -> None:
     for count, position in ((2, 9), (1, 8)):
         block = Block(1, 9, position, count, 0, previous, bytes(32))
         with pytest.raises(UnverifiedError, match="behind block 3"):
-            _demand_next(_found(block), 3, previous)
+            _check_next_block(_found(block), 3, previous)
     leap = Block(1, 9, 9, 1, 0, previous, bytes(32))
-    _demand_next(_found(leap), 3, previous)
+    _check_next_block(_found(leap), 3, previous)
     with pytest.raises(UnverifiedError, match="block 9 does not follow block 3: the server reports a new history"):
-        _demand_next(_found(leap), 3, bytes([1]) * 32)
+        _check_next_block(_found(leap), 3, bytes([1]) * 32)
     with pytest.raises(UnverifiedError, match=r"block 9 does not follow the block before it$"):
-        _demand_next(_found(leap), 8, bytes([1]) * 32)
+        _check_next_block(_found(leap), 8, bytes([1]) * 32)
     with pytest.raises(UnverifiedError, match="behind block 9"):
-        _demand_next(_found(leap), 9, previous)
+        _check_next_block(_found(leap), 9, previous)
 
 
 def _found(block: Block) -> LedgerBlock:

@@ -15,9 +15,9 @@ import pytest
 
 import curl
 from cli.processes import Command
-from cli.served import ENVIRONMENT, ended, oncelog
+from cli.server_process import ENVIRONMENT, ended, oncelog
+from deadlines import WAIT_S
 from oncelog.cli import serve
-from waiting import WAIT_S
 
 PROGRAM = Path(sys.executable).parent / "oncelog"
 
@@ -235,7 +235,7 @@ def test_printed_commands_name_the_program_as_it_was_called(
     called: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [called, "serve"])
-    told: Any = serve._what_to_try("http://127.0.0.1:7171", "log.db")
+    told: Any = serve._format_examples("http://127.0.0.1:7171", "log.db")
     assert f"  {shown} tail --partition orders\n" in told  # the default is not repeated
     assert "to be opened in two windows: http://127.0.0.1:7171/chat\n" in told
-    assert f"  {shown} load --url http://[::1]:80\n" in serve._what_to_try("http://[::1]:80", "log.db")
+    assert f"  {shown} load --url http://[::1]:80\n" in serve._format_examples("http://[::1]:80", "log.db")

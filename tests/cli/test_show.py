@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from core.writes import key, result, transaction
+from core.item_builders import key, result, transaction
 from databases import address_of
-from oncelog.cli.times import utc
+from oncelog.cli.times import format_utc
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
-from oncelog.stores.inspecting import inspector_of
+from oncelog.storage.inspect.factory import create_inspector
 
 HINT = ". If the ID is the text of a key, add --text"
 
@@ -28,7 +28,7 @@ def in_place(kind: str, directory: Path) -> Path | str:
 @pytest.fixture(scope="module", params=["file", "database"])
 def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | str:
     place = in_place(request.param, tmp_path_factory.mktemp("show"))
-    sample.make_log(place, rounds=12)
+    sample_log.make_log(place, rounds=12)
     return place
 
 
@@ -106,16 +106,16 @@ def test_show_reports_forgotten_keys(log: Path | str) -> None:
 
 @pytest.mark.rule("LG-15", "LG-16")
 def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
-    sample.make_log(place, rounds=0)
-    start_ms = sample.START_MS + 200 * sample.HOUR_MS
-    sample.append(place, transaction(100, 1, client="till"), transaction(101, 2, client="till"), now_ms=start_ms)
+    sample_log.make_log(place, rounds=0)
+    start_ms = sample_log.START_MS + 200 * sample_log.HOUR_MS
+    sample_log.append(place, transaction(100, 1, client="till"), transaction(101, 2, client="till"), now_ms=start_ms)
     for begin in range(1, 71, 10):  # the lane evicts at every 16th position
         fillers = [transaction(200 + count, count, client="filler") for count in range(begin, begin + 10)]
-        sample.append(place, *fillers, now_ms=start_ms + begin * sample.HOUR_MS)
+        sample_log.append(place, *fillers, now_ms=start_ms + begin * sample_log.HOUR_MS)
     identity = key(100).hex()
     [one] = shown(place, identity)
     lane = one["record"]["lane"]
-    due_ms = start_ms + 24 * sample.HOUR_MS
+    due_ms = start_ms + 24 * sample_log.HOUR_MS
     times = {number: shown(place, f"{lane}:{number}")[0]["record"]["log_time_ms"] for number in (16, 32, 48, 64)}
     position = next(number for number, time_ms in times.items() if time_ms > due_ms)
     assert one["state"] == "forgotten"
@@ -128,9 +128,9 @@ def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
         "86400000 ms (policy ledger), and its client too (its last sequence is 0 now): a retry with client sequence 1 "
         "is a new write, a higher one is refused"
     )
-    assert second == f"key evicted:    lane {lane}, position {position}, {utc(times[position])}"
+    assert second == f"key evicted:    lane {lane}, position {position}, {format_utc(times[position])}"
     # Its key is used again: the record is still found by its place.
-    sample.append(place, transaction(100, 1, client="till"), now_ms=start_ms + 80 * sample.HOUR_MS)
+    sample_log.append(place, transaction(100, 1, client="till"), now_ms=start_ms + 80 * sample_log.HOUR_MS)
     again = shown(place, f"{lane}:{one['record']['position']}")[0]
     newest = shown(place, identity)[0]["record"]["position"]
     assert (again["state"], again["evicted"]) == ("forgotten", one["evicted"])
@@ -142,14 +142,14 @@ def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
 def test_show_finds_the_eviction_of_a_key_in_a_log_with_a_leap(
     place: Path | str, count_before: int, evicting: int
 ) -> None:
-    sample.make_log(place, rounds=0)
-    start_ms = sample.START_MS + 200 * sample.HOUR_MS
-    sample.append(place, transaction(100, 1, client="till"), now_ms=start_ms)
+    sample_log.make_log(place, rounds=0)
+    start_ms = sample_log.START_MS + 200 * sample_log.HOUR_MS
+    sample_log.append(place, transaction(100, 1, client="till"), now_ms=start_ms)
     fillers = [transaction(200 + count, count, client="filler") for count in range(1, 50)]
-    later_ms = start_ms + 25 * sample.HOUR_MS
-    sample.append(place, *fillers[:count_before], now_ms=later_ms)
+    later_ms = start_ms + 25 * sample_log.HOUR_MS
+    sample_log.append(place, *fillers[:count_before], now_ms=later_ms)
     assert RUNNER.invoke(COMMAND, ["epoch", str(place), "--renew", "--above=100"]).exit_code == 0
-    sample.append(place, *fillers[count_before:], now_ms=later_ms)
+    sample_log.append(place, *fillers[count_before:], now_ms=later_ms)
     # The leap passes over the positions up to 100: the multiples of 16 among them have no record and do not evict.
     assert shown(place, key(100).hex())[0]["evicted"]["position"] == evicting
 
@@ -169,9 +169,9 @@ def test_show_reports_unknown_keys(log: Path | str) -> None:
 
 
 def test_show_distinguishes_missing_and_empty_lanes(place: Path | str) -> None:
-    sample.make_log(place, rounds=0)
-    with inspector_of(str(place)).looking() as view:
-        empty = min({0, 1, 2, 3, 4} - set(view.heads()))
+    sample_log.make_log(place, rounds=0)
+    with create_inspector(str(place)).open_view() as view:
+        empty = min({0, 1, 2, 3, 4} - set(view.load_heads()))
     assert show(place, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty{HINT}\n")
     for lane in (5, 99):
         words = f"unknown: no record: lane {lane} does not exist; the log has lanes 0 to 4{HINT}\n"
@@ -189,14 +189,14 @@ def test_show_by_position_refuses_options_of_keys(log: Path | str, option: list[
 
 
 def test_show_reports_leases(place: Path | str) -> None:
-    sample.make_log(place, rounds=1)
-    now_ms = time.time_ns() // 1_000_000 + 365 * 24 * sample.HOUR_MS
+    sample_log.make_log(place, rounds=1)
+    now_ms = time.time_ns() // 1_000_000 + 365 * 24 * sample_log.HOUR_MS
     names = {"policy": RUNS, "scope": "campaign/9", "holder": "worker"}
     for number in (1, 2, 3):
-        sample.append(place, Claim(key=key(number), fingerprint=b"", **names), now_ms=now_ms)  # type: ignore[arg-type]
+        sample_log.append(place, Claim(key=key(number), fingerprint=b"", **names), now_ms=now_ms)  # type: ignore[arg-type]
     fence = shown(place, key(2).hex(), "--scope", "campaign/9")[0]["lease"]["fence"]
     failed = Release(key=key(2), fence=fence, failure=b"no luck", **names)  # type: ignore[arg-type]
-    sample.append(place, failed, result(4, scope="campaign/9"), now_ms=now_ms)
+    sample_log.append(place, failed, result(4, scope="campaign/9"), now_ms=now_ms)
     status, said = show(place, key(1).hex(), "--scope", "campaign/9")
     assert status == 1
     assert said.startswith("leased: no record yet: work on it goes on under lease 1, for ")
@@ -207,8 +207,8 @@ def test_show_reports_leases(place: Path | str) -> None:
 
 
 def test_show_escapes_control_characters_of_a_body(place: Path | str) -> None:
-    sample.make_log(place, rounds=1)
-    sample.append(place, result(50, "\x1b[2J", scope="x"), transaction(7, 1, client="c9", body=b"\xff\x00"))
+    sample_log.make_log(place, rounds=1)
+    sample_log.append(place, result(50, "\x1b[2J", scope="x"), transaction(7, 1, client="c9", body=b"\xff\x00"))
     assert "body (hex):     1b5b324a" in show(place, key(50).hex(), "--scope", "x")[1]
     [one] = shown(place, key(7).hex(), "--scope", "org/1", "--client", "c9")
     assert (one["record"]["body"], one["record"]["body_is_hex"]) == ("ff00", True)
@@ -216,7 +216,7 @@ def test_show_escapes_control_characters_of_a_body(place: Path | str) -> None:
 
 def test_show_reports_a_damaged_record(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=2)
+    sample_log.make_log(path, rounds=2)
     for change in ("policy = 'nobody'", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"):
         connection = sqlite3.connect(path)
         connection.execute(f"UPDATE oncelog_records SET {change} WHERE place = 1")  # noqa: S608
@@ -229,7 +229,7 @@ def test_show_reports_a_damaged_record(tmp_path: Path) -> None:
 
 def test_show_reports_a_missing_record_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=2)
+    sample_log.make_log(path, rounds=2)
     connection = sqlite3.connect(path)
     connection.execute("DELETE FROM oncelog_records WHERE place = 1")
     connection.commit()

@@ -10,21 +10,21 @@ import msgspec
 import pytest
 
 import oncelog
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from core.writes import delta, event, key, message, result, transaction
+from core.item_builders import delta, event, key, message, result, transaction
 from databases import address_of
-from oncelog.core.chat import message_id, message_place
+from oncelog.core.chat import format_message_id, parse_message_id
 from oncelog.core.policy import RUNS
-from oncelog.core.transactions import tx_id_of
+from oncelog.core.transactions import format_tx_id
 from oncelog.core.values import Claim, KeyIdentity, SetMember
-from oncelog.stores import key_search
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.key_search import Matches, Wanted, search
-from oncelog.stores.postgres import inspecting as postgres_inspecting
-from oncelog.stores.sqlite import inspecting as sqlite_inspecting
-from oncelog.stores.verifying.findings import Progress
-from oncelog.stores.verifying.side_state import declared
+from oncelog.storage import key_search
+from oncelog.storage.inspect import postgres as postgres_inspecting
+from oncelog.storage.inspect import sqlite as sqlite_inspecting
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.key_search import KeyMatches, KeyQuery, search_keys
+from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.side_state import decode_policies
 
 EVENT, PROJECT_EVENT, MESSAGE, WRITE, DELTA, RUN, LEASE = range(101, 108)
 SHARED = 120
@@ -35,8 +35,8 @@ SHARED = 120
 def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | str:
     directory = tmp_path_factory.mktemp("search")
     place = directory / "log.db" if request.param == "file" else address_of(directory)
-    sample.make_log(place, rounds=6)
-    sample.append(
+    sample_log.make_log(place, rounds=6)
+    sample_log.append(
         place,
         SetMember("chat/g", "user:ann"),
         msgspec.structs.replace(event(EVENT), client="device 1"),
@@ -80,10 +80,10 @@ def proven(log: Path | str, *arguments: str) -> tuple[str, str]:
     return record["policy"], record["key"]
 
 
-def found(log: Path | str, number: int) -> Matches:
-    with inspector_of(str(log)).looking() as view:
-        wanted = Wanted((key(number),), tuple(declared(view.policies()).values()))
-        return search(view, wanted, lambda _: None)
+def found(log: Path | str, number: int) -> KeyMatches:
+    with create_inspector(str(log)).open_view() as view:
+        wanted = KeyQuery((key(number),), tuple(decode_policies(view.list_policies()).values()))
+        return search_keys(view, wanted, lambda _: None)
 
 
 @pytest.mark.usefixtures("way")
@@ -110,27 +110,27 @@ def test_show_finds_a_write_by_its_key_alone(log: Path | str, given: str, policy
 
 def test_show_and_proof_find_a_ledger_write_by_its_transaction_id(log: Path | str) -> None:
     _, [one] = shown(log, key(WRITE).hex())
-    id_text = tx_id_of(one["record"]["lane"], one["record"]["position"])
+    id_text = format_tx_id(one["record"]["lane"], one["record"]["position"])
     assert shown(log, id_text) == shown(log, id_text.upper()) == (0, [one])
     assert proven(log, id_text) == ("ledger", key(WRITE).hex())
     for reading in ("--hex", "--text"):
         assert shown(log, id_text, reading)[0] == 1, "it is read as a key"
-    for other in (tx_id_of(0, 1), "f" * 16):  # an event, and no record
+    for other in (format_tx_id(0, 1), "f" * 16):  # an event, and no record
         assert shown(log, other)[1][0]["state"] == "unknown"
 
 
 def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
     _, [one] = shown(log, key(MESSAGE).hex())
-    id_text = message_id(one["record"]["lane"], one["record"]["position"])
+    id_text = format_message_id(one["record"]["lane"], one["record"]["position"])
     assert shown(log, id_text) == (0, [one])
     assert proven(log, id_text) == ("chat", key(MESSAGE).hex())
-    done = RUNNER.invoke(COMMAND, ["proof", str(log), message_id(0, 1)])
+    done = RUNNER.invoke(COMMAND, ["proof", str(log), format_message_id(0, 1)])
     assert (done.exit_code, done.stdout) == (1, "")
     assert "no message: at lane 0, position 1 stands a record of the policy 'events'" in done.stderr
-    status, said = show(log, message_id(0, 1))
+    status, said = show(log, format_message_id(0, 1))
     assert status == 1
     assert "no message: the record there is of the policy 'events'; to see it, ask for 0:1. " in said
-    assert show(log, message_id(99, 1))[1].startswith("unknown: no record: lane 99 does not exist; ")
+    assert show(log, format_message_id(99, 1))[1].startswith("unknown: no record: lane 99 does not exist; ")
     for wrong in ("msg_", "msg_1", id_text.upper().replace("MSG", "msg") + "0", "msg_" + "g" * 26):
         done = RUNNER.invoke(COMMAND, ["show", str(log), wrong])
         assert done.exit_code == 2
@@ -180,8 +180,8 @@ def test_show_finds_a_lease_by_its_key_alone(log: Path | str) -> None:
 def test_show_says_what_it_searched_for_an_unknown_key(log: Path | str) -> None:
     status, said = show(log, key(999).hex())
     assert status == 1
-    with inspector_of(str(log)).looking() as view:
-        records = sum(head.position for head in view.heads().values())
+    with create_inspector(str(log)).open_view() as view:
+        records = sum(head.position for head in view.load_heads().values())
     never = "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind. "
     everywhere = "under chat, deltas, events, ledger, notes, runs, for the key in hex and the key with this text"
     assert said == f"{never}Searched: all {records} records, and all leases, {everywhere}\n"
@@ -196,12 +196,12 @@ def test_index_and_records_give_the_same_writes(log: Path | str, monkeypatch: py
     """All of these keys are in scopes that the log has a table of."""
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
     keys = [key(number) for number in (*range(1, 14), 20, 60, EVENT, MESSAGE, WRITE, RUN, SHARED)]
-    with inspector_of(str(log)).looking() as view:
-        policies = tuple(declared(view.policies()).values())
+    with create_inspector(str(log)).open_view() as view:
+        policies = tuple(decode_policies(view.list_policies()).values())
         for one in (*keys, key(1, 4), key(1, 32)):
-            wanted = Wanted((one,), policies)
-            indexed = search(view, wanted, lambda _: None)
-            read = search(view, wanted, lambda _: None, read_all=True)
+            wanted = KeyQuery((one,), policies)
+            indexed = search_keys(view, wanted, lambda _: None)
+            read = search_keys(view, wanted, lambda _: None, read_all=True)
             assert indexed.identities == read.identities != ()
             assert (indexed.records_read is None, read.records_read is None) == (True, False)
 
@@ -211,7 +211,7 @@ def test_search_reads_all_records_where_too_many_identities_are_known(
 ) -> None:
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
     assert found(log, MESSAGE).records_read is None
-    monkeypatch.setattr(key_search, "KNOWN_IDENTITIES_MAX", 3)
+    monkeypatch.setattr(key_search, "INDEX_IDENTITIES_MAX", 3)
     again = found(log, MESSAGE)
     assert again.records_read is not None
     assert again.identities == (("chat", "chat/g", "", key(MESSAGE)),)
@@ -222,21 +222,21 @@ def test_search_asks_the_index_in_batches_and_reads_pages(log: Path | str, monke
     for module in (sqlite_inspecting, postgres_inspecting):
         monkeypatch.setattr(module, "SCAN_PAGE_RECORDS", 3)
     told: list[Progress] = []
-    with inspector_of(str(log)).looking() as view:
-        wanted = Wanted((key(SHARED),), tuple(declared(view.policies()).values()))
-        read = search(view, wanted, told.append)
+    with create_inspector(str(log)).open_view() as view:
+        wanted = KeyQuery((key(SHARED),), tuple(decode_policies(view.list_policies()).values()))
+        read = search_keys(view, wanted, told.append)
     assert read.identities == expected
     assert len(told) > (read.records_read or 0) // 3
     assert [one.done for one in told] == sorted(one.done for one in told)
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
     monkeypatch.setattr(key_search, "_BATCH_IDENTITIES", 2)
-    assert found(log, SHARED) == Matches(expected)
+    assert found(log, SHARED) == KeyMatches(expected)
 
 
 def test_search_ends_when_it_has_found_too_many_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("oncelog.stores.key_search.MATCHES_MAX", "oncelog.cli.record_id.MATCHES_MAX"):
+    for name in ("oncelog.storage.key_search.MATCHES_MAX", "oncelog.cli.record_id.MATCHES_MAX"):
         monkeypatch.setattr(name, 2)
-    assert found(log, SHARED).are_too_many
+    assert found(log, SHARED).is_truncated
     status, said = show(log, key(SHARED).hex())
     assert status == 3
     assert said.startswith("ambiguous: more than 2 writes have this key. Choose one with these options:\n")
@@ -245,13 +245,13 @@ def test_search_ends_when_it_has_found_too_many_writes(log: Path | str, monkeypa
 
 def test_empty_log_has_nothing_under_a_key(tmp_path: Path) -> None:
     for place in (tmp_path / "log.db", address_of(tmp_path)):
-        sample.make_log(place, rounds=0)
+        sample_log.make_log(place, rounds=0)
         assert shown(place, key(999).hex())[0] == 1
 
 
 @pytest.mark.parametrize(("lane", "position"), [(0, 1), (3, 7), (2**15 - 1, 2**48 - 1)])
 def test_message_id_names_lane_and_position(lane: int, position: int) -> None:
-    assert message_place(message_id(lane, position)) == (lane, position)
+    assert parse_message_id(format_message_id(lane, position)) == (lane, position)
 
 
 UUID_TEXT = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from oncelog.stores.postgres.statements import SCHEMA_VERSION as POSTGRES_SCHEMA_VERSION
-from oncelog.stores.sqlite import index
-from oncelog.stores.sqlite.files import SCHEMA_VERSION
+from oncelog.storage.postgres.statements import SCHEMA_VERSION as POSTGRES_SCHEMA_VERSION
+from oncelog.storage.sqlite.database_file import SCHEMA_VERSION
+from oncelog.storage.sqlite.key_index import index
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stats") / "log.db"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(index, "PACE", 20)  # so that no work on the key index is left
-        sample.make_log(path, rounds=8)
+        patched.setattr(index, "WORK_FACTOR", 20)  # so that no work on the key index is left
+        sample_log.make_log(path, rounds=8)
     return path
 
 
@@ -34,7 +34,7 @@ def test_stats_prints_the_figures_of_a_file_as_json(log: Path) -> None:
         verified["epoch"],
     )
     assert said["schema"] == SCHEMA_VERSION
-    assert said["created_ms"] == sample.START_MS
+    assert said["created_ms"] == sample_log.START_MS
     assert said["settings"] == {"lanes": 4, "eviction_interval": 16, "ledger_ttl_ms": 86_400_000}
     assert said["policies"] == ["chat", "deltas", "events", "ledger", "notes", "runs"]
     assert said["keys"]["sealed"] == verified["sealed_keys"]
@@ -53,7 +53,7 @@ def test_stats_prints_the_figures_of_a_file_as_json(log: Path) -> None:
 
 @pytest.mark.rule("CO-42")
 def test_stats_of_a_database_match_those_of_a_file(log: Path, database: str) -> None:
-    sample.make_log(database, rounds=8)
+    sample_log.make_log(database, rounds=8)
     done = RUNNER.invoke(COMMAND, ["stats", database, "--json"])
     assert done.exit_code == 0, done.stderr
     said = json.loads(done.stdout)
@@ -87,13 +87,13 @@ def test_stats_includes_the_size_of_the_write_ahead_log(tmp_path: Path) -> None:
     def each() -> None:
         sizes.append(json.loads(RUNNER.invoke(COMMAND, ["stats", str(path), "--json"]).stdout)["wal_bytes"])
 
-    sample.make_log(path, rounds=1, each=each)
+    sample_log.make_log(path, rounds=1, each=each)
     assert all(size > 0 for size in sizes)
 
 
 def test_missing_state_row_is_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=1)
+    sample_log.make_log(path, rounds=1)
     connection = sqlite3.connect(path)
     connection.execute("DELETE FROM oncelog_state")
     connection.commit()

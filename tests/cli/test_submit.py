@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 
 from cli.runner import COMMAND, RUNNER
-from cli.scripted import answer, scripted
-from cli.served import ServerProcess, ended, oncelog, serving, start_command
+from cli.scripted_server import answer, scripted
+from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
 from oncelog.cli import remote
 

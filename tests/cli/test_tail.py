@@ -11,10 +11,10 @@ import pytest
 from msgspec import Raw
 
 from cli.load_programs import BY_TICKS
-from cli.served import ServerProcess, ended, oncelog, serving, start_command
+from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
-from oncelog.cli.tail import PAGE_EVENTS, _pretty_line
-from waiting import wait_until
+from deadlines import wait_until
+from oncelog.cli.tail import PAGE_EVENTS, _format_line
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> N
 
 def pretty(event: str, partitions: str = '["orders","ä"]', time_ms: int = 43_391_000) -> str:
     text = f'{{"committed_id":17,"partitions":{partitions},"event":{event},"status_updated_at":{time_ms},"id":"x"}}'
-    return _pretty_line(Raw(text.encode())).decode()
+    return _format_line(Raw(text.encode())).decode()
 
 
 def test_pretty_line_shows_time_partitions_type_and_members() -> None:

@@ -12,15 +12,15 @@ from typing import Any, Final
 import pytest
 
 from cli.runner import COMMAND, RUNNER
-from doors import material
-from doors.material import ALGORITHMS, SetClock, key_of
-from oncelog.doors import limits
-from oncelog.doors.apikeys import ApiKeys
-from oncelog.doors.grants import granted
-from oncelog.doors.signing import KeyFile, KeyKind
-from oncelog.doors.tokens import Tokens, TokenSettings
 from oncelog.errors import AuthError
-from oncelog.stores.clock import SystemClock
+from oncelog.server import limits
+from oncelog.server.auth.api_keys import ApiKeys
+from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.auth.tokens import Tokens, TokenSettings
+from oncelog.storage.clock import SystemClock
+from server.auth import auth_material
+from server.auth.auth_material import ALGORITHMS, SetClock, key_of
 
 ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = (ROOT / "docs/identity.md").read_text(encoding="utf-8")
@@ -41,8 +41,8 @@ def refusal(*arguments: str | Path, status: int = 2) -> str:
 
 def private_key(directory: Path, algorithm: str) -> Path:
     key = key_of(algorithm)
-    data = material.SECRET + b"0\n" if algorithm == "HS256" else key.as_pem(private=True)  # type: ignore[union-attr]
-    return material.written(directory / "private", data)
+    data = auth_material.SECRET + b"0\n" if algorithm == "HS256" else key.as_pem(private=True)  # type: ignore[union-attr]
+    return auth_material.written(directory / "private", data)
 
 
 def known(source: KeyFile, algorithm: str, now_ms: int | None = None, **settings: Any) -> Tokens:
@@ -61,12 +61,14 @@ def test_token_is_accepted_by_a_server_with_the_key(tmp_path: Path, algorithm: s
         *("token", "--key", key, "--alg", algorithm, "--sub", "ada", *GRANTED, "--expires", "15m"),
         *("--client-id", "laptop", "--issuer", "me", "--audience", "logs"),
     )
-    tokens = known(material.key_file(tmp_path, algorithm), algorithm, issuer="me", audiences=("logs",), leeway_ms=0)
-    found = tokens.principal_of(told)
+    tokens = known(
+        auth_material.key_file(tmp_path, algorithm), algorithm, issuer="me", audiences=("logs",), leeway_ms=0
+    )
+    found = tokens.authenticate(told)
     assert (found.actor, found.client_id, found.grants) == (
         "user:ada",
         "laptop",
-        granted(["orders/*", "a"], ["orders/1"]),
+        parse_grants(["orders/*", "a"], ["orders/1"]),
     )
     assert found.expires_ms is not None
     assert before_ms - 1000 < found.expires_ms - 900_000 <= SystemClock().wall_ms()
@@ -81,19 +83,19 @@ def test_token_expires_after_the_given_duration(tmp_path: Path, text: str | None
     told = run("token", "--key", key, "--alg", "HS256", "--sub", "a", *(() if text is None else ("--expires", text)))
     after_ms = SystemClock().wall_ms()
     tokens = known(KeyFile(str(key), KeyKind.SECRET), "HS256", leeway_ms=0, now_ms=before_ms)
-    expires_ms = tokens.principal_of(told).expires_ms
+    expires_ms = tokens.authenticate(told).expires_ms
     assert expires_ms is not None
     assert before_ms - 1000 < expires_ms - seconds * 1000 <= after_ms  # in whole seconds
 
 
 def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
     members = [{**key_of("ES256", number).as_dict(private=True), "kid": f"k{number}"} for number in range(2)]
-    source = material.key_set(tmp_path / "set.json", *members)
+    source = auth_material.key_set(tmp_path / "set.json", *members)
     told = run("token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k1")
-    assert known(source, "ES256").principal_of(told).actor == "user:a"
-    only_first = material.key_set(tmp_path / "first.json", members[0])
+    assert known(source, "ES256").authenticate(told).actor == "user:a"
+    only_first = auth_material.key_set(tmp_path / "first.json", members[0])
     with pytest.raises(AuthError):
-        known(only_first, "ES256").principal_of(told)
+        known(only_first, "ES256").authenticate(told)
     assert "no key of the id 'k2'" in refusal(
         "token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k2"
     )
@@ -103,10 +105,10 @@ def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
 def test_token_of_a_file_with_one_key_gets_the_given_id(tmp_path: Path, algorithm: str) -> None:
     key = private_key(tmp_path, algorithm)
     told = run("token", "--key", key, "--alg", algorithm, "--sub", "a", "--kid", "2026-11")
-    current = material.key_file(tmp_path, algorithm, key_id="2026-11")
-    assert known(current, algorithm).principal_of(told).actor == "user:a"
+    current = auth_material.key_file(tmp_path, algorithm, key_id="2026-11")
+    assert known(current, algorithm).authenticate(told).actor == "user:a"
     with pytest.raises(AuthError):
-        known(KeyFile(current.path, current.kind, "2026-12"), algorithm).principal_of(told)
+        known(KeyFile(current.path, current.kind, "2026-12"), algorithm).authenticate(told)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_invalid_token_claims_are_refused(tmp_path: Path, wrong: tuple[str, str]
     key = private_key(tmp_path, "HS256")
     said = refusal("token", "--key", key, "--alg", "HS256", "--sub", "a", *wrong)
     assert says in said
-    assert material.SECRET.decode() not in said
+    assert auth_material.SECRET.decode() not in said
 
 
 def test_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
@@ -151,8 +153,8 @@ def test_api_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
     text = run("apikey", "create", path, "--client-id", "billing", "--name", "nightly bills", *GRANTED)
     keys = ApiKeys(path, SetClock())
     keys.reload()
-    found = keys.principal_of(text)
-    assert (found.actor, found.grants) == ("client:billing", granted(["orders/*", "a"], ["orders/1"]))
+    found = keys.authenticate(text)
+    assert (found.actor, found.grants) == ("client:billing", parse_grants(["orders/*", "a"], ["orders/1"]))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     line = run("apikey", "list", path)
     assert re.fullmatch(
@@ -169,7 +171,7 @@ def test_api_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
     assert run("apikey", "list", path) == revoked
     keys.reload()
     with pytest.raises(AuthError):
-        keys.principal_of(text)
+        keys.authenticate(text)
 
 
 def test_api_keys_are_printed_as_json(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_expiry_of_api_keys_is_listed_and_enforced(tmp_path: Path) -> None:
     keys = ApiKeys(path, SystemClock().wall_ms)
     keys.reload()
     with pytest.raises(AuthError):
-        keys.principal_of(text)
+        keys.authenticate(text)
     assert "is not a duration" in refusal(*create, "--expires", "soon")
 
 
@@ -225,7 +227,7 @@ def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.Mo
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("oncelog.doors.files.os.fsync", full)
+    monkeypatch.setattr("oncelog.server.auth.secret_files.os.fsync", full)
     path = tmp_path / "keys.json"
     assert "No space left" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", status=74)
     assert not path.exists()
@@ -246,7 +248,7 @@ def test_examples_of_the_identity_page_work(tmp_path: Path) -> None:
     told = subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True)  # noqa: S603
     assert told.stdout == shown
     tokens = known(KeyFile(str(tmp_path / "public.pem"), KeyKind.PEM), "EdDSA", audiences=("logs",))
-    assert tokens.principal_of((tmp_path / "token-eddsa.txt").read_text().strip()).actor == "user:ada"
+    assert tokens.authenticate((tmp_path / "token-eddsa.txt").read_text().strip()).actor == "user:ada"
 
 
 def test_identity_page_states_the_limits() -> None:

@@ -14,20 +14,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cli import sample
+from cli import sample_log
 from cli.damage import IMPOSSIBLE_SIDE_STATE, Editable
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
-from oncelog.core.proof import Block, leaf_hash, record_header, root_of
+from oncelog.core.proof import Block, compute_root, encode_record_header, hash_leaf
 from oncelog.errors import OncelogError
-from oncelog.stores.about import About
-from oncelog.stores.rows import evidence_of
-from oncelog.stores.sqlite import index, jobs, runs
-from oncelog.stores.sqlite.files import look
-from oncelog.stores.sqlite.reading import evidence
-from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.verifying import verify, verify_file
-from oncelog.stores.verifying.findings import ContradictionError, Lie, Passed, Progress, exported_head
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.record_rows import decode_evidence
+from oncelog.storage.sqlite.database_file import load_metadata
+from oncelog.storage.sqlite.key_index import index, key_run, segments
+from oncelog.storage.sqlite.record_queries import load_evidence
+from oncelog.storage.sqlite.statements import SQL
+from oncelog.storage.verify.findings import (
+    Inconsistency,
+    InconsistencyError,
+    Progress,
+    VerificationSummary,
+    decode_exported_head,
+)
+from oncelog.storage.verify.sqlite import verify, verify_file
 
 RECORDS = 276
 AUDIT_RECORDS = 4
@@ -43,12 +49,12 @@ class EditableLog(Editable):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.connection = sqlite3.connect(path, isolation_level=None)
-        self.file: About = look(self.connection, str(path))
+        self.file: LogMetadata = load_metadata(self.connection, str(path))
 
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement, parameters).fetchall()
 
-    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> ContradictionError | None:
+    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
         self.connection.execute("BEGIN")
         try:
             changed = 0
@@ -59,14 +65,14 @@ class EditableLog(Editable):
         finally:
             self.connection.execute("ROLLBACK")
 
-    def lie(self) -> ContradictionError | None:
+    def lie(self) -> InconsistencyError | None:
         try:
             *_, last = verify(self.connection, self.file)
-        except ContradictionError as error:
+        except InconsistencyError as error:
             return error
         finally:
             self.connection.text_factory = str
-        assert isinstance(last, Passed)
+        assert isinstance(last, VerificationSummary)
         return None
 
 
@@ -75,8 +81,8 @@ def few_at_once() -> Iterator[None]:
     """Use small segments and merge four of them, so that few keys have several runs and merges."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(index, "FAN_OUT", 4)
-        patched.setattr(jobs, "CLEARED_RUNS", 2)
-        patched.setattr(runs, "RUN_KEYS", 5)
+        patched.setattr(segments, "CLEAR_RUNS", 2)
+        patched.setattr(key_run, "RUN_KEYS", 5)
         yield
 
 
@@ -84,8 +90,8 @@ def few_at_once() -> Iterator[None]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("verify") / "log.db"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(index, "PACE", 20)  # so that no work is left
-        sample.make_log(path)
+        patched.setattr(index, "WORK_FACTOR", 20)  # so that no work is left
+        sample_log.make_log(path)
     return path
 
 
@@ -121,7 +127,7 @@ def flipped(value: Any) -> list[Any]:
 @pytest.mark.rule("LG-18", "CO-41")
 def test_intact_log_with_erased_records_and_sealed_keys_passes(made: Path) -> None:
     *progress, last = verify_file(made)
-    assert isinstance(last, Passed)
+    assert isinstance(last, VerificationSummary)
     assert (last.records, last.lanes, last.erased) == (RECORDS, 5, 10)
     assert last.keys > last.sealed_keys > 200
     assert last.segments > 2
@@ -138,20 +144,20 @@ def test_log_passes_at_every_step_of_sealing_and_merging(tmp_path: Path) -> None
         connection.close()
         if jobs - seen or jobs == {0, 1}:
             *_, last = verify_file(path)
-            assert isinstance(last, Passed), last
+            assert isinstance(last, VerificationSummary), last
         seen.update(jobs)
 
-    sample.make_log(path, seal_keys=34, each=look_at_it)
+    sample_log.make_log(path, seal_keys=34, each=look_at_it)
     assert seen == {0, 1}
 
 
 def test_almost_empty_log_passes(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=0)
+    sample_log.make_log(path, rounds=0)
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM oncelog_records").fetchone() == (1 + AUDIT_RECORDS,)
     connection.close()
-    assert isinstance(list(verify_file(path))[-1], Passed)
+    assert isinstance(list(verify_file(path))[-1], VerificationSummary)
 
 
 # --- records ------------------------------------------------------------------------------------------
@@ -365,8 +371,8 @@ def rehash(connection: sqlite3.Connection) -> None:
     previous: dict[int, bytes] = {}
     for row in connection.execute(SQL["all_blocks"]).fetchall():
         block = Block(*row)
-        proofs = evidence(connection, block.lane, block.first_position - 1, block.first_position + block.count - 1)
-        root = root_of([leaf_hash(record_header(one.record), one.body_hash) for one in proofs])
+        proofs = load_evidence(connection, block.lane, block.first_position - 1, block.first_position + block.count - 1)
+        root = compute_root([hash_leaf(encode_record_header(one.record), one.body_hash) for one in proofs])
         block = replace(block, root=root, previous=previous.get(block.lane, bytes(32)))
         previous[block.lane] = block.hash
         connection.execute(
@@ -409,7 +415,7 @@ def test_rewritten_history_is_found_with_an_exported_head(copy: Path, tmp_path: 
 @pytest.mark.rule("LG-18")
 def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: Path) -> None:
     older = Path(shutil.copy(copy, tmp_path / "older.db"))
-    sample.append(copy, sample.full_event(5000, ["orders"]))
+    sample_log.append(copy, sample_log.full_event(5000, ["orders"]))
     head = tmp_path / "head.json"
     head.write_text(exported(copy))
     assert RUNNER.invoke(COMMAND, ["verify", str(older)]).exit_code == 0
@@ -419,29 +425,31 @@ def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: 
     assert (said["ok"], said["lane"]) == (False, 0)
     assert "the newest records are gone" in said["message"]
     assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
-    sample.append(copy, sample.full_event(5001, ["orders"]), now_ms=sample.START_MS + 101 * sample.HOUR_MS)
+    sample_log.append(
+        copy, sample_log.full_event(5001, ["orders"]), now_ms=sample_log.START_MS + 101 * sample_log.HOUR_MS
+    )
     assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
 
 
 @pytest.mark.rule("CO-40")
 def test_other_epoch_than_the_exported_one_is_reported(copy: Path) -> None:
-    head = exported_head(exported(copy).encode())
+    head = decode_exported_head(exported(copy).encode())
     *_, last = verify_file(copy, replace(head, epoch="0011223344556677"))
-    assert isinstance(last, Lie)
+    assert isinstance(last, Inconsistency)
     assert "0011223344556677" in last.message
     moved = replace(head, lanes=[replace(head.lanes[0], position=head.lanes[0].position - 1)])
     *_, last = verify_file(copy, moved)
-    assert isinstance(last, Lie)
+    assert isinstance(last, Inconsistency)
     assert "the exported head says" in last.message
 
 
 def test_identity_stored_twice_is_found(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    sample.make_log(path, rounds=8, seal_keys=100_000)
+    sample_log.make_log(path, rounds=8, seal_keys=100_000)
     again = "UPDATE oncelog_records SET key = (SELECT key FROM oncelog_records WHERE place = 1) WHERE place = 9"
     forge(path, again)
     *_, last = verify_file(path)
-    assert isinstance(last, Lie)
+    assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
     assert "position 1 had stored" in last.message
 
@@ -449,7 +457,7 @@ def test_identity_stored_twice_is_found(tmp_path: Path) -> None:
 def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
     for change in ("client_sequence + 1", "client_sequence - 1"):
         path = tmp_path / f"log{len(change)}{change[-3]}.db"
-        sample.make_log(path, rounds=8, seal_keys=100_000)
+        sample_log.make_log(path, rounds=8, seal_keys=100_000)
         last = "(SELECT max(place) FROM oncelog_records WHERE client = 'c2')"
         forge(
             path,
@@ -457,7 +465,7 @@ def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
             f"UPDATE oncelog_clients SET sequence = {change.replace('client_', '')} WHERE client = 'c2'",  # noqa: S608
         )
         *_, found = verify_file(path)
-        assert isinstance(found, Lie)
+        assert isinstance(found, Inconsistency)
         assert "'c2'" in found.message
 
 
@@ -482,7 +490,7 @@ def test_flipped_bit_of_the_file_never_passes_with_changed_records(made: Path, t
         except OncelogError:
             found += 1
             continue
-        if isinstance(last, Passed):
+        if isinstance(last, VerificationSummary):
             assert as_read(damaged) == truth
         else:
             found += 1
@@ -492,7 +500,7 @@ def test_flipped_bit_of_the_file_never_passes_with_changed_records(made: Path, t
 def as_read(path: Path) -> list[Any]:
     connection = sqlite3.connect(path)
     try:
-        return [evidence_of(row) for row in connection.execute(SQL["all_evidence"])]
+        return [decode_evidence(row) for row in connection.execute(SQL["all_evidence"])]
     finally:
         connection.close()
 
@@ -502,7 +510,7 @@ def test_damaged_table_names_are_found(copy: Path) -> None:
     for name in (b"oncelog_rows", b"oncelog_log", b"oncelog_records"):
         copy.write_bytes(whole.replace(b"CREATE TABLE " + name, b"CRE\x84TE TABLE " + name))
         *_, last = verify_file(copy)
-        assert isinstance(last, Lie)
+        assert isinstance(last, Inconsistency)
 
 
 def test_invalid_utf8_in_text_columns_is_found(editable: EditableLog) -> None:

@@ -12,37 +12,43 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cli import sample
+from cli import sample_log
 from cli.damage import IMPOSSIBLE_SIDE_STATE, Editable
 from cli.runner import COMMAND, RUNNER
 from cli.test_verify import AUDIT_RECORDS, BLOBS, NUMBERS, RECORDS, TEXT, flipped
-from core.writes import result
+from core.item_builders import result
 from databases import address_of, query
-from oncelog.core.proof import Block, leaf_hash, record_header, root_of
+from deadlines import wait_until
+from oncelog.core.proof import Block, compute_root, encode_record_header, hash_leaf
 from oncelog.errors import CorruptError, StoreUnavailableError
-from oncelog.stores.about import About
-from oncelog.stores.key_hash import hash_of
-from oncelog.stores.postgres import reading
-from oncelog.stores.postgres.database import look
-from oncelog.stores.postgres.looking import PAGE_ROWS, Looking, session_at
-from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.postgres.verifying import SHORT_BYTES, DatabaseSource, verify_database
-from oncelog.stores.postgres.verifying_structure import SHAPE, shape_of
-from oncelog.stores.verifying.findings import ContradictionError, Lie, Passed, Progress, exported_head
-from oncelog.stores.verifying.whole import verify
-from waiting import wait_until
+from oncelog.storage.key_hash import hash_identity
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.postgres import record_queries
+from oncelog.storage.postgres.database import load_metadata
+from oncelog.storage.postgres.read_session import PAGE_ROWS, ReadSession, open_session
+from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.verify.findings import (
+    Inconsistency,
+    InconsistencyError,
+    Progress,
+    VerificationSummary,
+    decode_exported_head,
+)
+from oncelog.storage.verify.postgres import SHORT_BODY_BYTES_MAX, DatabaseSource, verify_database
+from oncelog.storage.verify.postgres_schema import EXPECTED_SCHEMA, load_schema
+from oncelog.storage.verify.verification import verify
 
 HASHES = ("key_hash", "sequence_hash")
 ROUNDS = 8
-REFUSED = ContradictionError("a unique index does not let such a change be made")
+REFUSED = InconsistencyError("a unique index does not let such a change be made")
 
 
 class EditableLog(Editable):
     """A log in a database."""
 
-    def __init__(self, session: Looking) -> None:
+    def __init__(self, session: ReadSession) -> None:
         self._session = session
-        self.about: About = session.call(look, "the log")
+        self.about: LogMetadata = session.call(load_metadata, "the log")
 
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         async def fetched(connection: Any) -> list[tuple[Any, ...]]:
@@ -50,7 +56,7 @@ class EditableLog(Editable):
 
         return self._session.call(fetched)
 
-    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> ContradictionError | None:
+    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
         transaction = self._session.call(_begin)
         try:
             changed = [self._session.call(_execute, text, *parameters) for text, parameters in statements]
@@ -63,12 +69,12 @@ class EditableLog(Editable):
         finally:
             self._session.call(_roll_back, transaction)
 
-    def lie(self) -> ContradictionError | None:
+    def lie(self) -> InconsistencyError | None:
         try:
             *_, last = verify(DatabaseSource(self._session, self.about))
-        except ContradictionError as error:
+        except InconsistencyError as error:
             return error
-        assert isinstance(last, Passed)
+        assert isinstance(last, VerificationSummary)
         return None
 
 
@@ -90,19 +96,19 @@ async def _roll_back(_connection: Any, transaction: Any) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> str:
     address = address_of(tmp_path_factory.mktemp("verify"))
-    sample.make_log(address, ROUNDS)
+    sample_log.make_log(address, ROUNDS)
     return address
 
 
 @pytest.fixture(scope="module")
 def editable(made: str) -> Iterator[EditableLog]:
-    with session_at(made) as session:
+    with open_session(made) as session:
         yield EditableLog(session)
 
 
-def last_of(address: str, **given: Any) -> Passed | Lie:
+def last_of(address: str, **given: Any) -> VerificationSummary | Inconsistency:
     *_, last = verify_database(address, **given)
-    assert isinstance(last, (Passed, Lie))
+    assert isinstance(last, (VerificationSummary, Inconsistency))
     return last
 
 
@@ -111,9 +117,9 @@ def last_of(address: str, **given: Any) -> Passed | Lie:
 
 @pytest.mark.rule("LG-18", "CO-41")
 def test_intact_log_with_erased_records_passes(database: str) -> None:
-    sample.make_log(database)
+    sample_log.make_log(database)
     *progress, last = verify_database(database)
-    assert isinstance(last, Passed)
+    assert isinstance(last, VerificationSummary)
     assert (last.records, last.lanes, last.erased) == (RECORDS, 5, 10)
     assert last.keys > RECORDS
     assert (last.sealed_keys, last.segments) == (0, 0)
@@ -122,26 +128,26 @@ def test_intact_log_with_erased_records_passes(database: str) -> None:
 
 
 def test_almost_empty_log_passes(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     last = last_of(database)
-    assert isinstance(last, Passed)
+    assert isinstance(last, VerificationSummary)
     assert last.records == 1 + AUDIT_RECORDS
 
 
 def test_verification_reads_a_snapshot_while_others_write(database: str) -> None:
-    sample.make_log(database, rounds=1)
+    sample_log.make_log(database, rounds=1)
     findings = verify_database(database)
     assert next(findings) == Progress("structure")
-    sample.append(database, sample.full_event(5000, ["orders"]))
+    sample_log.append(database, sample_log.full_event(5000, ["orders"]))
     *_, last = findings
-    assert isinstance(last, Passed)
+    assert isinstance(last, VerificationSummary)
     after = last_of(database)
-    assert isinstance(after, Passed)
+    assert isinstance(after, VerificationSummary)
     assert after.records == last.records + 1
 
 
 def test_stopped_verification_leaves_no_session(database: str) -> None:
-    sample.make_log(database, rounds=0)
+    sample_log.make_log(database, rounds=0)
     findings = verify_database(database)
     next(findings)
     findings.close()  # type: ignore[attr-defined]
@@ -152,21 +158,21 @@ def test_stopped_verification_leaves_no_session(database: str) -> None:
 
 
 def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -> None:
-    sample.make_log(database, rounds=1)
+    sample_log.make_log(database, rounds=1)
     many = [result(1000 + number, scope="campaign/7") for number in range(2 * PAGE_ROWS + 1)]
     long = result(1, "long", scope="campaign/8")
-    sample.append(database, *many, msgspec.structs.replace(long, body=os.urandom(SHORT_BYTES + 1)))
-    assert isinstance(last_of(database), Passed)
+    sample_log.append(database, *many, msgspec.structs.replace(long, body=os.urandom(SHORT_BODY_BYTES_MAX + 1)))
+    assert isinstance(last_of(database), VerificationSummary)
     change = (
         "UPDATE oncelog_records SET body = overlay(body PLACING '\\x00'::bytea FROM 1) WHERE octet_length(body) > $1"
     )
     query(
         database,
         change.replace("'\\x00'", "set_byte(substring(body FROM 1 FOR 1), 0, get_byte(body, 0) # 1)"),
-        SHORT_BYTES,
+        SHORT_BODY_BYTES_MAX,
     )
     found = last_of(database)
-    assert isinstance(found, Lie)
+    assert isinstance(found, Inconsistency)
     assert "has another root" in found.message
 
 
@@ -284,7 +290,7 @@ def test_changed_or_missing_head_is_found(editable: EditableLog) -> None:
     ],
 )
 def test_changed_missing_or_extra_index_row_is_found(editable: EditableLog, table: str, keys: tuple[str, ...]) -> None:
-    columns = [column for column in SHAPE.tables[f"oncelog_{table}"] if column != "digest"]
+    columns = [column for column in EXPECTED_SCHEMA.tables[f"oncelog_{table}"] if column != "digest"]
     rows = editable.rows(f"SELECT {', '.join(columns)} FROM oncelog_{table}")  # noqa: S608
     marks = " AND ".join(f"{column} = ${number}" for number, column in enumerate(columns, 1))
     values = ", ".join(f"${number}" for number in range(1, len(columns) + 1))
@@ -374,18 +380,20 @@ def test_additional_indexes_and_tables_are_accepted(editable: EditableLog) -> No
 
 def test_expected_schema_matches_the_migrations(made: str) -> None:
     """If they differ, `sql/shape.json` has to be generated again."""
-    with session_at(made) as session:
+    with open_session(made) as session:
         found = session.call(_begin)
-        shape = shape_of(session)
+        shape = load_schema(session)
         session.call(_roll_back, found)
-    assert json.dumps(msgspec.to_builtins(SHAPE), indent=2) == json.dumps(msgspec.to_builtins(shape), indent=2)
+    assert json.dumps(msgspec.to_builtins(EXPECTED_SCHEMA), indent=2) == json.dumps(
+        msgspec.to_builtins(shape), indent=2
+    )
 
 
 @pytest.mark.parametrize("change", ["set_byte(index_secret, 3, 1 # get_byte(index_secret, 3))", "'\\x00'::bytea"])
 def test_changed_index_secret_is_found(database: str, change: str) -> None:
-    sample.make_log(database, rounds=1)
+    sample_log.make_log(database, rounds=1)
     query(database, f"UPDATE oncelog_log SET index_secret = {change}")  # noqa: S608
-    assert isinstance(last_of(database), Lie)
+    assert isinstance(last_of(database), Inconsistency)
 
 
 # --- rewritten histories with matching hashes ---------------------------------------------------------
@@ -398,11 +406,11 @@ async def _rehashed(connection: Any) -> None:
     for row in await connection.fetch(SQL["all_blocks"]):
         block = Block(*row)
         upto = block.first_position + block.count - 1
-        proofs = await reading.evidence(connection, block.lane, block.first_position - 1, upto)
+        proofs = await record_queries.load_evidence(connection, block.lane, block.first_position - 1, upto)
         for record in (one.record for one in proofs if one.record.key):
             change = "UPDATE oncelog_records SET key_hash = $1 WHERE lane = $2 AND position = $3"
-            await connection.execute(change, hash_of(secret, record.identity), record.lane, record.position)
-        root = root_of([leaf_hash(record_header(one.record), one.body_hash) for one in proofs])
+            await connection.execute(change, hash_identity(secret, record.identity), record.lane, record.position)
+        root = compute_root([hash_leaf(encode_record_header(one.record), one.body_hash) for one in proofs])
         block = replace(block, root=root, previous=previous.get(block.lane, bytes(32)))
         previous[block.lane] = block.hash
         await connection.execute(
@@ -414,7 +422,7 @@ async def _rehashed(connection: Any) -> None:
 
 
 def forge(address: str, *statements: str) -> None:
-    with session_at(address) as session:
+    with open_session(address) as session:
         for statement in statements:
             assert not session.call(_execute, statement).endswith(" 0")
         session.call(_rehashed)
@@ -429,7 +437,7 @@ def exported(address: str, path: Path) -> Path:
 
 @pytest.mark.rule("LG-18")
 def test_rewritten_history_is_found_with_an_exported_head(database: str, tmp_path: Path) -> None:
-    sample.make_log(database, rounds=2)
+    sample_log.make_log(database, rounds=2)
     head = exported(database, tmp_path / "head.json")
     assert RUNNER.invoke(COMMAND, ["verify", database, "--head", str(head)]).exit_code == 0
     forge(database, "UPDATE oncelog_records SET body = '{}' WHERE lane = 0 AND position = 3")
@@ -442,9 +450,9 @@ def test_rewritten_history_is_found_with_an_exported_head(database: str, tmp_pat
 
 @pytest.mark.rule("LG-18")
 def test_truncated_history_is_found_with_an_exported_head(database: str, tmp_path: Path) -> None:
-    sample.make_log(database, rounds=2)
+    sample_log.make_log(database, rounds=2)
     older = query(database, "SELECT position, height, block_hash FROM oncelog_lanes WHERE lane = 0")[0]
-    sample.append(database, sample.full_event(5000, ["orders"]))
+    sample_log.append(database, sample_log.full_event(5000, ["orders"]))
     head = exported(database, tmp_path / "head.json")
     assert RUNNER.invoke(COMMAND, ["verify", database, "--head", str(head)]).exit_code == 0
     for table in ("records", "partition_records"):
@@ -461,18 +469,18 @@ def test_truncated_history_is_found_with_an_exported_head(database: str, tmp_pat
 
 @pytest.mark.rule("CO-40")
 def test_other_epoch_than_the_exported_one_is_reported(made: str, tmp_path: Path) -> None:
-    head = exported_head(exported(made, tmp_path / "head.json").read_bytes())
+    head = decode_exported_head(exported(made, tmp_path / "head.json").read_bytes())
     last = last_of(made, head=replace(head, epoch="0011223344556677"))
-    assert isinstance(last, Lie)
+    assert isinstance(last, Inconsistency)
     assert "0011223344556677" in last.message
 
 
 def test_identity_stored_twice_is_found(database: str) -> None:
-    sample.make_log(database, rounds=5)
+    sample_log.make_log(database, rounds=5)
     first = "(SELECT key FROM oncelog_records WHERE lane = 0 AND position = 1)"
     forge(database, f"UPDATE oncelog_records SET key = {first} WHERE lane = 0 AND position = 9")  # noqa: S608
     last = last_of(database)
-    assert isinstance(last, Lie)
+    assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
     assert "position 1 had stored" in last.message
 
@@ -481,7 +489,7 @@ def test_identity_stored_twice_is_found(database: str) -> None:
 
 
 def test_verify_prints_one_line(database: str) -> None:
-    sample.make_log(database, rounds=3)
+    sample_log.make_log(database, rounds=3)
     done = RUNNER.invoke(COMMAND, ["verify", database])
     assert done.exit_code == 0
     assert re.fullmatch(
@@ -498,7 +506,7 @@ def test_verify_prints_one_line(database: str) -> None:
 
 
 def test_lost_connection_is_not_reported_as_damage(database: str) -> None:
-    sample.make_log(database, rounds=1)
+    sample_log.make_log(database, rounds=1)
     findings = verify_database(database)
     next(findings)
     _end_other_sessions(database)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import oncelog
-from cli import sample
+from cli import sample_log
 from cli.runner import COMMAND, RUNNER
-from oncelog.core.audit import ERASE
 from oncelog.core.operations import Relate
+from oncelog.core.rules.audit import ERASE
 from oncelog.core.values import OpenStream, RecordAct
-from oncelog.testing.contract.writes import committed, transaction
+from oncelog.testing.contract.writes import assert_committed, transaction
 
 pytestmark = pytest.mark.rule("CO-44")
 
@@ -30,10 +30,10 @@ INDEXES = (
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("verify") / "log.db"
-    sample.make_log(path)
+    sample_log.make_log(path)
     with oncelog.open_blocking(path) as log:
         log.submit(OpenStream("chat/verified", "user:ann"))
-        committed(log.submit(transaction(1, 1, Relate("doc", "owner", "ann"), scope="ledger/verified")))
+        assert_committed(log.submit(transaction(1, 1, Relate("doc", "owner", "ann"), scope="ledger/verified")))
         log.submit(RecordAct(act=ERASE, actor="user:root"))
     return path
 

@@ -12,15 +12,15 @@ import pytest
 
 import oncelog
 from cli.runner import COMMAND, RUNNER
-from cli.sample import START_MS
+from cli.sample_log import START_MS
 from cli.side_state_log import RandomHistory, Writer, compact, row_delta, verified, write, write_sample
 from databases import address_of, query
 from oncelog.core.deltas import delta
 from oncelog.core.merge import Op
 from oncelog.core.operations import DeleteEntity, SetEntity
 from oncelog.core.values import Committed
-from oncelog.stores.sqlite.verifying import verify_file
-from oncelog.stores.verifying.findings import Lie, Options, Passed
+from oncelog.storage.verify.findings import Inconsistency, VerificationSummary, VerifyOptions
+from oncelog.storage.verify.sqlite import verify_file
 
 pytestmark = pytest.mark.rule("CO-44")
 DAMAGE = {
@@ -108,15 +108,15 @@ def entities_of(log: Path | str) -> dict[str, tuple[bytes, int]]:
         return {key: (value, erased) for key, value, erased in connection.execute(statement)}
 
 
-def lie_of(log: Path | str) -> Lie:
+def lie_of(log: Path | str) -> Inconsistency:
     found = verified(log)
-    assert isinstance(found, Lie), found
+    assert isinstance(found, Inconsistency), found
     return found
 
 
-def passed_of(log: Path | str) -> Passed:
+def passed_of(log: Path | str) -> VerificationSummary:
     found = verified(log)
-    assert isinstance(found, Passed), found
+    assert isinstance(found, VerificationSummary), found
     return found
 
 
@@ -334,7 +334,7 @@ def test_restored_log_is_rebuilt(tmp_path: Path) -> None:
 
     async def work(writer: Writer) -> None:
         await RandomHistory(1).write(writer, 40)
-        await writer.store.renew()
+        await writer.store.renew_epoch()
         await RandomHistory(2).write(writer, 40)
 
     write(path, work)
@@ -347,15 +347,15 @@ def test_restored_log_is_rebuilt(tmp_path: Path) -> None:
 def test_rebuilding_can_be_left_out(made: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(made, tmp_path / "log.db"))
     execute(path, DAMAGE["value"][0])
-    assert isinstance(verified(path, Options(side_state=False)), Passed)
+    assert isinstance(verified(path, VerifyOptions(side_state=False)), VerificationSummary)
     assert RUNNER.invoke(COMMAND, ["verify", str(path), "--no-side-state"]).exit_code == 0
     execute(path, DAMAGE["missing client"][0])
-    assert isinstance(verified(path, Options(side_state=False)), Lie)
+    assert isinstance(verified(path, VerifyOptions(side_state=False)), Inconsistency)
 
 
 def test_temporary_file_is_private_and_has_no_name(made: Path, tmp_path: Path) -> None:
     seen = set()
-    for _ in verify_file(made, None, Options(temp_dir=str(tmp_path))):
+    for _ in verify_file(made, None, VerifyOptions(temp_dir=str(tmp_path))):
         assert list(tmp_path.iterdir()) == []
         for opened in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):

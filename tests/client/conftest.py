@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.served import reserve_port
-from client.clients import client_of
-from doors.serving import Serving, serving
+from cli.server_process import reserve_port
+from client.events.event_clients import client_of
 from oncelog.client import Client
+from server.running_server import Serving, serving
 
 
 @pytest.fixture

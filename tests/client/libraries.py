@@ -7,18 +7,18 @@ from typing import Any, Final, Protocol
 
 import pytest
 
-from client import clients
 from client.chat import chat_clients
 from client.deltas import deltas_clients
+from client.events import event_clients
 from client.ledger import ledgers
-from doors.serving import Serving
-from oncelog.client import Client, Committed, State
+from deadlines import soon, until
+from oncelog.client import Client, Committed, ConnectionState
 from oncelog.client.chat import ChatClient, Refused, Sent
 from oncelog.client.deltas import DeltasClient
 from oncelog.client.ledger import ForgottenError, LedgerClient, Written, set_entity
 from oncelog.core.operations import Operation, SetEntity
 from oncelog.errors import ServerRefusedError
-from waiting import soon, until
+from server.running_server import Serving
 
 CHAT: Final = "tea"
 
@@ -64,7 +64,7 @@ class EventsLibrary:
         pass
 
     def client_of(self, served: Serving | None, path: Path) -> Client:
-        client = clients.client_of(clients.NOWHERE if served is None else served.url, path)
+        client = event_clients.client_of(event_clients.NOWHERE if served is None else served.url, path)
         client.on_event(lambda _: None, name="reader")  # a client without readers does not follow the history
         return client
 
@@ -73,21 +73,21 @@ class EventsLibrary:
             await client.submit({"type": text})
 
     async def settle(self, client: Client) -> Refusals:
-        await clients.settled(client)
+        await event_clients.settled(client)
         return {one.event["type"]: self._message_of(one.outcome) for one in await client.rejected()}
 
     async def write(self, client: Client, text: str) -> str:
-        outcome = await clients.outcome(client, {"type": text})
+        outcome = await event_clients.outcome(client, {"type": text})
         if isinstance(outcome, Committed):
             await soon(client.reached(outcome.committed_id))
         return self._message_of(outcome)
 
     async def accept_history(self, client: Client) -> None:
-        await until(lambda: client.status().state is State.HISTORY_CHANGED)
+        await until(lambda: client.status().state is ConnectionState.HISTORY_CHANGED)
         await client.start_over()
 
     async def read(self, served: Serving, client: Client) -> list[str]:
-        await clients.settled(client)
+        await event_clients.settled(client)
         return [one["event"]["type"] for one in (await served.page("a")).json["events"]]
 
     def _message_of(self, outcome: Any) -> str:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from multiprocessing import Pool
 from typing import Final
 
-from client import test_client_simulated as events
 from client.chat import test_chat_client_simulated as chat
 from client.deltas import test_deltas_client_simulated as deltas
+from client.events import test_client_simulated as events
 from client.ledger import test_ledger_client_simulated as ledger
-from oncelog.client import protocol as events_protocol
+from oncelog.client.events import protocol as events_protocol
 
 CHUNK_SEEDS: Final = 20
 

@@ -14,13 +14,13 @@ from msgspec import Struct
 
 from client.libraries import LIBRARIES
 from databases import BOTH_STORES, log_at
-from doors.rejecting_store import MARK, reject_marked_bodies
-from doors.serving import serving
-from oncelog.core import quotas
+from deadlines import until
+from oncelog.core.rules import quotas
 from oncelog.core.tenants import Tenant
 from oncelog.engine import committer
 from oncelog.testing.clock import ManualClock
-from waiting import until
+from server.rejecting_store import MARK, reject_marked_bodies
+from server.running_server import serving
 
 LARGE: Final = "x" * 500
 """The id of a row has at most 512 characters."""

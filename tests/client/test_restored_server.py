@@ -6,9 +6,9 @@ import pytest
 
 from client.deltas import deltas_clients
 from client.libraries import LIBRARIES
-from doors.commands import oncelog
-from doors.serving import Serving, api_key, serving
-from waiting import soon
+from deadlines import soon
+from server.cli_commands import oncelog
+from server.running_server import Serving, api_key, serving
 
 
 async def run(*arguments: str) -> None:

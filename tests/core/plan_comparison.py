@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from core.plan_author import (
+from core.plan_generator import (
     CONSUMERS,
     MEMBERS,
     SCOPES,
@@ -16,8 +16,6 @@ from core.plan_author import (
 from core.plan_model import PlanModel, Validate
 from core.plan_model_events import LeaseChange, Write
 from core.plan_model_rules import entity_of, identity_of, newest, row_of
-from oncelog.core.audit import APPLICATION_ACTOR, audit_entry
-from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.operations import Operation, Relate, Unrelate
 from oncelog.core.plan import plan
 from oncelog.core.policy import (
@@ -25,6 +23,8 @@ from oncelog.core.policy import (
     LEDGER,
     Order,
 )
+from oncelog.core.read_set import ReadSet, build_read_set
+from oncelog.core.rules.audit import APPLICATION_ACTOR, decode_audit_entry
 from oncelog.core.values import (
     Applied,
     ClientEntry,
@@ -41,7 +41,7 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
-from oncelog.stores.memory import MemoryLog
+from oncelog.storage.memory import MemoryLog
 
 # --- comparing -------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ def compare_order(log: MemoryLog, model: PlanModel) -> None:
 
 def told_of(record: Record) -> tuple[object, ...]:
     """The content of an audit record."""
-    entry = audit_entry(record)
+    entry = decode_audit_entry(record)
     return entry.position, entry.log_time_ms, entry.act, entry.actor, entry.scope, entry.target, entry.details
 
 
@@ -259,7 +259,7 @@ def check_footprints(history: History) -> None:
     """Asserts that a plan reads and writes only what `footprint` names, and changes nothing itself."""
     log = MemoryLog(history.settings, draw=bytes)
     for batch, now_ms, validate in history.steps:
-        needs = footprint(batch, history.settings)
+        needs = build_read_set(batch, history.settings)
         whole, part = restricted(log.snapshot, None), restricted(log.snapshot, needs)
         decided = plan(batch, log.snapshot, now_ms, validate)
         assert log.snapshot == whole
@@ -269,7 +269,7 @@ def check_footprints(history: History) -> None:
         log.save(decided.changes)
 
 
-def restricted(snapshot: Snapshot, needs: Footprint | None) -> Snapshot:
+def restricted(snapshot: Snapshot, needs: ReadSet | None) -> Snapshot:
     """Copy the snapshot, or the part of it that the footprint names."""
     tables: dict[str, Any] = {table: dict(getattr(snapshot, table)) for table in SNAPSHOT_TABLES}
     if needs is not None:
@@ -278,7 +278,7 @@ def restricted(snapshot: Snapshot, needs: Footprint | None) -> Snapshot:
     return Snapshot(settings=snapshot.settings, past_members=dict(snapshot.past_members), **tables)
 
 
-def names_of(needs: Footprint, table: str, snapshot: Snapshot) -> set[Any]:
+def names_of(needs: ReadSet, table: str, snapshot: Snapshot) -> set[Any]:
     """The keys that a store loads of a table, with the oldest members of the streams that the footprint names."""
     names: set[Any] = getattr(needs, "lanes" if table == "heads" else table)
     if table not in ("members", "acknowledged"):

@@ -13,15 +13,15 @@ from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS
 from oncelog.core.proof import (
     Block,
     Proof,
-    body_hash,
-    leaf_hash,
+    compute_root,
+    encode_record_header,
+    hash_body,
+    hash_leaf,
     prove,
-    record_header,
-    root_of,
 )
 from oncelog.core.values import Claim, Item, Record, Request, SetMember, Settings, Submission
-from oncelog.engine.cursors import Proven
-from oncelog.stores.memory import MemoryLog
+from oncelog.engine.read_results import Proven
+from oncelog.storage.memory import MemoryLog
 
 NOON_MS = 1_800_000_000_000
 SETTINGS = Settings(lanes=3)
@@ -30,9 +30,9 @@ SALT = bytes(range(16))
 
 def prove_alone(record: Record, index: int = 2, count: int = 5, salt: bytes = SALT) -> Proven:
     """Return the proof of a record at that index of a block whose other records are made up."""
-    salted = body_hash(salt, record.body)
-    leaves = [leaf_hash(b"another record %d" % number, bytes(32)) for number in range(count)]
-    leaves[index] = leaf_hash(record_header(record), salted)
+    salted = hash_body(salt, record.body)
+    leaves = [hash_leaf(b"another record %d" % number, bytes(32)) for number in range(count)]
+    leaves[index] = hash_leaf(encode_record_header(record), salted)
     block = Block(
         lane=record.lane,
         height=record.height,
@@ -40,7 +40,7 @@ def prove_alone(record: Record, index: int = 2, count: int = 5, salt: bytes = SA
         count=count,
         log_time_ms=record.log_time_ms,
         previous=bytes(range(32)),
-        root=root_of(leaves),
+        root=compute_root(leaves),
     )
     return Proven(record, salt, salted, prove(leaves, index), block)
 
@@ -115,7 +115,7 @@ def filled_log(batches: int = 5) -> MemoryLog:
 
 def leaves_of(log: MemoryLog, block: Block) -> list[bytes]:
     return [
-        leaf_hash(record_header(record), body_hash(salt, record.body))
+        hash_leaf(encode_record_header(record), hash_body(salt, record.body))
         for record, salt in zip(log.records, log.salts, strict=True)
         if (record.lane, record.height) == (block.lane, block.height)
     ]

@@ -27,10 +27,10 @@ from oncelog.core.canonical import (
     canonical_exact,
     canonical_fast,
     canonical_text,
+    format_path,
     nfc,
     parse,
-    path_of,
-    utf16_order,
+    utf16_sort_key,
 )
 from oncelog.errors import CanonicalError
 
@@ -344,9 +344,9 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
 
 
 def test_paths_have_the_usual_notation() -> None:
-    assert path_of([]) == "$"
-    assert path_of(["items", 2, "price"]) == "$.items[2].price"
-    assert path_of(["a b", 'say "hi"', "\udc00", ""]) == '$["a b"]["say \\"hi\\""]["\\udc00"][""]'
+    assert format_path([]) == "$"
+    assert format_path(["items", 2, "price"]) == "$.items[2].price"
+    assert format_path(["a b", 'say "hi"', "\udc00", ""]) == '$["a b"]["say \\"hi\\""]["\\udc00"][""]'
 
 
 @given(text, text)
@@ -355,7 +355,7 @@ def test_utf16_order_equals_the_order_of_javascript(left: str, right: str) -> No
         encoded = one.encode("utf-16-be")
         return [int.from_bytes(encoded[at : at + 2], "big") for at in range(0, len(encoded), 2)]
 
-    assert (utf16_order(left) < utf16_order(right)) == (code_units(left) < code_units(right))
+    assert (utf16_sort_key(left) < utf16_sort_key(right)) == (code_units(left) < code_units(right))
 
 
 # --- run arguments -----------------------------------------------------------------------------------

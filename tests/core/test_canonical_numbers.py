@@ -22,7 +22,7 @@ from oncelog.core.canonical import (
     parse,
     parse_parts,
 )
-from oncelog.core.identity import fingerprint_of
+from oncelog.core.identity import fingerprint_from_json
 from oncelog.errors import CanonicalError
 
 APPENDIX_B = vectors.load("rfc8785_numbers")
@@ -233,7 +233,7 @@ def test_values_of_the_earlier_rule_keep_their_bytes(integer: int, exponent: int
 )
 def test_equal_numbers_have_one_fingerprint(left: str, right: str) -> None:
     fingerprints = {
-        fingerprint_of(read(f'{{"partitions":["a"],"event":{{"type":"t","v":{written}}}}}'.encode()))
+        fingerprint_from_json(read(f'{{"partitions":["a"],"event":{{"type":"t","v":{written}}}}}'.encode()))
         for written in (left, right)
         for read in (parse, parse_parts)
     }

@@ -15,14 +15,14 @@ from core.delta_faults import FAULTS, GOOD, NOT_JSON, Fault, delta_json, delta_t
 from oncelog.core.canonical import INTEGER_MAX, canonical, canonical_text
 from oncelog.core.deltas import (
     WrongIdError,
-    delta_body,
-    deltas_body,
+    decode_delta,
+    decode_push,
+    encode_delta,
+    encode_push,
     is_identifier,
-    read_delta,
-    read_push,
-    row_delta,
+    to_row_delta,
 )
-from oncelog.core.identity import delta_id_of
+from oncelog.core.identity import delta_id_from_json
 from oncelog.core.merge import Op, RowDelta, extract
 from oncelog.errors import CanonicalError
 
@@ -55,13 +55,14 @@ good_deltas = st.fixed_dictionaries(
 
 
 def with_id(members: dict[str, Any]) -> dict[str, Any]:
-    return {**members, "deltaId": delta_id_of(members).hex()}
+    return {**members, "deltaId": delta_id_from_json(members).hex()}
 
 
 def taken(body: bytes) -> list[RowDelta]:
     """Return all deltas of the body, each checked."""
     return [
-        row_delta(given, given.identity(), f"deltas[{index}]") for index, given in enumerate(read_push(body).deltas)
+        to_row_delta(given, given.compute_id(), f"deltas[{index}]")
+        for index, given in enumerate(decode_push(body).deltas)
     ]
 
 
@@ -76,42 +77,42 @@ def push_text(*deltas: str) -> bytes:
 @pytest.mark.parametrize("vector", [pytest.param(one, id=one["name"]) for one in vectors.load("delta_ids")])
 def test_delta_ids_match_the_vectors(vector: dict[str, Any]) -> None:
     text = json.dumps({**vector["input"], "deltaId": "", "op": "UPDATE"})
-    (given,) = read_push(push_text(text)).deltas
-    assert given.identity().hex() == vector["deltaId"]
+    (given,) = decode_push(push_text(text)).deltas
+    assert given.compute_id().hex() == vector["deltaId"]
 
 
 @pytest.mark.rule("DE-1", "DE-2")
 @given(good_deltas)
 def test_delta_id_equals_the_hash_of_the_canonical_form(members: dict[str, Any]) -> None:
     for text in (json.dumps(with_id(members)), json.dumps(with_id(members), ensure_ascii=False, indent=1)):
-        (given,) = read_push(push_text(text)).deltas
-        assert given.identity() == delta_id_of(members)
+        (given,) = decode_push(push_text(text)).deltas
+        assert given.compute_id() == delta_id_from_json(members)
 
 
 @pytest.mark.rule("DE-1", "DE-2")
 @given(good_deltas)
 def test_delta_round_trips_through_its_canonical_form(members: dict[str, Any]) -> None:
-    change = read_delta(json.dumps(with_id(members)).encode())
-    body = delta_body(change)
+    change = decode_delta(json.dumps(with_id(members)).encode())
+    body = encode_delta(change)
     assert body == canonical(with_id(members)) == canonical_text(body)
-    assert read_delta(body) == change
-    assert taken(deltas_body([body, body])) == [change, change]
-    assert canonical_text(deltas_body([body, body])) == deltas_body([body, body])
+    assert decode_delta(body) == change
+    assert taken(encode_push([body, body])) == [change, change]
+    assert canonical_text(encode_push([body, body])) == encode_push([body, body])
     submission = oncelog.delta("deltas/shop", change, actor="user:ada")
-    assert (submission.key, submission.fingerprint) == (delta_id_of(members), members["op"].encode())
+    assert (submission.key, submission.fingerprint) == (delta_id_from_json(members), members["op"].encode())
     assert (submission.body, submission.client, submission.actor) == (body, members["clientId"], "user:ada")
 
 
 @pytest.mark.rule("DE-2", "DE-10")
 def test_equivalent_spellings_are_the_same_delta() -> None:
-    good = read_delta(delta_text().encode())
+    good = decode_delta(delta_text().encode())
     for text in (
         delta_text(op='"UPDATE"', rowId=r'"row\u002d1"'),
         delta_text(columns='[ {"value":1.0,"column":"a"}, {"value":{"y":[null,"\\u00e9"],"x":15e-1},"column":"b"} ]'),
         "\n" + delta_text(note='{"retries": 3}'),
     ):
-        assert read_delta(text.encode()) == good
-    other = read_delta(delta_text(op='"DELETE"').encode())
+        assert decode_delta(text.encode()) == good
+    other = decode_delta(delta_text(op='"DELETE"').encode())
     assert (other.delta_id, other.op) == (good.delta_id, Op.DELETE)
 
 
@@ -122,12 +123,12 @@ def test_minus_zero_equals_zero_and_null_is_a_value() -> None:
 
     zero = delta_json(columns=[{"column": "a", "value": 0}])["deltaId"]
     for text in ("0", "-0", "-0.0", "0e7", "-0E-3"):
-        (given,) = read_push(push_text(columns(text))).deltas
-        assert given.identity().hex() == zero
-        assert row_delta(given, given.identity(), "").columns == (("a", b"0"),)
-    (given,) = read_push(push_text(columns("null"))).deltas
-    assert given.identity().hex() == id_of({**GOOD, "columns": [{"column": "a", "value": None}]}) != zero
-    assert row_delta(given, given.identity(), "").columns == (("a", b"null"),)
+        (given,) = decode_push(push_text(columns(text))).deltas
+        assert given.compute_id().hex() == zero
+        assert to_row_delta(given, given.compute_id(), "").columns == (("a", b"0"),)
+    (given,) = decode_push(push_text(columns("null"))).deltas
+    assert given.compute_id().hex() == id_of({**GOOD, "columns": [{"column": "a", "value": None}]}) != zero
+    assert to_row_delta(given, given.compute_id(), "").columns == (("a", b"null"),)
 
 
 @pytest.mark.rule("DE-1")
@@ -144,8 +145,8 @@ def test_values_at_the_limits_are_accepted() -> None:
         {"columns": [{"column": f"c{number}", "value": number} for number in range(1000)]},
     ]
     for members in ends:
-        change = read_delta(json.dumps(delta_json(**members)).encode())
-        assert delta_body(change) == canonical(delta_json(**members))
+        change = decode_delta(json.dumps(delta_json(**members)).encode())
+        assert encode_delta(change) == canonical(delta_json(**members))
 
 
 def test_names_are_checked_as_ascii() -> None:
@@ -167,7 +168,7 @@ def test_invalid_delta_is_refused_with_its_path(fault: Fault, index: int) -> Non
     assert raised.value.path.removeprefix("$.").startswith(f"deltas[{index}]{fault.path}")
     assert fault.words in raised.value.reason
     with pytest.raises(CanonicalError):
-        read_delta(texts[index].encode())
+        decode_delta(texts[index].encode())
 
 
 @pytest.mark.rule("DE-10")
@@ -208,7 +209,7 @@ def test_invalid_push_is_refused(body: bytes, path: str) -> None:
 @pytest.mark.parametrize("forged", ["", "0" * 64, delta_json()["deltaId"].upper(), delta_json()["deltaId"] + " "])
 def test_wrong_delta_id_is_refused_with_the_right_one(forged: str) -> None:
     with pytest.raises(WrongIdError) as raised:
-        read_delta(delta_text(deltaId=json.dumps(forged)).encode())
+        decode_delta(delta_text(deltaId=json.dumps(forged)).encode())
     assert (raised.value.path, raised.value.expected) == ("$.deltaId", delta_json()["deltaId"])
 
 
@@ -222,8 +223,8 @@ def test_no_text_escapes_its_field() -> None:
         {"clientId": 'client-1","columns":[],"hlc":"1'},
         {"hlc": '1","rowId":"x","table":"todos"}', "rowId": "", "table": ""},
     ):
-        (given,) = read_push(push_text(json.dumps(delta_json(**members)))).deltas
-        assert given.identity().hex() != honest
+        (given,) = decode_push(push_text(json.dumps(delta_json(**members)))).deltas
+        assert given.compute_id().hex() != honest
 
 
 # --- in one's own process ------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.writes import Log, event, message
-from oncelog.core.gaps import Gap, check_restore_record, gap_at, last_evicting, missing_numbers
-from oncelog.core.invariants import History, violations
+from core.item_builders import Log, event, message
+from oncelog.core.gaps import Gap, check_restore_record, count_missing_numbers, find_gap, find_last_eviction
+from oncelog.core.invariants import History, find_violations
 from oncelog.core.values import Applied, Leap, Reason, Record, Refused, Request, SetMember
 
 RUNS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=4)
@@ -37,8 +37,8 @@ def test_missing_numbers_are_those_without_a_record(
     newest = max(numbers, default=0)
     after, upto = sorted((min(after, newest), min(upto, newest)))
     wanted = [number for number in range(after + 1, upto + 1) if number not in numbers]
-    assert missing_numbers(gaps, after, upto) == len(wanted)
-    assert [number for number in range(after + 1, upto + 1) if gap_at(gaps, number) is not None] == wanted
+    assert count_missing_numbers(gaps, after, upto) == len(wanted)
+    assert [number for number in range(after + 1, upto + 1) if find_gap(gaps, number) is not None] == wanted
 
 
 @pytest.mark.rule("CO-12", "LG-15")
@@ -47,7 +47,7 @@ def test_last_evicting_position_has_a_record(runs: list[tuple[int, int]], rest: 
     numbers, gaps = history(runs, rest)
     upto = min(upto, max(numbers, default=0))
     evicting = [number for number in numbers if number <= upto and number % interval == 0]
-    assert last_evicting(upto, interval, gaps) == max(evicting, default=0)
+    assert find_last_eviction(upto, interval, gaps) == max(evicting, default=0)
 
 
 def leapt() -> Log:
@@ -73,9 +73,9 @@ def history_of(records: list[Record], log: Log) -> History:
 @pytest.mark.rule("CO-12")
 def test_invariants_accept_a_gap_at_a_restore_record_only() -> None:
     log = leapt()
-    assert violations(history_of(list(log.records), log)) == []
+    assert find_violations(history_of(list(log.records), log)) == []
     without = [record for record in log.records if record.position != 1001]
-    found = violations(history_of(without, log))
+    found = find_violations(history_of(without, log))
     assert any("are not dense: 1002 follows 2, without a leap" in one.message for one in found)
 
 

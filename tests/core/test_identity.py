@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from core import vectors
 from oncelog.core.canonical import canonical, canonical_args, parse
 from oncelog.core.identity import (
+    compute_lane,
     delta_id,
-    delta_id_of,
+    delta_id_from_json,
     fingerprint,
-    fingerprint_of,
+    fingerprint_from_json,
     frame,
-    lane_of,
     normal_partitions,
     request_hash,
     run_key,
-    run_key_of,
+    run_key_from_json,
     run_key_v1,
     scope_of,
 )
@@ -99,21 +99,21 @@ def test_fingerprint_is_the_hash_of_the_canonical_form(names: list[str], event: 
     assert fingerprint(names, canonical(event)) == fingerprint(partitions, canonical(event))
     whole = sha256(canonical({"partitions": list(partitions), "event": event})).digest()
     assert fingerprint(partitions, canonical(event)) == whole
-    assert fingerprint_of({"event": event, "partitions": names, "id": "no part of it"}) == whole
+    assert fingerprint_from_json({"event": event, "partitions": names, "id": "no part of it"}) == whole
 
 
 @pytest.mark.rule("EV-6", "CO-5")
 def test_fingerprints_are_equal_exactly_for_equal_content() -> None:
-    base = fingerprint_of({"partitions": ["a", "b"], "event": {"type": "x", "n": 1}})
-    assert fingerprint_of(parse('{"event":{"n":1.0,"type":"x"},"partitions":["b","a","a"]}')) == base
+    base = fingerprint_from_json({"partitions": ["a", "b"], "event": {"type": "x", "n": 1}})
+    assert fingerprint_from_json(parse('{"event":{"n":1.0,"type":"x"},"partitions":["b","a","a"]}')) == base
     for other in (
         {"partitions": ["a"], "event": {"type": "x", "n": 1}},
         {"partitions": ["a", "b"], "event": {"type": "x", "n": "1"}},
         {"partitions": ["a", "b"], "event": {"type": "x", "n": 1, "m": None}},
     ):
-        assert fingerprint_of(other) != base
-    composed = fingerprint_of({"partitions": ["a"], "event": {"type": "é"}})
-    assert fingerprint_of({"partitions": ["a"], "event": {"type": "e\u0301"}}) != composed
+        assert fingerprint_from_json(other) != base
+    composed = fingerprint_from_json({"partitions": ["a"], "event": {"type": "é"}})
+    assert fingerprint_from_json({"partitions": ["a"], "event": {"type": "e\u0301"}}) != composed
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_fingerprints_are_equal_exactly_for_equal_content() -> None:
 )
 def test_invalid_fingerprint_input_is_refused_with_its_path(value: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
-        fingerprint_of(value)
+        fingerprint_from_json(value)
     assert refused.value.path == path
 
 
@@ -142,14 +142,14 @@ def test_invalid_fingerprint_input_is_refused_with_its_path(value: Any, path: st
 @pytest.mark.parametrize("vector", named(vectors.load("delta_ids")))
 def test_delta_ids_agree_with_independent_implementations(vector: dict[str, Any]) -> None:
     assert canonical(vector["input"]).decode() == vector["canonical"]
-    assert delta_id_of(vector["input"]).hex() == vector["deltaId"]
+    assert delta_id_from_json(vector["input"]).hex() == vector["deltaId"]
 
 
 @pytest.mark.rule("DE-2")
 def test_delta_id_depends_on_exactly_five_fields() -> None:
-    base = delta_id_of(DELTA)
-    assert delta_id_of({**DELTA, "op": "DELETE", "deltaId": "00", "received": 5}) == base
-    assert delta_id_of(dict(reversed(DELTA.items()))) == base
+    base = delta_id_from_json(DELTA)
+    assert delta_id_from_json({**DELTA, "op": "DELETE", "deltaId": "00", "received": 5}) == base
+    assert delta_id_from_json(dict(reversed(DELTA.items()))) == base
     assert delta_id("client-1", "65536000000", "todos", "row-1", DELTA["columns"]) == base
     changes = {
         "clientId": "client-2",
@@ -158,7 +158,7 @@ def test_delta_id_depends_on_exactly_five_fields() -> None:
         "rowId": "row-2",
         "columns": list(reversed(DELTA["columns"])),
     }
-    assert len({base, *(delta_id_of({**DELTA, name: value}) for name, value in changes.items())}) == 6
+    assert len({base, *(delta_id_from_json({**DELTA, name: value}) for name, value in changes.items())}) == 6
 
 
 @pytest.mark.rule("EV-6")
@@ -172,7 +172,7 @@ def test_string_is_not_accepted_as_a_list_of_names() -> None:
 @pytest.mark.rule("DE-2")
 def test_delta_id_function_is_as_strict_as_the_protocol() -> None:
     columns = tuple(DELTA["columns"])
-    assert delta_id("client-1", "65536000000", "todos", "row-1", columns) == delta_id_of(DELTA)
+    assert delta_id("client-1", "65536000000", "todos", "row-1", columns) == delta_id_from_json(DELTA)
     with pytest.raises(CanonicalError) as refused:
         delta_id("client-1", 65536000000, "todos", "row-1", columns)  # type: ignore[arg-type]
     assert refused.value.path == "$.hlc"
@@ -181,7 +181,7 @@ def test_delta_id_function_is_as_strict_as_the_protocol() -> None:
 @pytest.mark.rule("DE-2")
 def test_delta_id_function_does_not_check_names() -> None:
     odd = {**DELTA, "table": "no identifier; at all", "columns": [{"column": "", "value": None}, {"column": ""}]}
-    assert len(delta_id_of(odd)) == 32
+    assert len(delta_id_from_json(odd)) == 32
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_delta_id_function_does_not_check_names() -> None:
 )
 def test_invalid_delta_id_input_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
-        delta_id_of({**DELTA, **change})
+        delta_id_from_json({**DELTA, **change})
     assert refused.value.path == path
 
 
 @pytest.mark.parametrize("name", DELTA)
 def test_missing_delta_field_is_named(name: str) -> None:
     with pytest.raises(CanonicalError) as refused:
-        delta_id_of({key: value for key, value in DELTA.items() if key != name})
+        delta_id_from_json({key: value for key, value in DELTA.items() if key != name})
     assert refused.value.path == f"$.{name}"
 
 
@@ -216,7 +216,7 @@ def test_missing_delta_field_is_named(name: str) -> None:
 @pytest.mark.rule("RU-1", "RU-2")
 @pytest.mark.parametrize("vector", named(vectors.load("run_keys_v2")))
 def test_run_keys_agree_with_independent_implementations(vector: dict[str, Any]) -> None:
-    assert run_key_of(vector["input"]).hex() == vector["key_hex"]
+    assert run_key_from_json(vector["input"]).hex() == vector["key_hex"]
 
 
 @pytest.mark.rule("RU-3", "RU-4")
@@ -247,7 +247,7 @@ def test_run_key_is_the_first_half_of_a_hash_over_six_frames() -> None:
 
 @pytest.mark.rule("RU-5")
 def test_run_key_depends_on_exactly_six_fields() -> None:
-    base = run_key_of(RUN)
+    base = run_key_from_json(RUN)
     changes = {
         "plan_id": "plan-124",
         "campaign_id": 457,
@@ -256,15 +256,15 @@ def test_run_key_depends_on_exactly_six_fields() -> None:
         "ruleset_version": "dnd5e-v1.1",
         "args_json": {"sides": 20, "count": 2},
     }
-    assert len({base, *(run_key_of({**RUN, name: value}) for name, value in changes.items())}) == 7
-    assert run_key_of({**RUN, "execution_request_id": "e-1", "replay_ordinal": 4, "payload": {"sum": 3}}) == base
+    assert len({base, *(run_key_from_json({**RUN, name: value}) for name, value in changes.items())}) == 7
+    assert run_key_from_json({**RUN, "execution_request_id": "e-1", "replay_ordinal": 4, "payload": {"sum": 3}}) == base
 
 
 @pytest.mark.rule("RU-3", "RU-5")
 def test_only_run_arguments_are_normalised() -> None:
-    assert run_key_of({**RUN, "args_json": {"e\u0301": 1}}) == run_key_of({**RUN, "args_json": {"é": 1}})
+    assert run_key_from_json({**RUN, "args_json": {"e\u0301": 1}}) == run_key_from_json({**RUN, "args_json": {"é": 1}})
     for name in ("plan_id", "event_type", "tool_name", "ruleset_version"):
-        assert run_key_of({**RUN, name: "e\u0301"}) != run_key_of({**RUN, name: "é"})
+        assert run_key_from_json({**RUN, name: "e\u0301"}) != run_key_from_json({**RUN, name: "é"})
 
 
 @pytest.mark.rule("RU-10")
@@ -337,14 +337,14 @@ def test_each_field_changes_the_v1_run_key(field: int) -> None:
 )
 def test_invalid_run_key_input_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
-        run_key_of({**RUN, **change})
+        run_key_from_json({**RUN, **change})
     assert refused.value.path == path
 
 
 @pytest.mark.parametrize("name", ["campaign_id", "event_type"])
 def test_missing_run_field_is_named(name: str) -> None:
     with pytest.raises(CanonicalError) as refused:
-        run_key_of({key: value for key, value in RUN.items() if key != name})
+        run_key_from_json({key: value for key, value in RUN.items() if key != name})
     assert refused.value.path == f"$.{name}"
 
 
@@ -421,9 +421,9 @@ def test_scope_parts_are_joined_and_escaped() -> None:
 
 def test_lane_of_a_stream_never_changes() -> None:
     # These numbers are on disk in every log: a change of the hash would tear streams apart.
-    assert [lane_of(stream, 16) for stream in ("chat/1", "chat/2", "vault/acme", "é")] == [1, 8, 6, 4]
-    assert {lane_of(f"stream/{number}", 16) for number in range(1000)} == set(range(1, 17))
-    assert lane_of("anything", 1) == 1
+    assert [compute_lane(stream, 16) for stream in ("chat/1", "chat/2", "vault/acme", "é")] == [1, 8, 6, 4]
+    assert {compute_lane(f"stream/{number}", 16) for number in range(1000)} == set(range(1, 17))
+    assert compute_lane("anything", 1) == 1
 
 
 def test_all_vectors_of_the_catalogue_are_present() -> None:

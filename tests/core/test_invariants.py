@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.writes import DAY_MS, Log, event, key, message, transaction
-from oncelog.core.invariants import INVARIANTS, Answer, History, Reading, Sync, violations
+from core.item_builders import DAY_MS, Log, event, key, message, transaction
+from oncelog.core.invariants import INVARIANTS, Answer, History, ObservedRead, ObservedSync, find_violations
 from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.values import (
     Acknowledge,
@@ -47,8 +47,8 @@ def run(writes: list[Submission], log: Log | None = None) -> History:
         records=list(log.records),
         settings=log.snapshot.settings,
         answers=answers,
-        readings=[Reading("reader", 0, 0, len(seen), seen)],
-        syncs=[Sync("ann", scope, 0, last, range(1, last + 1)) for scope, last in log.snapshot.streams.items()],
+        readings=[ObservedRead("reader", 0, 0, len(seen), seen)],
+        syncs=[ObservedSync("ann", scope, 0, last, range(1, last + 1)) for scope, last in log.snapshot.streams.items()],
         acknowledged=dict(log.snapshot.acknowledged),
         members=dict(log.snapshot.members),
         rosters=dict(log.snapshot.rosters),
@@ -66,8 +66,8 @@ def ordinary() -> History:
 
 @pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-13", "CO-14")
 def test_valid_history_has_no_violations() -> None:
-    assert violations(ordinary()) == []
-    assert violations(History(records=[])) == []
+    assert find_violations(ordinary()) == []
+    assert find_violations(History(records=[])) == []
 
 
 @pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-14")
@@ -80,18 +80,18 @@ def test_generated_histories_have_no_violations(writes: list[tuple[int, str, str
         "n": lambda number, content: transaction(None, number, content=content),
         "o": lambda number, content: transaction(number + 10, number, content=content),
     }
-    assert violations(run([kinds[kind](number, content) for number, content, kind in writes])) == []
+    assert find_violations(run([kinds[kind](number, content) for number, content, kind in writes])) == []
 
 
 @pytest.mark.rule("CH-5", "CH-13", "LG-16")
 def test_reuse_of_an_expired_key_is_not_a_violation() -> None:
     log = Log(eviction_interval=1)
     early = run([message(1), transaction(1, 1)], log)
-    assert violations(early) == []
+    assert find_violations(early) == []
     log.now_ms += 8 * DAY_MS
     history = run([transaction(1, 1, client="c2"), message(1), transaction(1, 1)], log)
     assert len(submitted(history.records)) == 5
-    assert violations(history) == []
+    assert find_violations(history) == []
     assert found(replace(history, records=[replace(one, log_time_ms=5) for one in history.records])) >= {
         "idempotency_guarantee"
     }
@@ -103,7 +103,7 @@ def submitted(records: Sequence[Record]) -> list[Record]:
 
 
 def found(history: History) -> set[str]:
-    return {violation.invariant for violation in violations(history)}
+    return {violation.invariant for violation in find_violations(history)}
 
 
 def damaged(**changes: Any) -> History:
@@ -168,9 +168,9 @@ def test_two_records_under_one_key_are_found() -> None:
 
 @pytest.mark.rule("CH-13")
 def test_incomplete_sync_is_found() -> None:
-    assert found(damaged(syncs=[Sync("ann", "chat/1", 0, 2, [2])])) == {"sync_completeness"}
-    assert found(damaged(syncs=[Sync("ann", "chat/1", 1, 2, [2])])) == set()
-    assert found(damaged(syncs=[Sync("ann", "chat/1", 0, 1, [1])])) == set()
+    assert found(damaged(syncs=[ObservedSync("ann", "chat/1", 0, 2, [2])])) == {"sync_completeness"}
+    assert found(damaged(syncs=[ObservedSync("ann", "chat/1", 1, 2, [2])])) == set()
+    assert found(damaged(syncs=[ObservedSync("ann", "chat/1", 0, 1, [1])])) == set()
 
 
 @pytest.mark.rule("CH-13")
@@ -233,7 +233,7 @@ def test_reused_number_is_found() -> None:
     history = ordinary()
     other = Answer(identity_of(9), b"x", Committed(history.records[0].receipt))
     assert "numbers_are_never_reused" in found(damaged(answers=[*history.answers, other]))
-    remembered_otherwise = Reading("before the crash", 0, 2, 3, [(3, identity_of(8))])
+    remembered_otherwise = ObservedRead("before the crash", 0, 2, 3, [(3, identity_of(8))])
     assert found(damaged(readings=[remembered_otherwise])) == {"numbers_are_never_reused"}
     message_twice = [
         replace(one, sequence=1, key=key(50 + one.position)) if one.policy == "chat" else one for one in history.records
@@ -244,15 +244,15 @@ def test_reused_number_is_found() -> None:
 @pytest.mark.rule("CO-13")
 @pytest.mark.parametrize("seen", [[1, 3], [1, 2], [1, 2, 2, 3], [2, 1, 3], [1, 2, 3, 4], []])
 def test_event_missed_by_a_reader_is_found(seen: list[int]) -> None:
-    reading = Reading("reader", 0, 0, 3, [(position, identity_of(position)) for position in seen])
+    reading = ObservedRead("reader", 0, 0, 3, [(position, identity_of(position)) for position in seen])
     assert "readers_miss_nothing" in found(damaged(readings=[reading]))
 
 
 @pytest.mark.rule("CO-13")
 def test_partition_reader_is_checked_against_its_partition() -> None:
-    assert found(damaged(readings=[Reading("reader", 0, 0, 3, [(2, identity_of(2))], "p")])) == set()
-    assert found(damaged(readings=[Reading("reader", 0, 2, 3, [], "p")])) == set()
-    assert found(damaged(readings=[Reading("reader", 0, 0, 3, [], "p")])) == {"readers_miss_nothing"}
+    assert found(damaged(readings=[ObservedRead("reader", 0, 0, 3, [(2, identity_of(2))], "p")])) == set()
+    assert found(damaged(readings=[ObservedRead("reader", 0, 2, 3, [], "p")])) == set()
+    assert found(damaged(readings=[ObservedRead("reader", 0, 0, 3, [], "p")])) == {"readers_miss_nothing"}
 
 
 @pytest.mark.rule("CO-14")
@@ -288,7 +288,7 @@ def test_retry_by_client_sequence_does_not_bind_its_key() -> None:
         Answer(key_identity(one), one.fingerprint, log(one), one.client_sequence) for one in (first, by_number, other)
     ]
     assert [type(answer.verdict) for answer in answers] == [Committed, Replayed, Committed]
-    assert violations(History(records=list(log.records), answers=answers)) == []
+    assert find_violations(History(records=list(log.records), answers=answers)) == []
 
 
 @pytest.mark.rule("CO-14")
@@ -303,7 +303,7 @@ def test_wrong_refusal_before_the_commit_is_found() -> None:
         ),
         Answer(key_identity(second), second.fingerprint, log(second)),
     ]
-    assert violations(History(records=list(log.records), answers=answers)) == []
+    assert find_violations(History(records=list(log.records), answers=answers)) == []
 
 
 @pytest.mark.rule("LG-15", "CH-5", "CH-13")

@@ -59,9 +59,9 @@ def test_characters_that_decompose_to_marks_are_marks_or_listed() -> None:
 )
 def test_texts_that_skip_the_search_for_long_runs_have_none(parts: list[tuple[str, int]]) -> None:
     text = "".join(character * count for character, count in parts)
-    long_run, _ = canonical._combining_marks()
+    long_run, _ = canonical._compile_mark_tables()
     assert canonical._may_have_long_run(text) or long_run.search(text) is None
-    assert nfc(text) == unicodedata.normalize("NFC", canonical._with_sorted_marks(text))
+    assert nfc(text) == unicodedata.normalize("NFC", canonical._sort_long_runs(text))
 
 
 @pytest.mark.rule("CO-30")
@@ -73,7 +73,7 @@ def test_shortest_long_run_is_found_wherever_it_starts(start: int) -> None:
 
 @pytest.mark.parametrize("name", ["日本語テスト" * 40, "हिन्दी में क्षेत्र " * 13, "שָׁלוֹם עֲלֵיכֶם " * 14])
 def test_ordinary_names_skip_the_search_for_long_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "_with_sorted_marks", lambda text: pytest.fail(f"searched {len(text)} characters"))
+    monkeypatch.setattr(canonical, "_sort_long_runs", lambda text: pytest.fail(f"searched {len(text)} characters"))
     assert nfc(name) == unicodedata.normalize("NFC", name)
 
 

@@ -3,23 +3,23 @@
 import pytest
 from msgspec.structs import replace
 
-from core.writes import (
+from core.item_builders import (
     DAY_MS,
     Log,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     claim,
-    committed,
     delta,
     event,
     key,
     message,
-    refused,
-    replayed,
     result,
     transaction,
 )
 from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, Entity, Must, Relate, SetEntity, Unrelate
-from oncelog.core.plan import known_answer, plan
+from oncelog.core.plan import answer_known_key, plan
 from oncelog.core.values import (
     Mode,
     Reason,
@@ -34,12 +34,12 @@ from oncelog.core.values import (
 @pytest.mark.rule("EV-3", "EV-4", "CO-15")
 def test_retry_is_replayed_and_writes_nothing() -> None:
     log = Log()
-    receipt = committed(log(event(1)))
+    receipt = assert_committed(log(event(1)))
     assert (receipt.lane, receipt.position, receipt.log_time_ms, receipt.height) == (0, 1, 1_000_000, 1)
-    assert committed(log(event(2))).position == 2
+    assert assert_committed(log(event(2))).position == 2
     log.now_ms += 5000
     again = plan([Request((event(1, client="another"),))], log.snapshot, log.now_ms)
-    assert replayed(again.verdicts[0][0]).receipt == receipt
+    assert assert_replayed(again.verdicts[0][0]).receipt == receipt
     changes = again.changes
     assert not any(getattr(changes, name) for name in changes.__struct_fields__)
     assert changes.is_empty
@@ -49,9 +49,9 @@ def test_retry_is_replayed_and_writes_nothing() -> None:
 def test_known_identity_with_other_content_is_refused() -> None:
     log = Log()
     log(event(1, "x"))
-    assert refused(log(event(1, "y")), Reason.IDENTITY_REUSED).field == "key"
+    assert assert_refused(log(event(1, "y")), Reason.IDENTITY_REUSED).field == "key"
     log(transaction(1, 1, content="x"))
-    refused(log(transaction(1, 2, content="y")), Reason.IDENTITY_REUSED)
+    assert_refused(log(transaction(1, 2, content="y")), Reason.IDENTITY_REUSED)
     assert [record.position for record in log.records] == [1, 1]
 
 
@@ -59,40 +59,40 @@ def test_known_identity_with_other_content_is_refused() -> None:
 def test_equal_identities_in_one_group_commit_are_committed_once() -> None:
     log = Log()
     first, second, other, conflict = log.apart(event(1), event(1), event(2), event(1, "y"))
-    assert replayed(second).receipt == committed(first)
-    assert committed(other).position == 2
-    refused(conflict, Reason.IDENTITY_REUSED)
+    assert assert_replayed(second).receipt == assert_committed(first)
+    assert assert_committed(other).position == 2
+    assert_refused(conflict, Reason.IDENTITY_REUSED)
 
 
 @pytest.mark.rule("CH-4", "DE-4")
 def test_retry_with_other_content_reports_a_mismatch_where_the_first_wins() -> None:
     log = Log()
     log(SetMember("chat/1", "user:ann"))
-    receipt = committed(log(message(1, "hello")))
-    assert not replayed(log(message(1, "hello"))).mismatch
-    answer = replayed(log(message(1, "goodbye")))
+    receipt = assert_committed(log(message(1, "hello")))
+    assert not assert_replayed(log(message(1, "hello"))).mismatch
+    answer = assert_replayed(log(message(1, "goodbye")))
     assert answer.receipt == receipt
     assert answer.mismatch
     assert [record.body for record in log.records if record.sequence] == [b"hello"]
-    inserted = committed(log(delta(1, op=Op.INSERT, a="1")))
-    assert replayed(log(delta(1, op=Op.DELETE))) == replayed(log(delta(1, op=Op.UPDATE)))
-    assert replayed(log(delta(1, op=Op.INSERT, a="1"))).receipt == inserted
+    inserted = assert_committed(log(delta(1, op=Op.INSERT, a="1")))
+    assert assert_replayed(log(delta(1, op=Op.DELETE))) == assert_replayed(log(delta(1, op=Op.UPDATE)))
+    assert assert_replayed(log(delta(1, op=Op.INSERT, a="1"))).receipt == inserted
 
 
 @pytest.mark.rule("CO-41")
 def test_retry_of_an_erased_record_reports_the_erasure() -> None:
     log = Log()
-    receipt = committed(log(event(1)))
+    receipt = assert_committed(log(event(1)))
     identity = ("events", "", "", key(1))
     keys = {identity: replace(log.snapshot.keys[identity], erased=True)}
     verdicts = plan([Request((event(1),))], replace(log.snapshot, keys=keys), log.now_ms).verdicts
-    assert replayed(verdicts[0][0]).erased
-    assert replayed(verdicts[0][0]).receipt == receipt
+    assert assert_replayed(verdicts[0][0]).erased
+    assert assert_replayed(verdicts[0][0]).receipt == receipt
     log(transaction(1, 1))
     number = ("ledger", "org/1", "c1", 1)
     sequences = {number: replace(log.snapshot.sequences[number], erased=True)}
     verdicts = plan([Request((transaction(None, 1),))], replace(log.snapshot, sequences=sequences), log.now_ms).verdicts
-    assert replayed(verdicts[0][0]).erased
+    assert assert_replayed(verdicts[0][0]).erased
 
 
 @pytest.mark.rule("CO-15", "CO-41")
@@ -104,21 +104,21 @@ def test_known_answer_equals_the_decision(content: str, erased: bool) -> None:
     log.apart(event(1, "x"), message(1, "x"), result(1))
     log.snapshot.keys = {name: replace(it, erased=erased) for name, it in log.snapshot.keys.items()}
     for item in (event(1, content), message(1, content), replace(claim(1, "a"), fingerprint=content.encode())):
-        assert known_answer(item, log.snapshot.keys[key_identity(item)]) == log(item)
+        assert answer_known_key(item, log.snapshot.keys[key_identity(item)]) == log(item)
 
 
 @pytest.mark.rule("RU-8", "LG-7", "CH-3")
 def test_scopes_do_not_share_identities() -> None:
     log = Log()
     for scope in ("campaign/1", "campaign/2"):
-        assert committed(log(result(1, scope=scope))).sequence == 1
+        assert assert_committed(log(result(1, scope=scope))).sequence == 1
     for scope in ("org/1", "org/1/vault/1", "org/1/vault/2"):
-        assert committed(log(transaction(1, 1, scope=scope))).sequence == 1
-    assert committed(log(transaction(1, 1, client="c2"))).sequence == 2
+        assert assert_committed(log(transaction(1, 1, scope=scope))).sequence == 1
+    assert assert_committed(log(transaction(1, 1, client="c2"))).sequence == 2
     log(SetMember("chat/1", "user:ann"))
     log(SetMember("chat/1", "user:bob"))
-    first = committed(log(message(1)))
-    assert replayed(log(message(1, actor="user:bob"))).receipt == first
+    first = assert_committed(log(message(1)))
+    assert assert_replayed(log(message(1, actor="user:bob"))).receipt == first
 
 
 # --- order -------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_scopes_do_not_share_identities() -> None:
 def test_each_stream_has_its_own_dense_sequence() -> None:
     log = Log()
     for scope in ("campaign/1", "campaign/2"):
-        assert [committed(log(result(number, scope=scope))).sequence for number in (1, 2, 3)] == [1, 2, 3]
+        assert [assert_committed(log(result(number, scope=scope))).sequence for number in (1, 2, 3)] == [1, 2, 3]
     assert log.snapshot.streams == {"campaign/1": 3, "campaign/2": 3}
     assert [record.sequence for record in log.records if record.scope == "campaign/2"] == [1, 2, 3]
 
@@ -139,8 +139,8 @@ def test_log_time_never_goes_back_and_refused_writes_leave_no_gap() -> None:
     times = []
     for number, now_ms in enumerate([5_000, 9_000, 2_000, 9_001], start=1):
         log.now_ms = now_ms
-        times.append(committed(log(event(number))).log_time_ms)
-        refused(log(event(number, "other")), Reason.IDENTITY_REUSED)
+        times.append(assert_committed(log(event(number))).log_time_ms)
+        assert_refused(log(event(number, "other")), Reason.IDENTITY_REUSED)
     assert times == [5_000, 9_000, 9_000, 9_001]
     assert [record.position for record in log.records] == [1, 2, 3, 4]
     assert log.snapshot.heads[0].log_time_ms == 9_001
@@ -166,8 +166,8 @@ def test_items_of_a_request_are_independent_by_default() -> None:
     log = Log()
     log(event(1))
     first, second, third = log.together(event(2), event(1, "other"), event(3))
-    refused(second, Reason.IDENTITY_REUSED)
-    assert [committed(first).position, committed(third).position] == [2, 3]
+    assert_refused(second, Reason.IDENTITY_REUSED)
+    assert [assert_committed(first).position, assert_committed(third).position] == [2, 3]
 
 
 @pytest.mark.rule("DE-6", "DE-8")
@@ -177,11 +177,14 @@ def test_refused_all_request_changes_nothing() -> None:
     before = [dict(getattr(log.snapshot, name)) for name in ("heads", "keys", "streams", "rows")]
     ahead = delta(4, hlc=(log.now_ms + 5001) << 16, a="9")
     verdicts = log.together(delta(2, 1, a="2"), delta(1, a="1"), delta(3, 2, b="3"), ahead, delta(5), mode=Mode.ALL)
-    assert refused(verdicts[3], Reason.CLOCK_DRIFT).field == "hlc"
+    assert assert_refused(verdicts[3], Reason.CLOCK_DRIFT).field == "hlc"
     for index in (0, 1, 2, 4):
-        assert refused(verdicts[index], Reason.NOT_PROCESSED).index == 3
+        assert assert_refused(verdicts[index], Reason.NOT_PROCESSED).index == 3
     assert [dict(getattr(log.snapshot, name)) for name in ("heads", "keys", "streams", "rows")] == before
-    assert [committed(one).sequence for one in log.together(delta(2, 1, a="2"), delta(3, 2), mode=Mode.ALL)] == [2, 3]
+    assert [assert_committed(one).sequence for one in log.together(delta(2, 1, a="2"), delta(3, 2), mode=Mode.ALL)] == [
+        2,
+        3,
+    ]
 
 
 @pytest.mark.rule("DE-6")
@@ -194,9 +197,9 @@ def test_refused_request_does_not_affect_others_in_its_group_commit() -> None:
         Request((delta(3, 3, b="3"), delta(2, 5, a="2")), Mode.ALL),
     ]
     first, second, third = log.submit(requests, log.now_ms)
-    assert committed(first[0]).sequence == 1
-    refused(second[0], Reason.NOT_PROCESSED)
-    assert [committed(one).sequence for one in third] == [2, 3]
+    assert assert_committed(first[0]).sequence == 1
+    assert_refused(second[0], Reason.NOT_PROCESSED)
+    assert [assert_committed(one).sequence for one in third] == [2, 3]
     assert log.snapshot.rows["gateway/1", "todos", "r1"].values == {"a": b"2", "b": b"3"}
     assert [record.position for record in log.records] == [1, 2, 3]
 
@@ -206,9 +209,9 @@ def test_until_refused_commits_the_items_before_the_refusal() -> None:
     log = Log()
     log(event(1))
     verdicts = log.together(event(2), event(1, "other"), event(3), event(4), mode=Mode.UNTIL_REFUSED)
-    assert committed(verdicts[0]).position == 2
-    refused(verdicts[1], Reason.IDENTITY_REUSED)
-    assert [refused(one, Reason.NOT_PROCESSED).index for one in verdicts[2:]] == [1, 1]
+    assert assert_committed(verdicts[0]).position == 2
+    assert_refused(verdicts[1], Reason.IDENTITY_REUSED)
+    assert [assert_refused(one, Reason.NOT_PROCESSED).index for one in verdicts[2:]] == [1, 1]
     assert len(log.records) == 2
 
 
@@ -231,7 +234,7 @@ def test_failed_conditions_report_reason_version_and_value() -> None:
     ]
     for name, condition, reason, version, value in cases:
         verdict = log(transaction(4, 4, SetEntity("fine", b""), SetEntity(name, b"new", condition=condition)))
-        failure = refused(verdict, reason)
+        failure = assert_refused(verdict, reason)
         assert (failure.field, failure.current, failure.value, failure.index) == (name, version, value, 1)
     met = [
         SetEntity("a", b"4", condition=Condition(Must.EXIST)),
@@ -239,7 +242,7 @@ def test_failed_conditions_report_reason_version_and_value() -> None:
         SetEntity("c", b"6", condition=Condition(Must.NOT_EXIST)),
         SetEntity("c", b"7", condition=Condition(Must.HAVE_VERSION, version=4)),
     ]
-    assert committed(log(transaction(4, 4, *met))).sequence == 4
+    assert assert_committed(log(transaction(4, 4, *met))).sequence == 4
     assert log.snapshot.entities["org/1", "c"] == Entity(b"7", 4)
 
 
@@ -247,11 +250,11 @@ def test_failed_conditions_report_reason_version_and_value() -> None:
 def test_failed_condition_uses_no_sequence_and_is_not_stored() -> None:
     log = Log()
     guarded = SetEntity("a", b"1", condition=Condition(Must.EXIST))
-    refused(log(transaction(1, 1, guarded)), Reason.KEY_NOT_FOUND)
+    assert_refused(log(transaction(1, 1, guarded)), Reason.KEY_NOT_FOUND)
     assert not log.records
     assert not log.snapshot.clients
     log(transaction(2, 1, SetEntity("a", b"0")))
-    assert committed(log(transaction(1, 2, guarded))).client_sequence == 2
+    assert assert_committed(log(transaction(1, 2, guarded))).client_sequence == 2
 
 
 @pytest.mark.rule("LG-2")
@@ -260,9 +263,9 @@ def test_expired_entity_is_absent() -> None:
     log(transaction(1, 1, SetEntity("a", b"1", expires_at_ms=log.now_ms + 10)))
     log.now_ms += 9
     absent = transaction(2, 2, SetEntity("a", b"2", condition=Condition(Must.NOT_EXIST)))
-    refused(log(absent), Reason.KEY_EXISTS)
+    assert_refused(log(absent), Reason.KEY_EXISTS)
     log.now_ms += 1
-    committed(log(absent))
+    assert_committed(log(absent))
 
 
 @pytest.mark.rule("LG-2")
@@ -277,7 +280,7 @@ def test_relationships_are_idempotent() -> None:
     assert not log.snapshot.relationships
     log(transaction(4, 4, unrelate, relate))
     assert log.snapshot.relationships == {identity: 4}
-    refused(log(replace(transaction(5, 5), operations=())), Reason.MALFORMED)
+    assert_refused(log(replace(transaction(5, 5), operations=())), Reason.MALFORMED)
 
 
 # --- rows --------------------------------------------------------------------------------------------
@@ -291,7 +294,7 @@ def test_known_delta_changes_nothing() -> None:
     row = log.snapshot.rows["gateway/1", "todos", "r1"]
     assert row.values == {"a": b"new", "b": b"old"}
     for number in (1, 2):
-        assert replayed(log(delta(number, 99, a="again"))).receipt is not None
+        assert assert_replayed(log(delta(number, 99, a="again"))).receipt is not None
     assert log.snapshot.rows["gateway/1", "todos", "r1"] is row
     assert len(log.records) == 2
 
@@ -300,11 +303,11 @@ def test_known_delta_changes_nothing() -> None:
 def test_drift_is_checked_against_log_time_for_new_deltas_only() -> None:
     log = Log()
     exactly = (log.now_ms + 5000) << 16
-    committed(log(delta(1, exactly + 65_535, a="1")))
-    refused(log(delta(2, (log.now_ms + 5001) << 16, a="1")), Reason.CLOCK_DRIFT)
+    assert_committed(log(delta(1, exactly + 65_535, a="1")))
+    assert_refused(log(delta(2, (log.now_ms + 5001) << 16, a="1")), Reason.CLOCK_DRIFT)
     log.now_ms -= 4000
-    assert replayed(log(delta(1, exactly + 65_535, a="1"))).receipt is not None
-    committed(log(delta(3, exactly, a="1")))
+    assert assert_replayed(log(delta(1, exactly + 65_535, a="1"))).receipt is not None
+    assert_committed(log(delta(3, exactly, a="1")))
 
 
 # --- retention ---------------------------------------------------------------------------------------
@@ -314,20 +317,20 @@ def test_drift_is_checked_against_log_time_for_new_deltas_only() -> None:
 def test_message_id_expires_after_seven_days_of_log_time() -> None:
     log = Log()
     log(SetMember("chat/1", "user:ann"))
-    first = committed(log(message(1)))
+    first = assert_committed(log(message(1)))
     log.now_ms += 7 * DAY_MS - 1
-    assert replayed(log(message(1))).receipt == first
+    assert assert_replayed(log(message(1))).receipt == first
     log.now_ms += 1
-    assert committed(log(message(1))).sequence == 2
-    assert replayed(log(message(1))).receipt != first
+    assert assert_committed(log(message(1))).sequence == 2
+    assert assert_replayed(log(message(1))).receipt != first
     log.now_ms -= 30 * DAY_MS
-    assert committed(log(message(2))).log_time_ms == first.log_time_ms + 7 * DAY_MS
+    assert assert_committed(log(message(2))).log_time_ms == first.log_time_ms + 7 * DAY_MS
 
 
 @pytest.mark.rule("CO-17")
 def test_events_deltas_and_runs_never_expire() -> None:
     log = Log(eviction_interval=1)
     writes = [event(1), delta(1, a="1"), result(1)]
-    first = [committed(log(write)) for write in writes]
+    first = [assert_committed(log(write)) for write in writes]
     log.now_ms += 50 * 366 * DAY_MS
-    assert [replayed(log(write)).receipt for write in writes] == first
+    assert [assert_replayed(log(write)).receipt for write in writes] == first

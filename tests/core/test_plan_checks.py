@@ -3,28 +3,28 @@
 import pytest
 from msgspec.structs import replace
 
-from core.writes import (
+from core.item_builders import (
     Log,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     claim,
-    committed,
     delta,
     event,
     key,
     many_columns,
     message,
-    refused,
     release,
     renewal,
-    replayed,
     result,
     transaction,
 )
-from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.limits import LEASE_MS_MAX, ROW_BYTES_MAX
 from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, DeleteEntity, Must, Relate, SetEntity
 from oncelog.core.plan import plan
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
+from oncelog.core.read_set import ReadSet, build_read_set
 from oncelog.core.values import (
     Acknowledge,
     Applied,
@@ -61,11 +61,11 @@ def test_non_member_gets_one_answer_for_existing_and_missing_streams() -> None:
         log(Acknowledge("chat/none", "user:eve", 1)),
     ]
     assert all(answer == stranger[0] for answer in stranger)
-    refused(stranger[0], Reason.NOT_A_MEMBER)
+    assert_refused(stranger[0], Reason.NOT_A_MEMBER)
     assert log(SetMember("chat/1", "user:ann")) == Applied(changed=False)
     assert log(SetMember("chat/1", "user:ann", present=False)) == Applied(changed=True)
     assert log(SetMember("chat/1", "user:ann", present=False)) == Applied(changed=False)
-    refused(log(message(1)), Reason.NOT_A_MEMBER)
+    assert_refused(log(message(1)), Reason.NOT_A_MEMBER)
 
 
 @pytest.mark.rule("CH-9")
@@ -73,19 +73,19 @@ def test_opened_stream_accepts_members_only() -> None:
     log = Log()
     first, second = log.together(OpenStream("chat/1", "user:ann"), OpenStream("chat/1", "user:bob"))
     assert first == Applied(changed=True)
-    refused(second, Reason.NOT_A_MEMBER)
+    assert_refused(second, Reason.NOT_A_MEMBER)
     assert log.snapshot.streams == {"chat/1": 0}
     assert log(OpenStream("chat/1", "user:ann")) == Applied(changed=False)
-    refused(log(SetMember("chat/1", "user:bob", actor="user:bob")), Reason.NOT_A_MEMBER)
+    assert_refused(log(SetMember("chat/1", "user:bob", actor="user:bob")), Reason.NOT_A_MEMBER)
     assert log(SetMember("chat/1", "user:bob", actor="user:ann")) == Applied(changed=True)
-    refused(log(SetMember("chat/1", "user:ann", present=False, actor="user:bob")), Reason.NOT_AN_OWNER)
+    assert_refused(log(SetMember("chat/1", "user:ann", present=False, actor="user:bob")), Reason.NOT_AN_OWNER)
     assert log(SetMember("chat/1", "user:ann", present=False, actor="user:ann")) == Applied(changed=True)
-    refused(log(SetMember("chat/1", "user:eve", actor="user:ann")), Reason.NOT_A_MEMBER)
+    assert_refused(log(SetMember("chat/1", "user:eve", actor="user:ann")), Reason.NOT_A_MEMBER)
     assert log(SetMember("chat/1", "user:bob", present=False, actor="user:bob")) == Applied(changed=True)
     for name in ("user:ann", "user:bob", "user:eve"):  # no members are left, and the stream cannot be opened again
-        refused(log(OpenStream("chat/1", name)), Reason.NOT_A_MEMBER)
+        assert_refused(log(OpenStream("chat/1", name)), Reason.NOT_A_MEMBER)
     log(SetMember("chat/2", "user:ann"))
-    refused(log(OpenStream("chat/2", "user:eve")), Reason.NOT_A_MEMBER)
+    assert_refused(log(OpenStream("chat/2", "user:eve")), Reason.NOT_A_MEMBER)
 
 
 @pytest.mark.rule("CH-9")
@@ -94,7 +94,7 @@ def test_stream_is_not_opened_when_its_request_is_refused() -> None:
     log(SetMember("chat/1", "user:ann"))
     items = (OpenStream("chat/2", "user:eve"), SetMember("chat/1", "user:eve", actor="user:eve"))
     verdicts = log.together(*items, mode=Mode.ALL)
-    refused(verdicts[1], Reason.NOT_A_MEMBER)
+    assert_refused(verdicts[1], Reason.NOT_A_MEMBER)
     assert log.snapshot.streams == {"chat/1": 0}
     assert log.snapshot.members == {("chat/1", "user:ann"): Member(1, is_owner=True)}
 
@@ -109,8 +109,8 @@ def test_acknowledgement_only_moves_forward_within_the_stream() -> None:
     assert log(Acknowledge("chat/1", "user:ann", 2)) == Applied(changed=True)
     assert log(Acknowledge("chat/1", "user:ann", 1)) == Applied(changed=False)
     assert log(Acknowledge("chat/1", "user:ann", 2)) == Applied(changed=False)
-    assert refused(log(Acknowledge("chat/1", "user:ann", 4)), Reason.INVALID_ACKNOWLEDGEMENT).current == 3
-    refused(log(Acknowledge("chat/1", "user:ann", -1)), Reason.INVALID_ACKNOWLEDGEMENT)
+    assert assert_refused(log(Acknowledge("chat/1", "user:ann", 4)), Reason.INVALID_ACKNOWLEDGEMENT).current == 3
+    assert_refused(log(Acknowledge("chat/1", "user:ann", -1)), Reason.INVALID_ACKNOWLEDGEMENT)
     assert log.snapshot.acknowledged == {("chat/1", "user:ann"): 2}
 
 
@@ -120,17 +120,17 @@ def test_acknowledgement_only_moves_forward_within_the_stream() -> None:
 @pytest.mark.rule("CO-19")
 def test_expected_position_must_be_the_newest() -> None:
     log = Log()
-    committed(log(event(1, expected_position=0)))
-    committed(log(event(2, expected_position=1)))
+    assert_committed(log(event(1, expected_position=0)))
+    assert_committed(log(event(2, expected_position=1)))
     for wrong in (0, 1, 3):
-        assert refused(log(event(3, expected_position=wrong)), Reason.UNEXPECTED_POSITION).current == 2
+        assert assert_refused(log(event(3, expected_position=wrong)), Reason.UNEXPECTED_POSITION).current == 2
     first, second = log.apart(event(3, expected_position=2), event(4, expected_position=2))
-    assert committed(first).position == 3
-    assert refused(second, Reason.UNEXPECTED_POSITION).current == 3
+    assert assert_committed(first).position == 3
+    assert assert_refused(second, Reason.UNEXPECTED_POSITION).current == 3
     log(result(1))
     stale = replace(result(2), expected_sequence=0)
-    assert refused(log(stale), Reason.UNEXPECTED_POSITION).current == 1
-    committed(log(replace(stale, expected_sequence=1)))
+    assert assert_refused(log(stale), Reason.UNEXPECTED_POSITION).current == 1
+    assert_committed(log(replace(stale, expected_sequence=1)))
 
 
 @pytest.mark.rule("CO-18", "CO-15", "EV-10")
@@ -142,13 +142,13 @@ def test_known_write_is_replayed_despite_stricter_checks() -> None:
         asked.append(submission.key)
         return "no longer allowed"
 
-    receipt = committed(log(event(1, expected_position=0)))
+    receipt = assert_committed(log(event(1, expected_position=0)))
     held_back = event(1, expected_position=0, retry_after_ms=500)
-    assert replayed(log(held_back, strict)).receipt == receipt
+    assert assert_replayed(log(held_back, strict)).receipt == receipt
     assert not asked
-    assert refused(log(event(2), strict), Reason.INVALID).message == "no longer allowed"
+    assert assert_refused(log(event(2), strict), Reason.INVALID).message == "no longer allowed"
     assert asked == [key(2)]
-    assert refused(log(event(2, retry_after_ms=500)), Reason.RATE_LIMITED).retry_after_ms == 500
+    assert assert_refused(log(event(2, retry_after_ms=500)), Reason.RATE_LIMITED).retry_after_ms == 500
 
 
 @pytest.mark.rule("CO-18")
@@ -191,7 +191,7 @@ def test_checks_run_in_the_documented_order() -> None:
         operations=(SetEntity("a", b""),),
         retry_after_ms=0,
     )
-    committed(log(known))
+    assert_committed(log(known))
 
     def objects(_: Submission) -> str:
         return "objection"
@@ -208,9 +208,9 @@ def test_checks_run_in_the_documented_order() -> None:
     changes: dict[str, object] = {}
     for change, reason in steps:
         changes.update(change)
-        refused(log(submission(**changes), objects), reason)
-    refused(log(submission(**changes)), Reason.RATE_LIMITED)
-    committed(log(submission(**{**changes, "retry_after_ms": 0})))
+        assert_refused(log(submission(**changes), objects), reason)
+    assert_refused(log(submission(**changes)), Reason.RATE_LIMITED)
+    assert_committed(log(submission(**{**changes, "retry_after_ms": 0})))
 
 
 @pytest.mark.rule("CO-33", "LG-14")
@@ -289,13 +289,13 @@ def test_checks_run_in_the_documented_order() -> None:
 def test_malformed_item_is_refused_with_its_field_and_changes_nothing(item: Item, field: str) -> None:
     decided = plan([Request((event(7), item, event(8)))], Snapshot(), 1)
     first, wrong, last = decided.verdicts[0]
-    failure = refused(wrong, Reason.MALFORMED)
+    failure = assert_refused(wrong, Reason.MALFORMED)
     assert failure.field == field
     assert failure.message
-    assert [committed(first).position, committed(last).position] == [1, 2]
+    assert [assert_committed(first).position, assert_committed(last).position] == [1, 2]
     assert decided.changes.heads == {0: LaneHead(position=2, log_time_ms=1, height=1, revision=1)}
-    needs = footprint([Request((item,))], Settings())
-    assert needs == Footprint(faults={id(item): failure}), "a store is not asked for what it cannot look for"
+    needs = build_read_set([Request((item,))], Settings())
+    assert needs == ReadSet(faults={id(item): failure}), "a store is not asked for what it cannot look for"
     assert plan([Request((item,))], Snapshot(), 1, faults=needs.faults).verdicts == [[failure]]
 
 
@@ -303,28 +303,28 @@ def test_text_as_request_mode_is_refused() -> None:
     log = Log()
     for mode in ("all", "each", None):
         verdicts = log.submit([Request((event(1), event(2)), mode)], 5)[0]  # type: ignore[arg-type]
-        assert [refused(one, Reason.MALFORMED).field for one in verdicts] == ["mode", "mode"]
+        assert [assert_refused(one, Reason.MALFORMED).field for one in verdicts] == ["mode", "mode"]
     assert not log.records
 
 
 @pytest.mark.rule("CO-30", "DE-5")
 def test_row_above_the_column_limit_is_refused() -> None:
     log = Log()
-    committed(log(delta(1, 1, **many_columns(1000))))
-    refused(log(delta(2, 2, one_more="1")), Reason.TOO_MANY_COLUMNS)
-    committed(log(delta(3, 3, c0="2")))
-    committed(log(delta(4, 4, op=Op.DELETE)))
-    committed(log(delta(5, 5, one_more="1")))
+    assert_committed(log(delta(1, 1, **many_columns(1000))))
+    assert_refused(log(delta(2, 2, one_more="1")), Reason.TOO_MANY_COLUMNS)
+    assert_committed(log(delta(3, 3, c0="2")))
+    assert_committed(log(delta(4, 4, op=Op.DELETE)))
+    assert_committed(log(delta(5, 5, one_more="1")))
 
 
 @pytest.mark.rule("CO-30", "DE-5")
 def test_row_above_the_byte_limit_is_refused() -> None:
     log = Log()
     long = "1" * (ROW_BYTES_MAX // 2)
-    committed(log(delta(1, 1, a=long, b=long)))
-    refused(log(delta(2, 2, c="1")), Reason.ROW_TOO_LARGE)
-    committed(log(delta(3, 3, b="1")))
-    committed(log(delta(4, 4, c="1")))
+    assert_committed(log(delta(1, 1, a=long, b=long)))
+    assert_refused(log(delta(2, 2, c="1")), Reason.ROW_TOO_LARGE)
+    assert_committed(log(delta(3, 3, b="1")))
+    assert_committed(log(delta(4, 4, c="1")))
 
 
 @pytest.mark.rule("CO-17")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from core.writes import (
+from core.item_builders import (
     DAY_MS,
     Log,
-    committed,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     key,
-    refused,
-    replayed,
     transaction,
 )
 from oncelog.core.operations import Condition, DeleteEntity, Must, SetEntity
@@ -20,11 +20,11 @@ from oncelog.core.values import (
 @pytest.mark.rule("LG-4", "LG-5", "LG-6", "LG-9")
 def test_client_sequence_gap_is_refused() -> None:
     log = Log()
-    assert refused(log(transaction(1, 2)), Reason.SEQUENCE_GAP).current == 0
-    assert refused(log(transaction(1, 0)), Reason.MALFORMED).field == "client_sequence"
-    assert committed(log(transaction(1, 1))).client_sequence == 1
-    assert committed(log(transaction(2, 2))).client_sequence == 2
-    assert refused(log(transaction(9, 4)), Reason.SEQUENCE_GAP).current == 2
+    assert assert_refused(log(transaction(1, 2)), Reason.SEQUENCE_GAP).current == 0
+    assert assert_refused(log(transaction(1, 0)), Reason.MALFORMED).field == "client_sequence"
+    assert assert_committed(log(transaction(1, 1))).client_sequence == 1
+    assert assert_committed(log(transaction(2, 2))).client_sequence == 2
+    assert assert_refused(log(transaction(9, 4)), Reason.SEQUENCE_GAP).current == 2
     entry = log.snapshot.clients["ledger", "org/1", "c1"]
     assert (entry.sequence, entry.last_seen_ms, entry.last_key, entry.last_fingerprint) == (2, 1_000_000, key(2), b"x")
 
@@ -32,50 +32,50 @@ def test_client_sequence_gap_is_refused() -> None:
 @pytest.mark.rule("LG-4", "LG-11")
 def test_known_key_is_replayed_for_any_client_sequence() -> None:
     log = Log()
-    first = committed(log(transaction(1, 1)))
-    second = committed(log(transaction(2, 2)))
+    first = assert_committed(log(transaction(1, 1)))
+    second = assert_committed(log(transaction(2, 2)))
     for sequence in (1, 2, 3, 77):
-        assert replayed(log(transaction(1, sequence))).receipt == first
-    assert replayed(log(transaction(2, 1))).receipt == second
+        assert assert_replayed(log(transaction(1, sequence))).receipt == first
+    assert assert_replayed(log(transaction(2, 1))).receipt == second
 
 
 @pytest.mark.rule("LG-6", "LG-13")
 def test_old_client_sequence_is_replayed_or_refused() -> None:
     log = Log()
-    first = committed(log(transaction(1, 1, content="one")))
-    committed(log(transaction(2, 2, content="two")))
-    assert replayed(log(transaction(None, 1, content="one"))).receipt == first
-    assert replayed(log(transaction(7, 1, content="one"))).receipt == first
-    assert refused(log(transaction(7, 1, content="two")), Reason.SEQUENCE_REUSED).current == 2
-    refused(log(transaction(None, 2, content="one")), Reason.SEQUENCE_REUSED)
+    first = assert_committed(log(transaction(1, 1, content="one")))
+    assert_committed(log(transaction(2, 2, content="two")))
+    assert assert_replayed(log(transaction(None, 1, content="one"))).receipt == first
+    assert assert_replayed(log(transaction(7, 1, content="one"))).receipt == first
+    assert assert_refused(log(transaction(7, 1, content="two")), Reason.SEQUENCE_REUSED).current == 2
+    assert_refused(log(transaction(None, 2, content="one")), Reason.SEQUENCE_REUSED)
     assert len(log.records) == 2
 
 
 @pytest.mark.rule("LG-13")
 def test_write_without_key_is_retried_by_its_client_sequence() -> None:
     log = Log()
-    receipt = committed(log(transaction(None, 1)))
-    assert replayed(log(transaction(None, 1))).receipt == receipt
-    assert committed(log(transaction(None, 2))).client_sequence == 2
+    receipt = assert_committed(log(transaction(None, 1)))
+    assert assert_replayed(log(transaction(None, 1))).receipt == receipt
+    assert assert_committed(log(transaction(None, 2))).client_sequence == 2
     assert not log.snapshot.keys
 
 
 @pytest.mark.rule("LG-13", "LG-15")
 def test_stored_record_decides_about_an_evicted_client_sequence() -> None:
     log = Log(eviction_interval=1)
-    first = committed(log(transaction(1, 1)))
+    first = assert_committed(log(transaction(1, 1)))
     log.now_ms += DAY_MS
     log(transaction(2, 2))
     log.now_ms += 1
     log(transaction(3, 3))
-    assert replayed(log(transaction(1, 1))).receipt == first
-    assert replayed(log(transaction(None, 1))).receipt == first
-    assert refused(log(transaction(9, 1, content="other")), Reason.SEQUENCE_REUSED).current == 3
+    assert assert_replayed(log(transaction(1, 1))).receipt == first
+    assert assert_replayed(log(transaction(None, 1))).receipt == first
+    assert assert_refused(log(transaction(9, 1, content="other")), Reason.SEQUENCE_REUSED).current == 3
     # Only where the record itself is gone.
     log.snapshot.sequences = {identity: one for identity, one in log.snapshot.sequences.items() if identity[3] != 1}
-    assert replayed(log(transaction(1, 1))).receipt is None
-    assert replayed(log(transaction(9, 1, content="other"))).receipt is None
-    assert replayed(log(transaction(2, 2))).receipt is not None
+    assert assert_replayed(log(transaction(1, 1))).receipt is None
+    assert assert_replayed(log(transaction(9, 1, content="other"))).receipt is None
+    assert assert_replayed(log(transaction(2, 2))).receipt is not None
 
 
 @pytest.mark.rule("LG-15")
@@ -86,7 +86,7 @@ def test_eviction_is_strict_and_runs_at_its_interval_only() -> None:
         log(transaction(1, 1))
         log.now_ms += later_ms
         log(transaction(1, 1, client="c2"))
-        return refused(log(transaction(99, 9)), Reason.SEQUENCE_GAP).current
+        return assert_refused(log(transaction(99, 9)), Reason.SEQUENCE_GAP).current
 
     assert last_of(1, DAY_MS) == 1, "exactly the time to live is not older than it"
     assert last_of(1, DAY_MS + 1) == 0
@@ -99,9 +99,11 @@ def test_record_at_an_evicting_position_applies_before_the_eviction() -> None:
     log = Log(eviction_interval=2)
     log(transaction(1, 1))
     log.now_ms += 2 * DAY_MS
-    assert committed(log(transaction(2, 2))).position == 2
-    assert committed(log(transaction(3, 3))).client_sequence == 3
-    assert refused(log(transaction(1, 7)), Reason.SEQUENCE_GAP).current == 3, "the old key is gone, the client is not"
+    assert assert_committed(log(transaction(2, 2))).position == 2
+    assert assert_committed(log(transaction(3, 3))).client_sequence == 3
+    assert assert_refused(log(transaction(1, 7)), Reason.SEQUENCE_GAP).current == 3, (
+        "the old key is gone, the client is not"
+    )
 
 
 @pytest.mark.rule("LG-15")
@@ -114,8 +116,8 @@ def test_batch_across_an_eviction_decides_like_single_writes() -> None:
     in_one = together.apart(*writes)
     one_by_one = [single(write) for write in writes]
     assert [type(one) for one in in_one] == [type(one) for one in one_by_one]
-    refused(in_one[1], Reason.SEQUENCE_GAP)
-    assert committed(in_one[2]).position == 3
+    assert_refused(in_one[1], Reason.SEQUENCE_GAP)
+    assert assert_committed(in_one[2]).position == 3
     assert together.snapshot.clients == single.snapshot.clients
     assert together.snapshot.heads.keys() == single.snapshot.heads.keys()
 
@@ -127,21 +129,23 @@ def test_evicted_client_is_unknown_and_a_clock_going_back_evicts_nothing() -> No
     log(transaction(2, 2))
     log.now_ms -= 3 * DAY_MS
     log(transaction(1, 1, client="c2"))
-    assert replayed(log(transaction(1, 1))).receipt is not None
+    assert assert_replayed(log(transaction(1, 1))).receipt is not None
     log.now_ms += 7 * DAY_MS
     log(transaction(2, 2, client="c2"))
-    assert refused(log(transaction(3, 3)), Reason.SEQUENCE_GAP).current == 0
-    assert committed(log(transaction(1, 1))).client_sequence == 1, "the documented limit: a late retry is a new request"
+    assert assert_refused(log(transaction(3, 3)), Reason.SEQUENCE_GAP).current == 0
+    assert assert_committed(log(transaction(1, 1))).client_sequence == 1, (
+        "the documented limit: a late retry is a new request"
+    )
 
 
 @pytest.mark.rule("LG-17")
 def test_transaction_is_atomic_and_has_one_client_sequence() -> None:
     log = Log()
     writes = [SetEntity(f"k{number}", b"v") for number in range(5)]
-    receipt = committed(log(transaction(1, 1, *writes)))
+    receipt = assert_committed(log(transaction(1, 1, *writes)))
     assert (receipt.position, receipt.client_sequence, len(log.snapshot.entities)) == (1, 1, 5)
     failing = [SetEntity("k9", b"v"), SetEntity("k0", b"w", condition=Condition(Must.NOT_EXIST))]
-    refused(log(transaction(2, 2, *failing)), Reason.KEY_EXISTS)
+    assert_refused(log(transaction(2, 2, *failing)), Reason.KEY_EXISTS)
     assert ("org/1", "k9") not in log.snapshot.entities
-    refused(log(transaction(2, 3, *failing)), Reason.SEQUENCE_GAP)
-    assert committed(log(transaction(2, 2, DeleteEntity("k0")))).client_sequence == 2
+    assert_refused(log(transaction(2, 3, *failing)), Reason.SEQUENCE_GAP)
+    assert assert_committed(log(transaction(2, 2, DeleteEntity("k0")))).client_sequence == 2

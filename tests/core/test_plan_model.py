@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.plan_author import Author, History, Step, histories, numbers_below, two_own_policies
 from core.plan_comparison import (
     check_footprints,
     check_retries,
     compare,
 )
+from core.plan_generator import Author, History, Step, histories, numbers_below, two_own_policies
 from oncelog.core.policy import (
-    BUILT_IN,
+    BUILT_IN_POLICIES,
     CHAT,
     DELTAS,
     EVENTS,
@@ -62,7 +62,7 @@ def test_chats_agree_with_the_model(history: History) -> None:
 
 
 @pytest.mark.rule("CO-14", "CO-18", "CO-19", "CO-42", "CH-2")
-@given(histories(*BUILT_IN))
+@given(histories(*BUILT_IN_POLICIES))
 def test_all_built_in_policies_on_one_log_agree_with_the_model(history: History) -> None:
     compare(history)
 
@@ -74,12 +74,12 @@ def test_user_policies_agree_with_the_model(history: History) -> None:
 
 
 @pytest.mark.rule("CO-15")
-@given(st.one_of(histories(*BUILT_IN), histories()))
+@given(st.one_of(histories(*BUILT_IN_POLICIES), histories()))
 def test_batch_without_new_writes_changes_nothing(history: History) -> None:
     check_retries(history)
 
 
-@given(st.one_of(histories(*BUILT_IN), histories()))
+@given(st.one_of(histories(*BUILT_IN_POLICIES), histories()))
 def test_plan_needs_only_its_footprint(history: History) -> None:
     check_footprints(history)
 
@@ -89,7 +89,7 @@ def test_generated_histories_reach_every_verdict_and_every_reason(is_soak: bool)
     """The seed is fixed. A case that is never generated proves nothing, so each must occur often."""
     verdicts: Counter[str] = Counter()
     random = Random(20)
-    for policies in [*((policy,) for policy in BUILT_IN), BUILT_IN, ()]:
+    for policies in [*((policy,) for policy in BUILT_IN_POLICIES), BUILT_IN_POLICIES, ()]:
         for _ in range(250 if is_soak else 150):
             history = Author(random.randrange, policies or two_own_policies(random.randrange)).history()
             verdicts += compare(history)

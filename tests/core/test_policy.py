@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import SetEntity
 from oncelog.core.policy import (
-    BUILT_IN,
+    BUILT_IN_POLICIES,
     CHAT,
     DELTAS,
     EVENTS,
@@ -48,7 +48,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import OncelogError, PolicyError, SettingsError
-from oncelog.stores.memory import MemoryLog
+from oncelog.storage.memory import MemoryLog
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -141,11 +141,11 @@ def test_built_in_policies_match_the_table(policy: Policy, row: dict[str, Any]) 
 
 
 def test_five_built_in_policies_have_distinct_names() -> None:
-    assert [policy.name for policy in BUILT_IN] == ["events", "ledger", "deltas", "runs", "chat"]
-    assert BUILT_IN == (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
+    assert [policy.name for policy in BUILT_IN_POLICIES] == ["events", "ledger", "deltas", "runs", "chat"]
+    assert BUILT_IN_POLICIES == (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
 
 
-@pytest.mark.parametrize("policy", [*BUILT_IN, declared()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", [*BUILT_IN_POLICIES, declared()], ids=lambda policy: policy.name)
 def test_policy_is_immutable_and_hashable(policy: Policy) -> None:
     for field in Policy.__struct_fields__:
         with pytest.raises(AttributeError):
@@ -217,7 +217,7 @@ def test_policy_error_is_a_value_error() -> None:
     assert issubclass(PolicyError, ValueError)
 
 
-@pytest.mark.parametrize("policy", BUILT_IN, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", BUILT_IN_POLICIES, ids=lambda policy: policy.name)
 def test_name_of_a_built_in_policy_is_reserved(policy: Policy) -> None:
     with pytest.raises(PolicyError, match="built-in"):
         declared(name=policy.name, key_bytes=(1, 7))
@@ -366,7 +366,7 @@ def test_all_other_combinations_accept_writes() -> None:
         commits_once(declared(**fields))
 
 
-@pytest.mark.parametrize("policy", BUILT_IN, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", BUILT_IN_POLICIES, ids=lambda policy: policy.name)
 def test_built_in_policies_accept_writes(policy: Policy) -> None:
     commits_once(policy)
 

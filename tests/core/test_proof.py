@@ -38,23 +38,23 @@ from oncelog.core.proof import (
     SALT_BYTES,
     Block,
     Proof,
-    body_hash,
-    leaf_hash,
-    node_hash,
+    compute_root,
+    encode_record_header,
+    hash_body,
+    hash_leaf,
+    hash_node,
     prove,
-    record_header,
-    root_of,
     verify,
     verify_header,
     verify_inclusion,
 )
 from oncelog.core.values import Record, Request
-from oncelog.stores.memory import MemoryLog
+from oncelog.storage.memory import MemoryLog
 
 # --- the tree --------------------------------------------------------------------------------------------
 
 DATA = [b"leaf %d" % number for number in range(1000)]
-LEAVES = [leaf_hash(one, b"") for one in DATA]
+LEAVES = [hash_leaf(one, b"") for one in DATA]
 ALL_INDEXES_UP_TO = 33
 ALL_BYTES_UP_TO = 17
 
@@ -89,7 +89,7 @@ def indexes_of(count: int) -> Sequence[int]:
 @pytest.mark.rule("LG-18")
 def test_root_equals_the_definition_of_the_rfc_for_every_size() -> None:
     for count in range(1, 1001):
-        assert root_of(LEAVES[:count]) == direct_root(0, count), count
+        assert compute_root(LEAVES[:count]) == direct_root(0, count), count
 
 
 def changed_proofs(proof: Proof) -> Iterator[Proof]:
@@ -115,7 +115,7 @@ def test_proof_equals_the_definition_of_the_rfc_and_changed_proofs_fail(is_soak:
         range(1, 1001) if is_soak else (*range(1, 130), *range(130, 1001, 29), 255, 256, 257, 511, 512, 513, 1000)
     ):
         leaves = LEAVES[:count]
-        root = root_of(leaves)
+        root = compute_root(leaves)
         for index in indexes_of(count):
             proof = prove(leaves, index)
             assert proof == Proof(index, count, direct_path(index, 0, count))
@@ -129,7 +129,7 @@ def test_proof_equals_the_definition_of_the_rfc_and_changed_proofs_fail(is_soak:
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("count", range(1, ALL_BYTES_UP_TO + 1))
 def test_proof_fails_for_other_leaves_and_roots(count: int) -> None:
-    root = root_of(LEAVES[:count])
+    root = compute_root(LEAVES[:count])
     for index in range(count):
         proof = prove(LEAVES[:count], index)
         assert not any(verify_inclusion(one, proof, root) for one in changed_bytes(LEAVES[index]))
@@ -149,7 +149,7 @@ def turns(index: int, count: int) -> list[str]:
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("count", range(1, 10))
 def test_proof_passes_only_for_indexes_with_the_same_path(count: int) -> None:
-    root = root_of(LEAVES[:count])
+    root = compute_root(LEAVES[:count])
     for index in range(count):
         path = prove(LEAVES[:count], index).path
         for other_count in range(-1, 20):
@@ -162,7 +162,7 @@ def test_proof_passes_only_for_indexes_with_the_same_path(count: int) -> None:
 @pytest.mark.rule("LG-18")
 def test_byte_cannot_move_between_leaf_and_sibling_hash() -> None:
     left, right = LEAVES[:2]
-    root = root_of([left, right])
+    root = compute_root([left, right])
     for cut in (0, 1, 31, 33, 63, 64):
         both = left + right
         assert not verify_inclusion(both[:cut], Proof(0, 2, (both[cut:],)), root)
@@ -171,7 +171,7 @@ def test_byte_cannot_move_between_leaf_and_sibling_hash() -> None:
 
 @pytest.mark.rule("LG-18")
 def test_block_header_fixes_the_count_that_the_root_does_not() -> None:
-    root, proof = root_of(LEAVES[:3]), prove(LEAVES[:3], 0)
+    root, proof = compute_root(LEAVES[:3]), prove(LEAVES[:3], 0)
     assert verify_inclusion(LEAVES[0], replace(proof, count=4), root)
     for record, salt, own, block in EVIDENCE:
         for count in range(1, 3 * block.count + 3):
@@ -189,7 +189,9 @@ def test_proof_of_a_missing_leaf_is_refused(count: int, index: int) -> None:
         prove(LEAVES[:count], index)
 
 
-hashes = st.sampled_from([*LEAVES[:4], root_of(LEAVES[:2]), root_of(LEAVES[2:4]), root_of(LEAVES[:4]), b"", b"x" * 33])
+hashes = st.sampled_from(
+    [*LEAVES[:4], compute_root(LEAVES[:2]), compute_root(LEAVES[2:4]), compute_root(LEAVES[:4]), b"", b"x" * 33]
+)
 
 
 @pytest.mark.rule("LG-18")
@@ -208,21 +210,21 @@ def test_independent_verifier_agrees_on_any_proof(
 @given(st.binary(min_size=64, max_size=64))
 def test_leaf_node_and_block_hashes_have_separate_domains(data: bytes) -> None:
     left, right = data[:32], data[32:]
-    assert leaf_hash(left, right) == sha256(b"\x00" + data).digest()
-    assert node_hash(left, right) == sha256(b"\x01" + data).digest()
+    assert hash_leaf(left, right) == sha256(b"\x00" + data).digest()
+    assert hash_node(left, right) == sha256(b"\x01" + data).digest()
     block = Block(1, 2, 3, 4, 5, left, right)
     numbers = independent_block_header(asdict(block))[:33]
     assert block.hash == sha256(b"\x02" + numbers + data).digest()
-    assert block.hash not in {leaf_hash(numbers + left, right), node_hash(numbers + left, right)}
+    assert block.hash not in {hash_leaf(numbers + left, right), hash_node(numbers + left, right)}
 
 
 @pytest.mark.rule("LG-18")
 def test_inner_node_does_not_verify_as_a_record() -> None:
     leaves = LEAVES[:4]
-    left, right = node_hash(*leaves[:2]), node_hash(*leaves[2:])
+    left, right = hash_node(*leaves[:2]), hash_node(*leaves[2:])
     as_if_one_level_less = Proof(0, 2, (right,))
-    assert verify_inclusion(left, as_if_one_level_less, root_of(leaves))
-    assert not verify_inclusion(leaf_hash(leaves[0], leaves[1]), as_if_one_level_less, root_of(leaves))
+    assert verify_inclusion(left, as_if_one_level_less, compute_root(leaves))
+    assert not verify_inclusion(hash_leaf(leaves[0], leaves[1]), as_if_one_level_less, compute_root(leaves))
 
 
 # --- records ---------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def test_record_does_not_verify_at_another_index() -> None:
 @pytest.mark.rule("LG-18", "CO-41")
 def test_erased_record_verifies_by_its_salted_hash() -> None:
     for record, salt, proof, block in EVIDENCE:
-        erased, kept = replace(record, body=b"", erased=True), body_hash(salt, record.body)
+        erased, kept = replace(record, body=b"", erased=True), hash_body(salt, record.body)
         assert verify_header(erased, kept, proof, block)
         assert independent_verify_erased(asdict(erased), kept, asdict(proof), asdict(block), block.hash)
         assert not verify(erased, salt, proof, block), "its body is not there, even where it was empty"
@@ -330,7 +332,7 @@ def test_erased_record_verifies_by_its_salted_hash() -> None:
 @pytest.mark.rule("LG-18", "CO-41")
 def test_changed_erased_record_fails_verification() -> None:
     record, salt, proof, block = SAMPLES[0]
-    kept = body_hash(salt, record.body)
+    kept = hash_body(salt, record.body)
     assert not any(verify_header(record, changed, proof, block) for changed in changed_bytes(kept))
     for field, changed in changed_structs(record):
         assert verify_header(changed, kept, proof, block) == (field in NOT_IN_THE_HEADER), field
@@ -339,10 +341,10 @@ def test_changed_erased_record_fails_verification() -> None:
 @pytest.mark.rule("LG-18", "CO-41")
 def test_partition_cannot_move_from_header_to_stored_hash() -> None:
     record, salt, proof, block = SAMPLES[0]
-    kept = body_hash(salt, record.body)
+    kept = hash_body(salt, record.body)
     for keep in range(len(record.partitions)):
         moved = b"".join(independent_frame("partition", one) for one in record.partitions[keep:])
         cut = replace(record, partitions=record.partitions[:keep])
-        assert record_header(cut) + moved == record_header(record)
+        assert encode_record_header(cut) + moved == encode_record_header(record)
         assert not verify_header(cut, moved + kept, proof, block)
         assert not independent_verify_erased(asdict(cut), moved + kept, asdict(proof), asdict(block), block.hash)

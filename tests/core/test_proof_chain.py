@@ -23,12 +23,12 @@ from core.proof_samples import (
 from oncelog.core.plan import plan
 from oncelog.core.proof import (
     NO_HASH,
-    record_header,
-    root_of,
+    compute_root,
+    encode_record_header,
     seal,
 )
 from oncelog.core.values import Record, Request, Snapshot
-from oncelog.stores.memory import MemoryLog
+from oncelog.storage.memory import MemoryLog
 
 # --- the header ------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ def header_fields(record: Record) -> dict[str, Any]:
 @pytest.mark.rule("LG-18")
 @given(records)
 def test_header_can_be_decoded_and_is_unique(record: Record) -> None:
-    header = record_header(record)
+    header = encode_record_header(record)
     assert header == independent_header(asdict(record))
     assert independent_read_header(header) == header_fields(record)
 
@@ -74,7 +74,7 @@ def test_header_can_be_decoded_and_is_unique(record: Record) -> None:
 def test_records_that_differ_in_any_fields_have_different_headers(one: Record, other: Record, taken: set[str]) -> None:
     mixed = replace(one, **{field: getattr(other, field) for field in taken})
     same = header_fields(mixed) == header_fields(one)
-    assert (record_header(mixed) == record_header(one)) == same
+    assert (encode_record_header(mixed) == encode_record_header(one)) == same
 
 
 TEXT_FIELDS = ("policy", "scope", "key", "fingerprint", "actor", "client")
@@ -89,7 +89,7 @@ def test_shifted_field_boundaries_do_not_collide(record: Record, written: str, d
     for cut in cuts:
         parts = {first: written[:cut], second: written[cut:]}
         as_bytes = {field: part.encode() if field in {"key", "fingerprint"} else part for field, part in parts.items()}
-        headers.add(record_header(replace(record, **as_bytes)))
+        headers.add(encode_record_header(replace(record, **as_bytes)))
     assert len(headers) == len(set(cuts))
 
 
@@ -98,7 +98,9 @@ def test_partitions_are_framed_in_order_and_separate_from_the_client() -> None:
     record = SAMPLES[0][0]
     lists = [(), ("",), ("", ""), ("a",), ("ab",), ("a", "b"), ("b", "a"), ("", "ab"), ("ab", ""), ("a", "", "b")]
     lists += [("a\x00\x00\x00\x00",), ("apartition\x00\x00\x00\x01b",)]
-    headers = {record_header(replace(record, partitions=one, client=client)) for one in lists for client in ("", "a")}
+    headers = {
+        encode_record_header(replace(record, partitions=one, client=client)) for one in lists for client in ("", "a")
+    }
     assert len(headers) == 2 * len(lists)
 
 
@@ -122,7 +124,7 @@ def test_each_lane_chains_all_its_batches() -> None:
             inside = [one for one in LOG.records if (one.lane, one.height) == (lane, block.height)]
             assert [one.position for one in inside] == [block.first_position + place for place in range(block.count)]
             assert {one.log_time_ms for one in inside} == {block.log_time_ms}
-            assert block.root == root_of(leaves_of(LOG, block))
+            assert block.root == compute_root(leaves_of(LOG, block))
 
 
 @pytest.mark.rule("LG-18")

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 import oncelog.proof
 from core.proof_samples import SALT, prove_alone
 from oncelog.core.operations import Condition, DeleteEntity, Must, SetEntity
-from oncelog.core.transactions import ledger_scope, transaction, transaction_body
+from oncelog.core.transactions import encode_operations, ledger_scope, transaction
 from oncelog.core.values import Record
-from oncelog.engine.cursors import Proven
+from oncelog.engine.read_results import Proven
 from oncelog.errors import OncelogError, ProofError
 from oncelog.proof import (
     DOCUMENT_BYTES_MAX,
@@ -307,10 +307,10 @@ def test_header_of_an_erased_record_is_prove_alone() -> None:
 @pytest.mark.rule("LG-18")
 def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
     """Also where the log has put another body under it, and has hashed that."""
-    other = transaction_body([SetEntity("balance:7", b"251")])
+    other = encode_operations([SetEntity("balance:7", b"251")])
     for body, words in (
         (other, "the body does not say what its fingerprint says"),
-        (transaction_body([*OPERATIONS, DeleteEntity("more")]), "the body does not say what its fingerprint says"),
+        (encode_operations([*OPERATIONS, DeleteEntity("more")]), "the body does not say what its fingerprint says"),
         (b'{"operations":[]}', "the body does not say what its fingerprint says"),
         (b"", "the body is no transaction of a ledger"),
         (b'{"operations":[{}]}', "the body is no transaction of a ledger"),

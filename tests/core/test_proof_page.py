@@ -21,12 +21,12 @@ from core.proof_samples import SAMPLES, independent_accepts
 from oncelog.core.proof import (
     Block,
     Proof,
-    body_hash,
-    leaf_hash,
-    node_hash,
+    compute_root,
+    encode_record_header,
+    hash_body,
+    hash_leaf,
+    hash_node,
     prove,
-    record_header,
-    root_of,
     verify,
 )
 from oncelog.core.values import Record
@@ -91,7 +91,7 @@ def assembled(offsets: Mapping[str, tuple[int, int]], values: Mapping[str, Any])
 def test_documented_offsets_match_the_bytes() -> None:
     numbers = {name: 1001 + place for place, name in enumerate(RECORD_NUMBERS)}
     numbers_of_record = assembled(documented_offsets("Record header"), {"version": 1, **numbers})
-    header = record_header(replace(SAMPLES[0][0], **numbers))
+    header = encode_record_header(replace(SAMPLES[0][0], **numbers))
     assert header.startswith(numbers_of_record + b"policy")
     assert f"starts with {len(numbers_of_record)} bytes of numbers" in DOCUMENT
     block = Block(1001, 1002, 1003, 1004, 1005, previous=b"p" * 32, root=b"r" * 32)
@@ -115,15 +115,15 @@ def test_documented_labels_match_the_frames() -> None:
 def test_documented_example_matches_the_code() -> None:
     hashes_by_name, block, leaves = documented_hashes(), documented_block(), []
     for index, (record, salt) in enumerate(documented_records()):
-        header = record_header(record)
+        header = encode_record_header(record)
         assert header == independent_header(asdict(record)) == documented_bytes(f"header of record {index}")
         assert re.search(rf"\b{len(header)} bytes[.:]", DOCUMENT)
-        salted = body_hash(salt, record.body)
+        salted = hash_body(salt, record.body)
         assert salted == hashes_by_name[f"body hash of record {index}"]
-        leaves.append(leaf_hash(header, salted))
+        leaves.append(hash_leaf(header, salted))
         assert leaves[-1] == independent_leaf(asdict(record), salted) == hashes_by_name[f"leaf {index}"]
-    assert node_hash(*leaves[:2]) == hashes_by_name["node of leaf 0 and leaf 1"]
-    assert root_of(leaves) == hashes_by_name["root: node of that node and leaf 2"] == block.root
+    assert hash_node(*leaves[:2]) == hashes_by_name["node of leaf 0 and leaf 1"]
+    assert compute_root(leaves) == hashes_by_name["root: node of that node and leaf 2"] == block.root
     assert independent_block_header(asdict(block)) == documented_bytes("header of the block")
     assert block.hash == hashes_by_name["block hash"]
     assert documented_proofs() == [prove(leaves, index) for index in range(3)]

@@ -14,12 +14,12 @@ from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Re
 from oncelog.core.transactions import (
     OperationJson,
     check_operations,
+    encode_operations,
+    format_tx_id,
     ledger_scope,
-    operations_of_json,
-    place_of,
+    operations_from_json,
+    parse_tx_id,
     transaction,
-    transaction_body,
-    tx_id_of,
 )
 from oncelog.errors import CanonicalError
 
@@ -70,10 +70,10 @@ def tree_of(operation: Operation) -> dict[str, Any]:
 @pytest.mark.rule("LG-18", "CO-1")
 @given(operations)
 def test_transaction_body_is_canonical_and_round_trips(given_operations: list[Operation]) -> None:
-    body = transaction_body(given_operations)
+    body = encode_operations(given_operations)
     assert body == canonical({"operations": [tree_of(one) for one in given_operations]})
     read = msgspec.convert(parse(body)["operations"], list[OperationJson])
-    assert list(operations_of_json(read)) == given_operations
+    assert list(operations_from_json(read)) == given_operations
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_transaction_body_is_canonical_and_round_trips(given_operations: list[Op
 )
 def test_value_without_canonical_form_is_refused(operation: Operation) -> None:
     with pytest.raises(CanonicalError):
-        transaction_body([operation])
+        encode_operations([operation])
 
 
 @pytest.mark.rule("LG-14")
@@ -123,12 +123,12 @@ def test_ledger_scopes_do_not_collide() -> None:
 
 @given(st.integers(0, 2**15 - 1), st.integers(1, 2**48 - 1))
 def test_transaction_id_encodes_its_position(lane: int, position: int) -> None:
-    assert place_of(tx_id_of(lane, position)) == (lane, position)
+    assert parse_tx_id(format_tx_id(lane, position)) == (lane, position)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0" * 15, "0" * 17, "000400000000000G", "000400000000000A", "٠" * 16])
 def test_invalid_transaction_id_is_refused(text: str) -> None:
-    assert place_of(text) is None
+    assert parse_tx_id(text) is None
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_empty_and_oversized_transactions_are_refused() -> None:
 )
 def test_json_operation_has_exactly_one_kind(text: str, words: str) -> None:
     with pytest.raises(CanonicalError) as caught:
-        operations_of_json([msgspec.json.decode(text, type=OperationJson)])
+        operations_from_json([msgspec.json.decode(text, type=OperationJson)])
     assert words in caught.value.reason
     assert caught.value.path.startswith("operations[0]")
 

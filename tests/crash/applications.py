@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import oncelog
-from cli.served import ENVIRONMENT
+from cli.server_process import ENVIRONMENT
 from crash import client_worker
 from crash.client_load import Planned, raced
 from scripts import RUN

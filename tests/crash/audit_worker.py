@@ -12,8 +12,8 @@ from random import Random
 from uuid import UUID
 
 from crash.audit_load import CHATS, USERS
+from oncelog.core.builders import event
 from oncelog.core.values import Role, SetMember
-from oncelog.core.writing import event
 from oncelog.engine.log import Log, open_log
 
 ERASERS = 3

@@ -2,8 +2,8 @@
 
 import pytest
 
-from crash.scripted import RUN_KEYS
-from oncelog.stores.sqlite import index, jobs, runs
+from crash.scripted_workload import RUN_KEYS
+from oncelog.storage.sqlite.key_index import index, key_run, segments
 
 pytest.register_assert_rewrite("crash.applications")
 
@@ -11,16 +11,16 @@ pytest.register_assert_rewrite("crash.applications")
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealing and merging take several transactions although there are few keys."""
-    monkeypatch.setattr(runs, "RUN_KEYS", RUN_KEYS)
-    monkeypatch.setattr(jobs, "CLEARED_RUNS", 1)
-    monkeypatch.setattr(index, "PACE", 0.8)
+    monkeypatch.setattr(key_run, "RUN_KEYS", RUN_KEYS)
+    monkeypatch.setattr(segments, "CLEAR_RUNS", 1)
+    monkeypatch.setattr(index, "WORK_FACTOR", 0.8)
     monkeypatch.setattr(index, "FAN_OUT", 2)
 
 
 @pytest.fixture
 def early_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merging begins after a few transactions."""
-    monkeypatch.setattr(runs, "RUN_KEYS", RUN_KEYS)
-    monkeypatch.setattr(jobs, "CLEARED_RUNS", 1)
-    monkeypatch.setattr(index, "PACE", 1.0)
+    monkeypatch.setattr(key_run, "RUN_KEYS", RUN_KEYS)
+    monkeypatch.setattr(segments, "CLEAR_RUNS", 1)
+    monkeypatch.setattr(index, "WORK_FACTOR", 1.0)
     monkeypatch.setattr(index, "FAN_OUT", 2)

@@ -14,7 +14,7 @@ import sys
 from crash.load import SUBMITTERS, WRITES, line_of, members, write
 from oncelog.core.values import Submission
 from oncelog.engine.log import Log, open_log
-from oncelog.stores.sqlite import SqliteStore
+from oncelog.storage.sqlite import SqliteStore
 
 OUT = 1
 

@@ -15,7 +15,7 @@ from random import Random
 from crash.load import SUBMITTERS, WRITES, line_of, members, write
 from oncelog.core.values import Submission
 from oncelog.engine.log import Log, open_log
-from oncelog.stores.sqlite import SqliteStore
+from oncelog.storage.sqlite import SqliteStore
 
 OUT = 1
 AT_ONCE = 16

@@ -16,7 +16,7 @@ from uuid import UUID
 import aiohttp
 import pytest
 
-from cli import served as processes
+from cli import server_process as processes
 from crash.applications import (
     DEATHS,
     SURVIVES,
@@ -28,11 +28,11 @@ from crash.applications import (
     of_partitions,
 )
 from crash.client_load import ALL, FOLLOWED, plan_of
-from crash.observing import say
+from crash.store_history import say
 from databases import BOTH_STORES, is_postgres
-from doors.serving import SocketClient
+from deadlines import soon, until
 from oncelog.testing.proxy import Faults, FaultyProxy, Incident
-from waiting import soon, until
+from server.running_server import SocketClient
 
 pytestmark = BOTH_STORES
 

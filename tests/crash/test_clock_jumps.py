@@ -12,11 +12,19 @@ from oncelog.core.values import Committed, Receipt, Replayed, SetMember, Setting
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
 from oncelog.errors import ClockJumpedError
-from oncelog.stores.postgres import PostgresStore
-from oncelog.stores.protocol import Store
-from oncelog.stores.sqlite import SqliteStore
+from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
-from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, committed, event, message, replayed, transaction
+from oncelog.testing.contract.writes import (
+    DAY_MS,
+    HOUR_MS,
+    assert_committed,
+    assert_replayed,
+    event,
+    message,
+    transaction,
+)
 
 pytestmark = BOTH_STORES
 
@@ -39,7 +47,7 @@ async def made(path: Path, clock: ManualClock) -> list[Receipt]:
     """Create a log with three writes and close it."""
     async with log_of(path, clock) as log:
         await log.submit(SetMember("chat/1", "user:ann"))
-        return [committed(await log.submit(one)) for one in FIRST]
+        return [assert_committed(await log.submit(one)) for one in FIRST]
 
 
 async def check_jumped(attempt: Coroutine[Any, Any, Verdict]) -> ClockJumpedError:
@@ -49,7 +57,7 @@ async def check_jumped(attempt: Coroutine[Any, Any, Verdict]) -> ClockJumpedErro
 
 
 async def check_remembered(log: Log, receipts: list[Receipt]) -> None:
-    assert [replayed(await log.submit(one)).receipt for one in FIRST] == receipts
+    assert [assert_replayed(await log.submit(one)).receipt for one in FIRST] == receipts
 
 
 @pytest.mark.rule("CO-17")
@@ -69,7 +77,7 @@ async def test_forward_jump_stops_commits_and_expires_no_key(tmp_path: Path, ahe
         clock.jump(-ahead_ms)
         for number, new in enumerate((event(4), message(5), transaction(6, 2))):
             clock.advance(1000)
-            receipt = committed(await log.submit(new))
+            receipt = assert_committed(await log.submit(new))
             assert receipt.log_time_ms == receipts[number].log_time_ms + (2 + number) * 1000
         await check_remembered(log, receipts)
 
@@ -94,13 +102,15 @@ async def test_commits_continue_after_operator_confirms_the_clock(tmp_path: Path
     async with log_of(tmp_path / "log.db", clock) as log:
         await check_jumped(log.submit(event(4)))
         await log.confirm_clock()
-        receipt = committed(await log.submit(event(4)))
+        receipt = assert_committed(await log.submit(event(4)))
         assert receipt.log_time_ms == receipts[0].log_time_ms + 25 * HOUR_MS
-        committed(await log.submit(transaction(6, 1, client="c2")))  # evicts, because a day of log time has passed
-        assert committed(await log.submit(FIRST[2])).sequence == 3
+        assert_committed(
+            await log.submit(transaction(6, 1, client="c2"))
+        )  # evicts, because a day of log time has passed
+        assert assert_committed(await log.submit(FIRST[2])).sequence == 3
     async with log_of(tmp_path / "log.db", clock) as log:
         clock.advance(1000)
-        committed(await log.submit(event(5)))
+        assert_committed(await log.submit(event(5)))
 
 
 @pytest.mark.rule("CO-15")
@@ -127,7 +137,7 @@ async def test_clock_is_trusted_after_a_reboot(tmp_path: Path, ahead_ms: int) ->
     clock.restart()
     clock.jump(ahead_ms)
     async with log_of(tmp_path / "log.db", clock) as log:
-        receipt = committed(await log.submit(event(4)))
+        receipt = assert_committed(await log.submit(event(4)))
         assert receipt.log_time_ms == receipts[0].log_time_ms + ahead_ms
         clock.jump(25 * HOUR_MS)
         await check_jumped(log.submit(event(5)))
@@ -146,14 +156,14 @@ async def test_log_time_never_goes_back_and_return_of_the_clock_is_not_a_jump(
     async with log:
         for number in range(4, 7):
             clock.advance(1000)
-            assert committed(await log.submit(event(number))).log_time_ms == newest_ms
+            assert assert_committed(await log.submit(event(number))).log_time_ms == newest_ms
         if not is_restarted:
             clock.jump(25 * HOUR_MS)
-            assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
+            assert assert_committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
     if is_restarted:
         clock.jump(25 * HOUR_MS)
         async with log_of(path, clock) as log:
-            assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
+            assert assert_committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
 
 
 @pytest.mark.rule("CO-17")

@@ -10,8 +10,7 @@ from itertools import product
 
 import pytest
 
-from crash.observing import answer_to, history_of, say
-from crash.scripted import (
+from crash.scripted_workload import (
     Tally,
     batch_of,
     check_complete,
@@ -21,11 +20,12 @@ from crash.scripted import (
     submissions,
     submit_workload,
 )
+from crash.store_history import answer_to, history_of, say
 from oncelog.core.invariants import History
 from oncelog.core.values import SetMember, Submission
 from oncelog.engine.log import Log
 from oncelog.errors import StoreUnavailableError
-from oncelog.stores.sqlite import SqliteStore
+from oncelog.storage.sqlite import SqliteStore
 from oncelog.testing.disk import Disk, Fault
 
 pytestmark = pytest.mark.usefixtures("early_merges")

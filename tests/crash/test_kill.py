@@ -12,7 +12,7 @@ import pytest
 from cli.processes import Command
 from crash import kill_worker
 from crash.load import SUBMITTERS, WRITES, round_of, verdict_in, write_of
-from crash.observing import (
+from crash.store_history import (
     Order,
     answer_to,
     by_position,
@@ -29,9 +29,9 @@ from crash.observing import (
 from oncelog.core.invariants import Answer, History
 from oncelog.core.values import Committed, KeyIdentity, Replayed, key_identity
 from oncelog.engine.log import Log
-from oncelog.stores.sqlite import SqliteStore
-from oncelog.stores.sqlite.verifying import verify_file
-from oncelog.stores.verifying.findings import Passed
+from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.verify.findings import VerificationSummary
+from oncelog.storage.verify.sqlite import verify_file
 from scripts import read_line, start_script, write_line
 
 ROUNDS = 25
@@ -131,7 +131,7 @@ async def kill_repeatedly(workers: Command, path: Path, seed: int, rounds: int) 
         assert len(output.answers) == die_after
         unanswered += await reopen_and_resubmit(path, number, output, seen, seal_keys)
     *_, last = verify_file(path)
-    assert isinstance(last, Passed), last
+    assert isinstance(last, VerificationSummary), last
     say(f"seed {seed}: {rounds} kills, {last.records} records, {last.segments} segments, {unanswered} unanswered")
     assert last.segments > 1
     assert unanswered > 0, "no kill happened between a commit and its answers"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.observing import say
-from crash.scripted import (
+from crash.scripted_workload import (
     BATCHES,
     NAME,
     Tally,
@@ -18,6 +17,7 @@ from crash.scripted import (
     run_workload,
     submissions,
 )
+from crash.store_history import say
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.disk import Disk
 
@@ -128,7 +128,7 @@ async def test_retry_of_commit_left_unsynced_is_answered_only_after_a_sync(copie
         store = tally.store(disk)
         await store.open()
         wanted = submissions()
-        known = await store.remembered([(one.policy.name, one.scope, one.client, one.key) for one in wanted])
+        known = await store.find_keys([(one.policy.name, one.scope, one.client, one.key) for one in wanted])
         await commit(store, tally, [one for one, found in zip(wanted, known, strict=True) if found is not None])
         disk.lose_power()
         await store.close()

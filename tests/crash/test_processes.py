@@ -13,7 +13,8 @@ import pytest
 
 from crash import shared_worker
 from crash.load import SUBMITTERS, WRITES, verdict_in, write_of
-from crash.observing import (
+from crash.shared_worker import events_of
+from crash.store_history import (
     answer_to,
     check_same_receipts,
     check_sound,
@@ -22,14 +23,13 @@ from crash.observing import (
     say,
     submitted,
 )
-from crash.shared_worker import events_of
-from oncelog.core.invariants import Answer, History, Reading
+from deadlines import WAIT_S
+from oncelog.core.invariants import Answer, History, ObservedRead
 from oncelog.core.values import KeyIdentity, key_identity
-from oncelog.stores.sqlite import SqliteStore
-from oncelog.stores.sqlite.verifying import verify_file
-from oncelog.stores.verifying.findings import Passed
+from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.verify.findings import VerificationSummary
+from oncelog.storage.verify.sqlite import verify_file
 from scripts import start_script, write_line
-from waiting import WAIT_S
 
 PROCESSES = 4
 KILLED = 2
@@ -99,7 +99,7 @@ class Worker:
 async def history_at(path: Path, workers: list[Worker], events: int) -> History:
     answers = [answer for worker in workers for answer in worker.answers]
     readings = [
-        Reading(worker.name, 0, 0, events if worker.state == "end" else len(worker.seen), worker.seen)
+        ObservedRead(worker.name, 0, 0, events if worker.state == "end" else len(worker.seen), worker.seen)
         for worker in workers
     ]
     store = SqliteStore(path)
@@ -154,7 +154,7 @@ async def test_processes_sharing_a_file_agree_on_order_and_outcomes(
     for worker in alive:
         assert [position for position, _ in worker.seen] == list(range(1, events + 1))
     *_, last = verify_file(path)
-    assert isinstance(last, Passed), last
+    assert isinstance(last, VerificationSummary), last
 
 
 async def test_open_waits_for_another_process_that_creates_the_log(

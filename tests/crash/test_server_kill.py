@@ -10,11 +10,11 @@ from uuid import UUID
 import aiohttp
 import pytest
 
-from cli import served as processes
-from crash.observing import say
+from cli import server_process as processes
+from crash.store_history import say
 from databases import BOTH_STORES, is_postgres
-from doors.serving import SocketClient, numbers
-from waiting import soon
+from deadlines import soon
+from server.running_server import SocketClient, numbers
 
 ROUNDS = 10
 SOAK_ROUNDS = 100

@@ -5,7 +5,7 @@ import pytest
 import pytest_asyncio
 
 import oncelog
-from engine.watched import Open, WatchedLog, loop_clock
+from engine.observable_store import Open, WatchedLog, loop_clock
 from oncelog import Log
 from oncelog.testing.clock import ManualClock
 

@@ -8,17 +8,17 @@ from uuid import UUID
 import pytest
 
 import oncelog
-from oncelog.core.audit import AuditEntry
 from oncelog.core.canonical import canonical
 from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
+from oncelog.core.rules.audit import AuditEntry
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import RecordAct, Request
 from oncelog.engine import audit
 from oncelog.engine.audit import AuditFilter
 from oncelog.engine.log import Log
 from oncelog.errors import DiskFullError, HistoryChangedError
-from oncelog.stores.memory import MemoryStore
-from oncelog.stores.protocol import Decided
+from oncelog.storage.memory import MemoryStore
+from oncelog.storage.store import BatchResult
 from oncelog.testing.clock import ManualClock
 
 pytestmark = pytest.mark.rule("CO-43")
@@ -31,14 +31,14 @@ class FullStore(MemoryStore):
 
     is_full = False
 
-    async def commit(self, batch: Sequence[Request], validate: object = None) -> Decided:
+    async def commit(self, batch: Sequence[Request], validate: object = None) -> BatchResult:
         if self.is_full:
             raise DiskFullError(str(OSError(errno.ENOSPC, "no space")))
         return await super().commit(batch, validate)  # type: ignore[arg-type]
 
 
 async def acts(log: Log, wanted: AuditFilter | None = None) -> list[AuditEntry]:
-    await log._acts.settled()
+    await log._act_queue.wait_idle()
     return (await log.audit(limit=1000, wanted=wanted)).entries
 
 
@@ -124,7 +124,7 @@ async def test_an_act_on_a_full_disk_is_recorded_when_there_is_room(monkeypatch:
         assert await log.erase(partition="p", actor=ROOT) == 1, "the erasure itself is possible"
         happened_ms = clock.wall_ms()
         clock.advance(60_000)
-        assert len(log._acts) == 1
+        assert len(log._act_queue) == 1
         store.is_full = False
         (entry,) = await acts(log)
         assert (entry.act, entry.actor, entry.details) == ("erase", ROOT, {"records": 1})
@@ -139,7 +139,7 @@ async def test_the_queue_of_acts_is_bounded(monkeypatch: pytest.MonkeyPatch, cap
         store.is_full = True
         for number in range(3):
             log.record(RecordAct(act=f"act_{number}", actor=ROOT))
-        assert len(log._acts) == 2
+        assert len(log._act_queue) == 2
         assert "act_2 by user:root is not recorded" in caplog.text
     assert "act_0 by user:root is not recorded: the log was closed" in caplog.text
 

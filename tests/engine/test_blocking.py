@@ -10,7 +10,7 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import positions
+from engine.observable_store import positions
 from oncelog import (
     BlockingLog,
     ClosedError,
@@ -28,10 +28,10 @@ from oncelog import (
     Status,
 )
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order
-from oncelog.engine.blocking import BlockingBooks, BlockingWorks
-from oncelog.engine.books import Books
-from oncelog.engine.working import Works
-from oncelog.testing.contract.writes import committed, event, key
+from oncelog.engine.blocking import BlockingLeaseManager, BlockingStateReader
+from oncelog.engine.leases import LeaseManager
+from oncelog.engine.state_reader import StateReader
+from oncelog.testing.contract.writes import assert_committed, event, key
 
 ASYNC_ONLY = {
     "subscribe",
@@ -70,18 +70,22 @@ def test_blocking_log_has_every_method_of_the_log_with_the_same_signature() -> N
             assert mine.return_annotation == his.return_annotation, name
         assert not inspect.iscoroutinefunction(ours)
         assert ours.__doc__.startswith(f"As `Log.{name}`")
-    assert public(BlockingWorks) == {"recall", "begin", "carry_out", "complete", "fail", "give_back"}
-    for name in public(BlockingWorks) - {"carry_out"}:  # whose callback is blocking or asynchronous
-        assert inspect.signature(getattr(BlockingWorks, name)) == inspect.signature(getattr(Works, name)), name
-    assert public(BlockingBooks) == public(Books)
-    for name in public(BlockingBooks) - {"follow_blocks"}:
-        assert inspect.signature(getattr(BlockingBooks, name)) == inspect.signature(getattr(Books, name)), name
+    assert public(BlockingLeaseManager) == {"recall", "begin", "carry_out", "complete", "fail", "give_back"}
+    for name in public(BlockingLeaseManager) - {"carry_out"}:  # whose callback is blocking or asynchronous
+        assert inspect.signature(getattr(BlockingLeaseManager, name)) == inspect.signature(
+            getattr(LeaseManager, name)
+        ), name
+    assert public(BlockingStateReader) == public(StateReader)
+    for name in public(BlockingStateReader) - {"follow_blocks"}:
+        assert inspect.signature(getattr(BlockingStateReader, name)) == inspect.signature(getattr(StateReader, name)), (
+            name
+        )
     assert inspect.signature(oncelog.open_blocking).parameters == inspect.signature(oncelog.open).parameters
 
 
 def test_every_blocking_method_works(place: str) -> None:
     with oncelog.open_blocking(place) as log:
-        receipt = committed(log.submit(event(1, partitions=("a",))))
+        receipt = assert_committed(log.submit(event(1, partitions=("a",))))
         assert log.submit(event(1, partitions=("a",))) == Replayed(receipt)
         assert [type(verdict) for verdict in log.submit_many([event(2), event(3)], Mode.ALL)] == [Committed] * 2
         assert positions(log.read(limit=2).records) == [1, 2]
@@ -143,7 +147,7 @@ def test_blocking_log_raises_the_errors_of_the_log() -> None:
             log.erase()
         with pytest.raises(HistoryChangedError):
             next(log.follow(after=7))
-        committed(log.submit(event(1)))
+        assert_committed(log.submit(event(1)))
 
 
 def test_closing_ends_followers_in_other_threads() -> None:
@@ -180,7 +184,7 @@ def test_closing_under_load_gives_every_caller_an_answer_or_an_error(tmp_path: P
         done: list[int] = []
         for number in range(first, first + 10_000):
             try:
-                done.append(committed(log.submit(event(number))).position)
+                done.append(assert_committed(log.submit(event(number))).position)
             except ClosedError:
                 break
             begun.set()
@@ -201,7 +205,7 @@ def test_blocking_log_can_be_closed_twice_and_refuses_calls_afterwards() -> None
     with pytest.raises(ClosedError):
         log.submit(event(1))
     with log:
-        committed(log.submit(event(1)))
+        assert_committed(log.submit(event(1)))
         log.close()
         log.close()
         with pytest.raises(ClosedError):

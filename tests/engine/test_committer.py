@@ -10,7 +10,8 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog, nothing, positions
+from deadlines import turns
+from engine.observable_store import WatchedLog, nothing, positions
 from oncelog import (
     ClockJumpedError,
     ClosedError,
@@ -26,13 +27,12 @@ from oncelog.core.values import Request
 from oncelog.testing.contract.writes import (
     DAY_MS,
     HOUR_MS,
-    committed,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     event,
     key,
-    refused,
-    replayed,
 )
-from waiting import turns
 
 
 def keys(batch: Sequence[Any]) -> list[int]:
@@ -56,14 +56,14 @@ async def test_submissions_during_a_commit_form_the_next_batch(log: WatchedLog) 
     assert not any(task.done() for task in first + others)  # no answer before the commit is durable
     log.gate.open()
     verdicts = await asyncio.gather(*first, *others)
-    assert [committed(verdict).position for verdict in verdicts] == list(range(1, 12))
+    assert [assert_committed(verdict).position for verdict in verdicts] == list(range(1, 12))
     assert [len(batch) for batch in log.store.batches] == [1, 10]
-    assert {committed(verdict).height for verdict in verdicts[1:]} == {2}
+    assert {assert_committed(verdict).height for verdict in verdicts[1:]} == {2}
 
 
 @pytest.mark.rule("CO-10")
 async def test_lone_submission_commits_alone_and_submissions_of_one_loop_turn_together(log: WatchedLog) -> None:
-    assert committed(await log.submit(event(1))).position == 1
+    assert assert_committed(await log.submit(event(1))).position == 1
     await asyncio.gather(*log.submitting(event(2), event(3)))
     assert [len(batch) for batch in log.store.batches] == [1, 2]
 
@@ -104,7 +104,7 @@ async def test_submission_that_breaks_its_commit_fails_alone(log: WatchedLog, ba
     records = (await log.read()).records
     assert keys(records) == [number for number in range(1, 8) if number != bad]
     assert positions(records) == list(range(1, 7))
-    assert committed(await log.submit(event(8))).position == 7
+    assert assert_committed(await log.submit(event(8))).position == 7
 
 
 @pytest.mark.rule("CO-33")
@@ -121,8 +121,8 @@ async def test_malformed_request_fails_alone(log: WatchedLog) -> None:
     outcomes = await asyncio.gather(*good, bad, *more, return_exceptions=True)
     assert isinstance(outcomes[1], Exception | list)
     if isinstance(outcomes[1], list):
-        refused(outcomes[1][0], Reason.MALFORMED)
-    assert [committed(outcomes[index]).position for index in (0, 2)] == [1, 2]  # type: ignore[arg-type]
+        assert_refused(outcomes[1][0], Reason.MALFORMED)
+    assert [assert_committed(outcomes[index]).position for index in (0, 2)] == [1, 2]  # type: ignore[arg-type]
 
 
 async def test_repeated_store_failure_is_logged_once_and_at_recovery(
@@ -160,26 +160,26 @@ async def test_store_failure_fails_the_whole_batch_without_bisection(log: Watche
     log.hold_commits()
     log.gate.open()
     verdicts = await asyncio.gather(*log.submitting(*map(event, range(1, 6))))
-    assert [committed(verdict).position for verdict in verdicts] == [1, 2, 3, 4, 5]
+    assert [assert_committed(verdict).position for verdict in verdicts] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.rule("CO-17")
 async def test_clock_jump_refuses_new_writes_and_answers_known_ones() -> None:
     async with WatchedLog(cache_entries_max=0) as log:
-        receipt = committed(await log.submit(event(1)))
+        receipt = assert_committed(await log.submit(event(1)))
         log.clock.jump(DAY_MS)
         outcomes = await asyncio.gather(*log.submitting(event(1), event(2), event(3)), return_exceptions=True)
         assert outcomes[0] == Replayed(receipt)
         assert isinstance(outcomes[1], ClockJumpedError)
         assert isinstance(outcomes[2], ClockJumpedError)
         await log.confirm_clock()
-        assert committed(await log.submit(event(2))).position == 2
+        assert assert_committed(await log.submit(event(2))).position == 2
 
 
 @pytest.mark.rule("CO-17")
 async def test_batch_behind_a_clock_jump_is_looked_up_in_one_transaction() -> None:
     async with WatchedLog(cache_entries_max=0) as log:
-        receipt = committed(await log.submit(event(1)))
+        receipt = assert_committed(await log.submit(event(1)))
         log.clock.jump(25 * HOUR_MS)
         before = len(log.store.batches)
         outcomes = await asyncio.gather(
@@ -190,7 +190,7 @@ async def test_batch_behind_a_clock_jump_is_looked_up_in_one_transaction() -> No
         assert len(log.store.batches) == before + 2
         known, new = await log.submit_many([event(1), event(99)])
         assert known == Replayed(receipt)
-        assert "clock jumped" in refused(new, Reason.BUSY).message
+        assert "clock jumped" in assert_refused(new, Reason.BUSY).message
 
 
 # --- validation ------------------------------------------------------------------------------------------
@@ -210,15 +210,15 @@ async def test_validation_error_is_the_refusal_and_known_ids_are_not_validated()
         return "too late for that" if is_strict else None
 
     async with WatchedLog(validate=validate, cache_entries_max=0) as log:
-        receipt = committed(await log.submit(event(1)))
+        receipt = assert_committed(await log.submit(event(1)))
         tasks = log.submitting(event(2, "raises"), event(3), event(4, "raises in silence"))
         raised, fine, silent = await asyncio.gather(*tasks)
-        assert refused(raised, Reason.INVALID).message == "the total is missing"
-        assert refused(silent, Reason.INVALID).message == "KeyError"
-        assert committed(fine).position == 2
+        assert assert_refused(raised, Reason.INVALID).message == "the total is missing"
+        assert assert_refused(silent, Reason.INVALID).message == "KeyError"
+        assert assert_committed(fine).position == 2
         is_strict = True
         assert await log.submit(event(1)) == Replayed(receipt)
-        assert refused(await log.submit(event(5)), Reason.INVALID).message == "too late for that"
+        assert assert_refused(await log.submit(event(5)), Reason.INVALID).message == "too late for that"
         assert asked == [1, 2, 3, 4, 5]
 
 
@@ -241,7 +241,7 @@ async def test_closing_commits_accepted_writes_and_refuses_new_ones() -> None:
             await log.submit_many([event(9)])
         log.gate.open()
         await closing
-        assert [committed(await task).position for task in tasks] == [1, 2, 3, 4, 5, 6, 7]
+        assert [assert_committed(await task).position for task in tasks] == [1, 2, 3, 4, 5, 6, 7]
     with pytest.raises(ClosedError):
         await log.submit(event(9))
     await log.close()
@@ -284,11 +284,11 @@ async def test_inquiries_get_an_error_when_the_store_dies() -> None:
         await turns()
         log.store.before_commit = die
         log.gate.open()
-        committed(await accepted[0])
+        assert_committed(await accepted[0])
         with pytest.raises(ClosedError, match="submit again"):
             await asking[0]
         log.store.before_commit = nothing
-        assert committed(await log.submit(event(3))).position == 2
+        assert assert_committed(await log.submit(event(3))).position == 2
 
 
 # --- lost verdicts ---------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ async def test_commit_with_lost_verdict_is_replayed_and_delivered_once() -> None
         with pytest.raises(StoreUnavailableError, match="the answer was lost"):
             await log.submit(event(2))
         log.store.after_commit = _nothing
-        verdict = replayed(await log.submit(event(2)))
+        verdict = assert_replayed(await log.submit(event(2)))
         assert verdict.receipt is not None
         assert verdict.receipt.position == 2
         assert isinstance(await log.submit(event(2)), Replayed)
@@ -346,6 +346,6 @@ async def test_requests_of_different_modes_share_a_batch(log: WatchedLog) -> Non
     assert [type(verdict) for verdict in each] == [Committed, Refused, Committed]
     assert [type(verdict) for verdict in until_refused] == [Committed, Refused, Refused]
     assert [type(verdict) for verdict in every] == [Refused, Refused, Refused]
-    assert refused(every[0], Reason.NOT_PROCESSED).index == 1
-    assert refused(until_refused[2], Reason.NOT_PROCESSED).index == 1
+    assert assert_refused(every[0], Reason.NOT_PROCESSED).index == 1
+    assert assert_refused(until_refused[2], Reason.NOT_PROCESSED).index == 1
     assert keys((await log.read()).records) == [1, 2, 3]

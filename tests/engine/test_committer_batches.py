@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.watched import WatchedLog
-from oncelog.engine import gathering
-from oncelog.engine.gathering import HALVED_MIN, Gathering
+from engine.observable_store import WatchedLog
+from oncelog.engine import batch_scheduler
+from oncelog.engine.batch_scheduler import PIPELINE_CALLERS_MIN, BatchScheduler
 from oncelog.testing.contract.writes import (
     event,
 )
@@ -34,7 +34,7 @@ async def test_batch_does_not_wait_for_more_than_the_limits_allow(
 
 
 async def test_large_batches_are_pipelined_in_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "time", SteppingTime())
+    monkeypatch.setattr(batch_scheduler, "time", SteppingTime())
     sizes: list[int] = []
     async with WatchedLog() as log:
         log._committer.on_batch = lambda items, _: sizes.append(items)
@@ -43,9 +43,9 @@ async def test_large_batches_are_pipelined_in_two_halves(monkeypatch: pytest.Mon
             for number in range(5):
                 await log.submit(event(1000 * first + number))
 
-        await asyncio.gather(*map(submitter, range(2 * HALVED_MIN)))
-    assert sizes[:2] == [2 * HALVED_MIN] * 2
-    assert sizes[2:] == [HALVED_MIN] * 6
+        await asyncio.gather(*map(submitter, range(2 * PIPELINE_CALLERS_MIN)))
+    assert sizes[:2] == [2 * PIPELINE_CALLERS_MIN] * 2
+    assert sizes[2:] == [PIPELINE_CALLERS_MIN] * 6
 
 
 class SteppingTime:
@@ -67,18 +67,20 @@ async def test_small_batches_are_not_pipelined() -> None:
     async with WatchedLog() as log:
         log._committer.on_batch = lambda items, _: sizes.append(items)
         for first in range(3):
-            await asyncio.gather(*log.submitting(*(event(1000 * first + one) for one in range(HALVED_MIN - 1))))
-    assert sizes == [HALVED_MIN - 1] * 3
+            await asyncio.gather(
+                *log.submitting(*(event(1000 * first + one) for one in range(PIPELINE_CALLERS_MIN - 1)))
+            )
+    assert sizes == [PIPELINE_CALLERS_MIN - 1] * 3
 
 
 def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the queue length of each batch that waits for more. The thread is always busy."""
     waited: list[int] = []
-    monkeypatch.setattr(gathering, "time", SteppingTime())
+    monkeypatch.setattr(batch_scheduler, "time", SteppingTime())
 
-    async def wait(scheduler: Gathering, _: asyncio.AbstractEventLoop) -> None:
-        waited.append(scheduler._queued())
+    async def wait(scheduler: BatchScheduler, _: asyncio.AbstractEventLoop) -> None:
+        waited.append(scheduler._count_queued())
 
-    monkeypatch.setattr(Gathering, "wait", wait)
-    monkeypatch.setattr("oncelog.engine.gathering.BUSY", -1)
+    monkeypatch.setattr(BatchScheduler, "wait", wait)
+    monkeypatch.setattr("oncelog.engine.batch_scheduler.BUSY_CPU_FRACTION", -1)
     return waited

@@ -8,7 +8,8 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog, positions
+from deadlines import turns
+from engine.observable_store import WatchedLog, positions
 from oncelog import (
     Committed,
     Reason,
@@ -21,14 +22,13 @@ from oncelog.core.values import Request
 from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
-    committed,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     event,
     message,
-    refused,
-    replayed,
     transaction,
 )
-from waiting import turns
 
 # --- equal submissions in flight -------------------------------------------------------------------------
 
@@ -43,8 +43,8 @@ async def test_equal_submissions_in_flight_commit_once(log: WatchedLog, is_under
     others = log.submitting(event(1), event(1))
     await turns()
     log.gate.open()
-    receipt = committed(await first[0])
-    assert [replayed(await other) for other in others] == [Replayed(receipt)] * 2
+    receipt = assert_committed(await first[0])
+    assert [assert_replayed(await other) for other in others] == [Replayed(receipt)] * 2
     assert sum(map(len, log.store.batches)) == 1
     assert positions((await log.read()).records) == [1]
 
@@ -56,9 +56,9 @@ async def test_different_submission_under_the_same_key_is_decided_separately(log
     await turns()
     log.gate.open()
     first, other, expecting = await asyncio.gather(*tasks)
-    refused(other, Reason.IDENTITY_REUSED)
+    assert_refused(other, Reason.IDENTITY_REUSED)
     # A known key is answered before its expectation is checked.
-    assert replayed(expecting).receipt == committed(first)
+    assert assert_replayed(expecting).receipt == assert_committed(first)
 
 
 @pytest.mark.rule("CO-14")
@@ -68,7 +68,7 @@ async def test_refusal_is_answered_to_all_equal_submissions_in_flight(log: Watch
     await turns()
     log.gate.open()
     for verdict in await asyncio.gather(*tasks):
-        assert refused(verdict, Reason.UNEXPECTED_POSITION).current == 0
+        assert assert_refused(verdict, Reason.UNEXPECTED_POSITION).current == 0
 
 
 @pytest.mark.rule("CO-14")
@@ -116,10 +116,10 @@ async def test_equal_submissions_in_flight_count_towards_the_queue_limit() -> No
         assert [task.done() for task in tasks] == [False] * 6 + [True] * 2
         log.gate.open()
         verdicts = await asyncio.gather(*tasks)
-        receipt = committed(verdicts[0])
+        receipt = assert_committed(verdicts[0])
         assert verdicts[1:6] == [Replayed(receipt)] * 5
         for verdict in verdicts[6:]:
-            assert refused(verdict, Reason.BUSY).retry_after_ms > 0
+            assert assert_refused(verdict, Reason.BUSY).retry_after_ms > 0
 
 
 @BOTH_STORES
@@ -151,25 +151,25 @@ async def test_full_queue_answers_new_writes_as_busy_and_recovers(limits: dict[s
         await turns()
         unknown = log.submitting(event(3, body))
         log.gate.open()
-        assert refused(await unknown[0], Reason.BUSY).retry_after_ms > 0
-        assert [refused(verdict, Reason.BUSY).retry_after_ms > 0 for verdict in await many] == [True, True]
-        assert [committed(await task).position for task in accepted] == [1, 2]
+        assert assert_refused(await unknown[0], Reason.BUSY).retry_after_ms > 0
+        assert [assert_refused(verdict, Reason.BUSY).retry_after_ms > 0 for verdict in await many] == [True, True]
+        assert [assert_committed(await task).position for task in accepted] == [1, 2]
         # Afterwards the queue has room again.
         verdicts = await asyncio.gather(*log.submitting(event(3, body), event(4, body)))
-        assert [committed(verdict).position for verdict in verdicts] == [3, 4]
+        assert [assert_committed(verdict).position for verdict in verdicts] == [3, 4]
         assert positions((await log.read()).records) == [1, 2, 3, 4]
 
 
 @pytest.mark.rule("CO-32")
 async def test_full_queue_refuses_side_state_at_once_and_lets_plan_decide_submissions() -> None:
     async with WatchedLog(queue_items_max=6, cache_entries_max=0) as log:
-        receipts = [committed(await log.submit(transaction(0, 1)))]
+        receipts = [assert_committed(await log.submit(transaction(0, 1)))]
         await log.submit(SetMember(CHANNEL, "user:ann"))
-        receipts.append(committed(await log.submit(message(1))))
+        receipts.append(assert_committed(await log.submit(message(1))))
         log.hold_commits()
         accepted = log.submitting(*(event(number) for number in range(1, 7)))
         await log.gate.reached.wait()
-        refused(await log.submit(SetMember(CHANNEL, "user:bob")), Reason.BUSY)
+        assert_refused(await log.submit(SetMember(CHANNEL, "user:bob")), Reason.BUSY)
         asked = log.submitting(
             transaction(0, 1), message(1), transaction(0, 2), message(2), message(1, actor="user:eve")
         )
@@ -177,16 +177,16 @@ async def test_full_queue_refuses_side_state_at_once_and_lets_plan_decide_submis
         log.gate.open()
         by_number, by_key, new, also_new, stranger = await asyncio.gather(*asked)
         assert [by_number, by_key] == [Replayed(receipt) for receipt in receipts]
-        refused(new, Reason.BUSY)
-        refused(also_new, Reason.BUSY)
-        refused(stranger, Reason.NOT_A_MEMBER)
+        assert_refused(new, Reason.BUSY)
+        assert_refused(also_new, Reason.BUSY)
+        assert_refused(stranger, Reason.NOT_A_MEMBER)
         await asyncio.gather(*accepted)
 
 
 @pytest.mark.rule("CO-32")
 async def test_full_queue_answers_known_items_of_a_request() -> None:
     async with WatchedLog(queue_items_max=3, cache_entries_max=0) as log:
-        receipt = committed(await log.submit(event(1)))
+        receipt = assert_committed(await log.submit(event(1)))
         log.hold_commits()
         accepted = log.submitting(event(2), event(3), event(4))
         await log.gate.reached.wait()
@@ -195,7 +195,7 @@ async def test_full_queue_answers_known_items_of_a_request() -> None:
         log.gate.open()
         known, new = await many
         assert known == Replayed(receipt)
-        refused(new, Reason.BUSY)
+        assert_refused(new, Reason.BUSY)
         await asyncio.gather(*accepted)
         assert positions((await log.read()).records) == [1, 2, 3, 4]
 
@@ -203,21 +203,21 @@ async def test_full_queue_answers_known_items_of_a_request() -> None:
 @pytest.mark.rule("CO-15", "CO-32")
 async def test_full_queue_answers_known_writes_from_memory() -> None:
     async with WatchedLog(queue_items_max=1) as log:
-        receipt = committed(await log.submit(event(1)))
+        receipt = assert_committed(await log.submit(event(1)))
         log.hold_commits()
         accepted = log.submitting(event(2))
         await log.gate.reached.wait()
         assert await log.submit(event(1)) == Replayed(receipt)  # while the commit is still held
         reused = log.submitting(event(1, "other"))  # the store decides: another scope may have such an event
         log.gate.open()
-        refused(await reused[0], Reason.IDENTITY_REUSED)
+        assert_refused(await reused[0], Reason.IDENTITY_REUSED)
         await accepted[0]
 
 
 @pytest.mark.rule("CO-15", "CO-32")
 async def test_full_queue_answers_known_writes_from_the_store() -> None:
     async with WatchedLog(queue_items_max=3, cache_entries_max=0) as log:
-        receipt = committed(await log.submit(event(1)))
+        receipt = assert_committed(await log.submit(event(1)))
         log.hold_commits()
         accepted = log.submitting(event(2), event(4), event(5))
         await log.gate.reached.wait()
@@ -226,9 +226,9 @@ async def test_full_queue_answers_known_writes_from_the_store() -> None:
         log.gate.open()
         known, reused, new = await asyncio.gather(*retries)
         assert known == Replayed(receipt)
-        refused(reused, Reason.IDENTITY_REUSED)
-        assert refused(new, Reason.BUSY).retry_after_ms > 0
-        assert [committed(await task).position for task in accepted] == [2, 3, 4]
+        assert_refused(reused, Reason.IDENTITY_REUSED)
+        assert assert_refused(new, Reason.BUSY).retry_after_ms > 0
+        assert [assert_committed(await task).position for task in accepted] == [2, 3, 4]
         assert positions((await log.read()).records) == [1, 2, 3, 4]
 
 
@@ -259,12 +259,12 @@ async def test_inquiries_are_bounded_and_fail_with_the_store() -> None:
         await log.gate.reached.wait()
         inquiry = log.submitting(event(2))
         await turns()
-        refused(await log.submit(event(3)), Reason.BUSY)  # as many inquiries as queued writes
+        assert_refused(await log.submit(event(3)), Reason.BUSY)  # as many inquiries as queued writes
         log.store.before_commit = fail
         log.gate.open()
         with pytest.raises(StoreUnavailableError, match="the disk is gone"):
             await inquiry[0]
-        committed(await accepted[0])
+        assert_committed(await accepted[0])
 
 
 @pytest.mark.rule("CO-30", "CO-32")
@@ -278,14 +278,14 @@ async def test_inquiries_are_bounded_by_bytes() -> None:
         assert [task.done() for task in asked] == [False, False, True, True]
         log.gate.open()
         for verdict in await asyncio.gather(*asked):
-            refused(verdict, Reason.BUSY)
+            assert_refused(verdict, Reason.BUSY)
         await accepted[0]
 
 
 @pytest.mark.rule("CO-15")
 async def test_request_known_in_memory_does_not_reach_the_store(log: WatchedLog) -> None:
     writes = [event(number) for number in (1, 2, 3)]
-    receipts = [committed(verdict) for verdict in await log.submit_many(writes)]
+    receipts = [assert_committed(verdict) for verdict in await log.submit_many(writes)]
     before = len(log.store.batches)
     assert await log.submit_many(writes) == [Replayed(receipt) for receipt in receipts]
     assert len(log.store.batches) == before
@@ -297,11 +297,11 @@ async def test_request_known_in_memory_does_not_reach_the_store(log: WatchedLog)
 @pytest.mark.rule("CO-22")
 async def test_retry_of_a_removed_member_is_not_answered_from_memory(log: WatchedLog) -> None:
     await log.submit(SetMember(CHANNEL, "user:ann"))
-    receipt = committed(await log.submit(message(1)))
+    receipt = assert_committed(await log.submit(message(1)))
     assert await log.submit(message(1)) == Replayed(receipt)
     await log.submit(SetMember(CHANNEL, "user:ann", present=False))
-    refused(await log.submit(message(1)), Reason.NOT_A_MEMBER)
-    refused(await log.submit(message(1, actor="user:eve")), Reason.NOT_A_MEMBER)
+    assert_refused(await log.submit(message(1)), Reason.NOT_A_MEMBER)
+    assert_refused(await log.submit(message(1, actor="user:eve")), Reason.NOT_A_MEMBER)
 
 
 @pytest.mark.rule("CO-22")
@@ -320,8 +320,8 @@ async def test_removed_member_does_not_receive_the_outcome_of_an_equal_write_in_
 
     second: list[asyncio.Task[Any]] = []
     log.store.after_commit = remove_ann
-    committed(await log.submit(message(1)))
-    refused(await second[0], Reason.NOT_A_MEMBER)
+    assert_committed(await log.submit(message(1)))
+    assert_refused(await second[0], Reason.NOT_A_MEMBER)
 
 
 # --- limits ----------------------------------------------------------------------------------------------
@@ -330,21 +330,21 @@ async def test_removed_member_does_not_receive_the_outcome_of_an_equal_write_in_
 @pytest.mark.rule("CO-30")
 async def test_body_above_the_limit_is_refused_with_field_and_limit() -> None:
     async with WatchedLog(body_bytes_max=4) as log:
-        verdict = refused(await log.submit(event(1, "12345")), Reason.MALFORMED)
+        verdict = assert_refused(await log.submit(event(1, "12345")), Reason.MALFORMED)
         assert verdict.field == "body"
         assert "4" in verdict.message
         both = await log.submit_many([event(2, "1234"), event(3, "12345")])
-        assert [refused(verdict, Reason.MALFORMED).field for verdict in both] == ["body", "body"]
+        assert [assert_refused(verdict, Reason.MALFORMED).field for verdict in both] == ["body", "body"]
         assert not log.store.batches
-        committed(await log.submit(event(4, "1234")))
+        assert_committed(await log.submit(event(4, "1234")))
 
 
 @pytest.mark.rule("CO-30")
 async def test_request_with_too_many_items_is_refused_with_field_and_limit() -> None:
     async with WatchedLog(request_items_max=2) as log:
         verdicts = await log.submit_many([event(1), event(2), event(3)])
-        assert [refused(verdict, Reason.MALFORMED).field for verdict in verdicts] == ["items"] * 3
-        assert "2" in refused(verdicts[0], Reason.MALFORMED).message
+        assert [assert_refused(verdict, Reason.MALFORMED).field for verdict in verdicts] == ["items"] * 3
+        assert "2" in assert_refused(verdicts[0], Reason.MALFORMED).message
         assert not log.store.batches
         assert await log.submit_many([]) == []
 
@@ -353,17 +353,19 @@ async def test_request_with_too_many_items_is_refused_with_field_and_limit() -> 
 async def test_request_larger_than_the_queue_is_accepted_when_the_queue_is_empty() -> None:
     async with WatchedLog(queue_items_max=2, queue_bytes_max=5) as log:
         verdicts = await log.submit_many([event(number) for number in range(1, 6)])
-        assert [committed(verdict).position for verdict in verdicts] == [1, 2, 3, 4, 5]
+        assert [assert_committed(verdict).position for verdict in verdicts] == [1, 2, 3, 4, 5]
         too_large = await log.submit_many([event(number) for number in range(6, 12)])
         for verdict in too_large:
-            assert refused(verdict, Reason.MALFORMED).message == "items must come to at most 5 bytes, not 6"
+            assert assert_refused(verdict, Reason.MALFORMED).message == "items must come to at most 5 bytes, not 6"
 
 
 @pytest.mark.rule("CO-30")
 async def test_operation_values_count_towards_the_body_limit() -> None:
     async with WatchedLog(body_bytes_max=100) as log:
         large = transaction(1, 1, SetEntity("k", bytes(100)))
-        assert refused(await log.submit(large), Reason.MALFORMED).message.startswith("body must have at most 100")
+        assert assert_refused(await log.submit(large), Reason.MALFORMED).message.startswith(
+            "body must have at most 100"
+        )
 
 
 @pytest.mark.rule("CO-33")
@@ -374,4 +376,4 @@ async def test_submitting_an_unknown_type_raises_type_error(log: WatchedLog) -> 
         with pytest.raises(TypeError, match="must be a Submission or another item"):
             await log.submit_many([event(1), wrong])  # type: ignore[list-item]
     verdicts = await log.submit_many(event(number) for number in (1, 2))  # type: ignore[arg-type]
-    assert [committed(verdict).position for verdict in verdicts] == [1, 2]
+    assert [assert_committed(verdict).position for verdict in verdicts] == [1, 2]

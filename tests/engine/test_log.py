@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import oncelog
 from databases import BOTH_STORES, address_of, log_at
-from engine.watched import PAYMENTS, Open, positions, uuid
+from engine.observable_store import PAYMENTS, Open, positions, uuid
 from oncelog import (
     CHAT,
     Applied,
@@ -38,12 +38,12 @@ from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
     ORGANISATION,
+    assert_committed,
+    assert_refused,
     claim,
-    committed,
     event,
     key,
     message,
-    refused,
     result,
     transaction,
 )
@@ -192,7 +192,7 @@ async def test_consumer_cursor_is_stored_with_its_lag(open_log: Open) -> None:
         assert await log.commit_cursor("mailer", 1, rewind=True) == Applied(changed=True)
         assert await log.cursor_of("mailer") == Cursor(1, log.epoch)
         ahead = await log.commit_cursor("mailer", 6)
-        assert refused(ahead, Reason.INVALID_CURSOR).current == 5
+        assert assert_refused(ahead, Reason.INVALID_CURSOR).current == 5
         assert await log.commit_cursor("mailer", None) == Applied(changed=True)
         assert await log.commit_cursor("mailer", None) == Applied(changed=False)
         assert await log.consumers() == []
@@ -235,10 +235,10 @@ async def test_policy_is_declared_at_open_or_at_first_use(open_log: Open) -> Non
         assert log.policies["payments"] == PAYMENTS
         refunds = replace(PAYMENTS, name="refunds")
         assert "refunds" not in log.policies
-        committed(await log.submit(oncelog.write(refunds, "a/1", "k", 1)))
+        assert_committed(await log.submit(oncelog.write(refunds, "a/1", "k", 1)))
         assert log.policies["refunds"] == refunds
         equal = replace(PAYMENTS)
-        committed(await log.submit(oncelog.write(equal, "a/1", "k", 1)))
+        assert_committed(await log.submit(oncelog.write(equal, "a/1", "k", 1)))
         with pytest.raises(PolicyError, match="under a new name"):
             await log.submit(oncelog.write(other, "a/1", "k", 1))
         with pytest.raises(PolicyError):
@@ -250,7 +250,7 @@ async def test_policy_is_declared_at_open_or_at_first_use(open_log: Open) -> Non
 async def test_policy_is_stored_and_a_different_declaration_is_refused_at_open(tmp_path: Path) -> None:
     path = log_at(tmp_path / "log.db")
     async with oncelog.open(path) as log:
-        receipt = committed(await log.submit(oncelog.write(PAYMENTS, "a/1", "k", 1)))
+        receipt = assert_committed(await log.submit(oncelog.write(PAYMENTS, "a/1", "k", 1)))
     async with oncelog.open(path) as log:
         assert log.policies["payments"] == PAYMENTS
         assert await log.submit(oncelog.write(PAYMENTS, "a/1", "k", 1)) == Replayed(receipt)
@@ -289,7 +289,7 @@ async def test_calls_on_a_log_that_is_not_open_are_refused(open_log: Open) -> No
             await call
     await log.close()
     async with log:
-        committed(await log.submit(event(1)))
+        assert_committed(await log.submit(event(1)))
     for call in _every_call(log):
         with pytest.raises(ClosedError, match="not open"):
             await call
@@ -300,7 +300,7 @@ async def test_log_can_be_opened_only_once(open_log: Open) -> None:
     async with log:
         with pytest.raises(ClosedError, match="opened once"):
             await log.__aenter__()
-        committed(await log.submit(event(1)))
+        assert_committed(await log.submit(event(1)))
     with pytest.raises(ClosedError, match="opened once"):
         await log.__aenter__()
 
@@ -311,7 +311,7 @@ async def test_failed_open_can_be_retried(tmp_path: Path) -> None:
         await log.__aenter__()
     (tmp_path / "not yet").mkdir()
     async with log:
-        committed(await log.submit(event(1)))
+        assert_committed(await log.submit(event(1)))
 
 
 @pytest.mark.rule("CO-30")
@@ -329,16 +329,16 @@ def test_limit_out_of_range_is_refused(name: str) -> None:
 @pytest.mark.rule("CO-18", "CO-19")
 async def test_expected_position_is_checked_for_new_writes_only(open_log: Open) -> None:
     async with open_log() as log:
-        first = committed(await log.submit(event(1, expected_position=0)))
-        stale = refused(await log.submit(event(2, expected_position=0)), Reason.UNEXPECTED_POSITION)
+        first = assert_committed(await log.submit(event(1, expected_position=0)))
+        stale = assert_refused(await log.submit(event(2, expected_position=0)), Reason.UNEXPECTED_POSITION)
         assert (stale.field, stale.current) == ("expected_position", 1)
-        committed(await log.submit(event(2, expected_position=1)))
+        assert_committed(await log.submit(event(2, expected_position=1)))
         log._cache.clear()
         for _ in range(2):  # from the store, then from memory
             assert await log.submit(event(1, expected_position=0)) == Replayed(first)
         sent = oncelog.write(PAYMENTS, "a/1", "k1", 1, expected_sequence=0)
-        committed(await log.submit(sent))
-        late = refused(
+        assert_committed(await log.submit(sent))
+        late = assert_refused(
             await log.submit(oncelog.write(PAYMENTS, "a/1", "k2", 1, expected_sequence=0)),
             Reason.UNEXPECTED_POSITION,
         )
@@ -361,7 +361,7 @@ async def test_request_mode_decides_what_a_refused_item_means_for_the_others(
         await log.submit(event(1))
         verdicts = await log.submit_many([event(2), event(1, "other"), event(3)], mode)
         assert [type(verdict) for verdict in verdicts] == kinds
-        refused(verdicts[1], Reason.IDENTITY_REUSED)
+        assert_refused(verdicts[1], Reason.IDENTITY_REUSED)
         assert positions((await log.read()).records) == list(range(1, kept + 1))
 
 
@@ -376,7 +376,7 @@ async def test_positions_continue_and_retries_are_known_after_a_restart(tmp_path
             for number in range(1, start):
                 assert isinstance(await log.submit(event(number)), Replayed)
             verdicts = await asyncio.gather(*(log.submit(event(start + offset)) for offset in range(3)))
-            assert [committed(verdict).position for verdict in verdicts] == [start, start + 1, start + 2]
+            assert [assert_committed(verdict).position for verdict in verdicts] == [start, start + 1, start + 2]
     assert len(epochs) == 1
 
 

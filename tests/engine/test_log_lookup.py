@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 import oncelog
-from engine.watched import PAYMENTS, Open, uuid
+from engine.observable_store import PAYMENTS, Open, uuid
 from oncelog import (
     CHAT,
     LEDGER,
@@ -31,13 +31,13 @@ from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
     ORGANISATION,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     claim,
-    committed,
     event,
     key,
     message,
-    refused,
-    replayed,
     result,
     transaction,
 )
@@ -51,7 +51,7 @@ def said(outcome: Outcome) -> tuple[Status, str]:
 
 async def test_lookup_of_a_committed_key_returns_its_record(open_log: Open) -> None:
     async with open_log() as log:
-        receipt = committed(await log.submit(oncelog.event(uuid(1), {"type": "t"}, ["p"])))
+        receipt = assert_committed(await log.submit(oncelog.event(uuid(1), {"type": "t"}, ["p"])))
         await log.submit(SetMember(CHANNEL, "user:ann"))
         await log.submit(message(1))
         for name in (uuid(1), uuid(1).bytes):
@@ -80,7 +80,7 @@ async def test_lookup_reports_keys_forgotten_by_age(open_log: Open) -> None:
     clock = ManualClock()
     async with open_log(clock) as log:
         await log.submit(SetMember(CHANNEL, "user:ann"))
-        receipt = committed(await log.submit(message(1)))
+        receipt = assert_committed(await log.submit(message(1)))
         clock.advance(7 * DAY_MS - 1)
         assert (await log.lookup(key(1), policy=CHAT, scope=CHANNEL)).status is Status.COMMITTED
         clock.advance(1)
@@ -132,14 +132,14 @@ async def test_lookup_of_an_evicted_key_says_what_a_retry_does(open_log: Open) -
             "write with that sequence, and refused otherwise; a retry with client sequence 4 is a new write"
         )
         assert isinstance(await log.submit(first), Replayed)
-        refused(await log.submit(transaction(1, 1, content="another")), Reason.SEQUENCE_REUSED)
+        assert_refused(await log.submit(transaction(1, 1, content="another")), Reason.SEQUENCE_REUSED)
         clock.advance(DAY_MS + 1)
         await log.submit(transaction(10, 2, client="c2"))
         await log.submit(transaction(11, 3, client="c2"))  # position 6 evicts the client
         await log.submit(transaction(4, 1))
         assert "(its last sequence is 1 now): a retry with client sequence 2 is a new write" in await why(3)
-        refused(await log.submit(transaction(3, 3)), Reason.SEQUENCE_GAP)
-        committed(await log.submit(second))
+        assert_refused(await log.submit(transaction(3, 3)), Reason.SEQUENCE_GAP)
+        assert_committed(await log.submit(second))
 
 
 @pytest.mark.rule("RU-5")
@@ -193,7 +193,7 @@ async def _is_proven(log: Log, receipt: Receipt) -> bool:
 async def test_erasing_by_key_keeps_position_identity_and_proof(open_log: Open) -> None:
     async with open_log() as log:
         verdicts = await log.submit_many([event(number, f"secret {number}") for number in (1, 2, 3)])
-        receipts = [committed(verdict) for verdict in verdicts]
+        receipts = [assert_committed(verdict) for verdict in verdicts]
         assert await log.erase(key=key(2)) == 1
         assert await log.erase(key=key(2)) == 0
         assert await log.erase(key=key(9)) == 0
@@ -202,7 +202,7 @@ async def test_erasing_by_key_keeps_position_identity_and_proof(open_log: Open) 
         assert [record.erased for record in records] == [False, True, False]
         assert all([await _is_proven(log, receipt) for receipt in receipts])
         assert await log.submit(event(2, "secret 2")) == Replayed(receipts[1], erased=True)
-        refused(await log.submit(event(2, "other")), Reason.IDENTITY_REUSED)
+        assert_refused(await log.submit(event(2, "other")), Reason.IDENTITY_REUSED)
         assert await log.submit(event(3, "secret 3")) == Replayed(receipts[2])
 
 
@@ -212,7 +212,7 @@ async def test_erasing_a_key_erases_every_record_written_under_it(open_log: Open
     async with open_log(clock=clock) as log:
         await log.submit(SetMember(CHANNEL, "user:ann"))
         for text in ("first", "second"):
-            committed(await log.submit(message(1, text)))
+            assert_committed(await log.submit(message(1, text)))
             clock.advance(8 * DAY_MS)
         assert await log.erase(key=key(1), policy=CHAT, scope=CHANNEL) == 2
         assert [record.body for record in (await log.read(stream=CHANNEL)).records] == [b"", b""]
@@ -225,7 +225,7 @@ async def test_erasing_a_partition_erases_exactly_its_records(open_log: Open) ->
         await log.submit_many([event(number, partitions=name) for number, name in enumerate(names, 1)])
         # A record of a stream may have a partition too, in another lane.
         paid = replace(oncelog.write(PAYMENTS, "account/1", b"1", {"to": "ann"}), partitions=("a",))
-        receipt = committed(await log.submit(paid))
+        receipt = assert_committed(await log.submit(paid))
         assert receipt.lane
         assert await log.erase(partition="a") == 1001
         kept = [record async for record in _all(log) if not is_internal(record)]
@@ -233,7 +233,7 @@ async def test_erasing_a_partition_erases_exactly_its_records(open_log: Open) ->
         assert sum(record.erased for record in kept) == 1000
         (payment,) = (await log.read(stream="account/1")).records
         assert payment.erased
-        assert replayed(await log.submit(paid)).erased
+        assert assert_replayed(await log.submit(paid)).erased
         assert await log.erase(partition="a") == 0
 
 
@@ -257,14 +257,14 @@ async def test_erasing_a_stream_keeps_other_streams(open_log: Open) -> None:
         assert await log.erase(stream=CHANNEL) == 2
         records = [record for record in (await log.read(lane=1)).records if not is_internal(record)]
         assert [record.erased for record in records] == [True, True, False, False]
-        assert replayed(await log.submit(message(1))).erased
-        assert not replayed(await log.submit(message(1, scope="chat/2"))).erased
+        assert assert_replayed(await log.submit(message(1))).erased
+        assert not assert_replayed(await log.submit(message(1, scope="chat/2"))).erased
 
 
 @pytest.mark.rule("LG-18")
 async def test_proof_of_an_unknown_receipt_is_refused(open_log: Open) -> None:
     async with open_log() as log:
-        receipt = committed(await log.submit(event(1)))
+        receipt = assert_committed(await log.submit(event(1)))
         assert await _is_proven(log, receipt)
         others = [
             replace(receipt, height=2),

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from databases import BOTH_STORES, log_at
-from oncelog.core.identity import lane_of
+from deadlines import WAIT_S, until
+from oncelog.core.identity import compute_lane
 from oncelog.core.values import Acknowledge, LaneHead, OpenStream, Record, SetMember
 from oncelog.engine import member_tailer, tailer
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import ClosedError, HistoryChangedError, StoreUnavailableError
-from oncelog.stores.protocol import MemberChange, MemberPlace
-from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
-from oncelog.testing.contract.writes import CHANNEL, committed, message
-from waiting import WAIT_S, until
+from oncelog.storage.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
+from oncelog.storage.store import MemberChange, MemberCursor
+from oncelog.testing.contract.writes import CHANNEL, assert_committed, message
 
 pytestmark = BOTH_STORES
 
@@ -28,7 +28,7 @@ class Heard:
         self.changes: list[MemberChange] = []
         self._arrived = asyncio.Event()
 
-    def changed(self, changes: Sequence[MemberChange]) -> None:
+    def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
         self.changes += changes
         self._arrived.set()
 
@@ -49,7 +49,7 @@ class Journal:
     def __init__(self) -> None:
         self.lines: list[tuple[str, object]] = []
 
-    def changed(self, changes: Sequence[MemberChange]) -> None:
+    def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
         self.lines += [(one.member, one.present) for one in changes]
 
     def deliver(self, records: Sequence[Record]) -> None:
@@ -81,7 +81,7 @@ class HeldMembers:
                 self._looked.set()
         return await self._heads()
 
-    async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+    async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
         self.is_asked = True
         await self._looked.wait()
         return await self._read(lane, after, limit)
@@ -144,7 +144,7 @@ async def test_member_changes_are_complete_after_a_store_outage(
         await log.listen_members(heard)
         read, failures = log._store.member_changes, 0
 
-        async def failing(lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+        async def failing(lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
             nonlocal failures
             if failures < 3:
                 failures += 1
@@ -164,9 +164,9 @@ async def test_member_removal_is_reported_before_later_records(
 ) -> None:
     """Also if reading the removal takes long, and if this process committed the record itself."""
     async with opened(tmp_path) as log, opened(tmp_path) as other:
-        lane = lane_of(CHANNEL, log.settings.lanes)
+        lane = compute_lane(CHANNEL, log.settings.lanes)
         await log.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
-        committed(await log.submit(message(1)))
+        assert_committed(await log.submit(message(1)))
         journal = Journal()
         await log.listen_members(journal)
         await log.listen(journal, lane)
@@ -175,9 +175,9 @@ async def test_member_removal_is_reported_before_later_records(
             await log._store.erase(lane, [1])  # the revision of the lane grows without a commit
         writer = other if is_elsewhere else log
         await writer.submit(SetMember(CHANNEL, "user:bob", present=False))
-        committed(await writer.submit(message(2)))
+        assert_committed(await writer.submit(message(2)))
         await until(lambda: held.is_asked)
-        committed(await log.submit(message(3)))
+        assert_committed(await log.submit(message(3)))
         await until(lambda: len(journal.lines) >= 3)
         assert journal.lines == [("user:bob", False), ("message", 2), ("message", 3)]
 
@@ -187,12 +187,12 @@ async def test_records_are_withheld_while_member_changes_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No record is delivered to a removed member, and listeners get the store error in the end."""
-    monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 5)
+    monkeypatch.setattr(tailer, "FAILED_POLLS_MAX", 5)
     async with opened(tmp_path) as log, opened(tmp_path) as other:
         await other.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
         journal = Journal()
         await log.listen_members(journal)
-        await log.listen(journal, lane_of(CHANNEL, log.settings.lanes))
+        await log.listen(journal, compute_lane(CHANNEL, log.settings.lanes))
         away = StoreUnavailableError("away")
 
         async def failing(*_: object) -> list[MemberChange]:
@@ -200,7 +200,7 @@ async def test_records_are_withheld_while_member_changes_cannot_be_read(
 
         monkeypatch.setattr(log._store, "member_changes", failing)
         await other.submit(SetMember(CHANNEL, "user:bob", present=False))
-        committed(await other.submit(message(1)))
+        assert_committed(await other.submit(message(1)))
         await until(lambda: bool(journal.lines))
         assert journal.lines == [("failed", away)]
 
@@ -211,7 +211,7 @@ async def test_member_tailer_reports_a_history_that_went_back_and_continues_from
 ) -> None:
     """Only members had changed, so no record cursor is ahead of the remaining history."""
     async with opened(tmp_path) as log, open_log(log_at(tmp_path / "other.db")) as other:
-        lane = lane_of(CHANNEL, log.settings.lanes)
+        lane = compute_lane(CHANNEL, log.settings.lanes)
         for name in ("user:ann", "user:bob", "user:cyn"):
             await log.submit(SetMember(CHANNEL, name))
         await other.submit(SetMember(CHANNEL, "user:ann"))

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.following import NO_POLL_MS, ONE_LANE, is_slow, numbers, subscriptions, take
-from engine.watched import WatchedLog, positions
+from deadlines import turns, until
+from engine.follow_helpers import NO_POLL_MS, ONE_LANE, is_slow, numbers, subscriptions, take
+from engine.observable_store import WatchedLog, positions
 from oncelog import (
     ClosedError,
     Cursor,
@@ -16,9 +17,8 @@ from oncelog import (
     SetMember,
     SlowReaderError,
 )
-from oncelog.core.identity import lane_of
+from oncelog.core.identity import compute_lane
 from oncelog.testing.contract.writes import CHANNEL, event, message, result
-from waiting import turns, until
 
 # --- slow readers --------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ async def test_slow_stream_subscription_gets_a_stream_cursor() -> None:
 @pytest.mark.rule("CO-31", "CO-40")
 async def test_cursors_of_a_subscription_are_refused_in_another_history() -> None:
     async with WatchedLog(subscription_records_max=2) as log:
-        lane = lane_of(CHANNEL, log.settings.lanes)
+        lane = compute_lane(CHANNEL, log.settings.lanes)
         live = await log.subscribe()
         of_stream = await log.subscribe(stream=CHANNEL)
         assert of_stream.start == Cursor(0, log.epoch, f"lane/{lane}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oncelog.testing.cluster import Cluster, ClusterSettings, running_cluster
+from oncelog.testing.cluster import Cluster, ClusterSettings, run_cluster
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def cluster() -> Iterator[Cluster]:
     directory = Path(tempfile.mkdtemp(prefix="oncelog-failover-"))
     settings = ClusterSettings(parameters={"fsync": "off", "full_page_writes": "off"})
     try:
-        with running_cluster(directory, settings, is_wired=True) as found:
+        with run_cluster(directory, settings, is_wired=True) as found:
             yield found
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -20,12 +20,12 @@ from typing import Any, Final, TextIO
 
 import aiohttp
 
-from failover.load_doors import DOORS, Door, Places, RunsByLibrary, content
+from failover.load_apis import DOORS, Door, Places, RunsByLibrary, content
 from failover.replicas import Replicas
-from gateways.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
 from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError
 from scripts import print_line
+from servers.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
 
 CLIENTS: Final = 4
 """Clients of each API."""

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cli.processes import Command
+from deadlines import WAIT_S, wait_until
 from oncelog.testing.cluster import Cluster, Node
 from oncelog.testing.cluster.layout import SCOPE
 from scripts import read_line, write_line
-from waiting import WAIT_S, wait_until
 
 FLOW = 5
 """Writes that each API must acknowledge before a round goes on."""

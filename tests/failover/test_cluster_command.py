@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from cli.served import ENVIRONMENT
+from cli.server_process import ENVIRONMENT
+from deadlines import WAIT_S, until, wait_until
 from oncelog.testing.cluster import Cluster, Layout, PortError
 from oncelog.testing.cluster.__main__ import app
-from oncelog.testing.cluster.processes import end_all, is_looked_after
-from oncelog.testing.programs import born_at, held_port, send
-from waiting import WAIT_S, until, wait_until
+from oncelog.testing.cluster.processes import has_supervisor, stop_all
+from oncelog.testing.programs import get_start_ticks, reserve_port, send_signal
 
 COMMAND = [sys.executable, "-m", "oncelog.testing.cluster"]
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
         process.communicate()
         if directory.exists():
-            end_all(Layout.load(directory))
+            stop_all(Layout.load(directory))
 
 
 @contextmanager
@@ -175,12 +175,12 @@ def test_stop_ends_only_the_processes_of_a_killed_start(directory: Path) -> None
 def test_reused_process_id_does_not_count_as_the_starter(directory: Path) -> None:
     directory.mkdir()
     with bystander("tail", "-f", "/dev/null", "src/oncelog/testing/cluster/cluster.py") as process:
-        born = born_at(process.pid)
+        born = get_start_ticks(process.pid)
         assert born is not None
         layout = Layout(directory=str(directory), pid=process.pid, born_at=born, nodes=(), etcd_ports=())
-        assert is_looked_after(layout)
+        assert has_supervisor(layout)
         later = msgspec.structs.replace(layout, born_at=born - 1)
-        assert not is_looked_after(later)
+        assert not has_supervisor(later)
         later.save()
         assert run_command("stop", "--directory", str(directory)) == (0, "stopped\n")
 
@@ -188,7 +188,7 @@ def test_reused_process_id_does_not_count_as_the_starter(directory: Path) -> Non
 def test_start_ends_with_the_reason_when_patroni_dies(directory: Path) -> None:
     with starting(directory) as process:
         for pid in wait_for_patronis(directory, 3):
-            send(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         said, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 2
     assert re.search(r"^ended while the cluster was starting: .*node\d", said, re.MULTILINE), said
@@ -200,7 +200,7 @@ def test_start_ends_with_the_reason_when_patroni_dies(directory: Path) -> None:
 
 
 def test_port_in_use_is_named(directory: Path) -> None:
-    with held_port() as taken:
+    with reserve_port() as taken:
         taken.listen()
         port = taken.getsockname()[1]
         status, said = run_command("start", "--directory", str(directory), "--port", str(port))

@@ -10,17 +10,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from crash.observing import say
+from crash.store_history import say
 from failover import load_worker
-from failover.judging import Kept, findings, kept_by, stood_still_s
-from failover.load_doors import DOORS, Door, Places, RunsByLibrary
-from failover.reporting import write_report
+from failover.findings import Kept, findings, kept_by, stood_still_s
+from failover.load_apis import DOORS, Door, Places, RunsByLibrary
+from failover.report import write_report
 from failover.rounds import FEW, MANY, MOVES, Flow, Kind, Round, run_round
-from gateways.running import running_servers
 from oncelog.engine.log import open_log
-from oncelog.stores.postgres import Timeouts
+from oncelog.storage.postgres import Timeouts
 from oncelog.testing.cluster import Cluster
 from scripts import start_script
+from servers.server_processes import running_servers
 
 SERVERS = 2
 PAUSE_S = 0.1

@@ -13,11 +13,11 @@ from typing import Final
 from uuid import UUID
 
 import oncelog
-from oncelog.core.chat import chat_scope, message, message_body
+from oncelog.core.chat import chat_scope, encode_message, message
 from oncelog.core.values import OpenStream
 from oncelog.errors import OncelogError
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.verifying.findings import Lie
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.verify.findings import Inconsistency
 
 STEP_BYTES: Final = 8
 STEPS_MAX: Final = 16
@@ -43,7 +43,7 @@ async def _write(path: Path) -> None:
             await log.submit(_event(number))
         await log.submit(OpenStream(chat_scope("tea"), "user:ada"))
         for number in range(5):
-            body = message_body("hello", "text/plain")
+            body = encode_message("hello", "text/plain")
             await log.submit(message(chat_scope("tea"), UUID(int=number, version=4).bytes, body, sender="user:ada"))
 
 
@@ -82,8 +82,8 @@ def read_damaged_log(program: bytes) -> None:
         path.write_bytes(damaged(sample_log(), program))
         path.chmod(0o600)
         try:
-            findings = list(inspector_of(str(path)).verify(None))
-            is_whole = not isinstance(findings[-1], Lie)
+            findings = list(create_inspector(str(path)).verify(None))
+            is_whole = not isinstance(findings[-1], Inconsistency)
         except OncelogError:
             is_whole = False
         asyncio.run(_use(path, is_whole=is_whole))

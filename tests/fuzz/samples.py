@@ -14,11 +14,11 @@ from typing import Any, Final
 from uuid import UUID
 
 import oncelog
-from doors.material import token
 from fuzz.targets import CORPUS
 from oncelog import proof
-from oncelog.core.deltas import read_push
+from oncelog.core.deltas import decode_push
 from oncelog.ledger.v1 import ledger_pb2 as pb
+from server.auth.auth_material import token
 
 ID: Final = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 MESSAGE_ID: Final = "2d8e6b3a-52a5-4c70-9c2e-0a8b6f1d7e55"
@@ -138,7 +138,7 @@ def _push() -> bytes:
     columns = [{"column": "name", "value": "Tea"}, {"column": "price", "value": 3.5}]
     delta = {"op": "INSERT", "table": "products", "rowId": "tea", "clientId": "till-1", "columns": columns}
     pushed = _json({"deltas": [{**delta, "hlc": "116000000000000000", "deltaId": "0" * 64}]})
-    return b'{"deltas":[%b]}' % read_push(pushed).bodies[0]  # with the id of its content
+    return b'{"deltas":[%b]}' % decode_push(pushed).bodies[0]  # with the id of its content
 
 
 async def _proof() -> bytes:

@@ -15,30 +15,30 @@ import msgspec
 from aiohttp.web import HTTPRequestEntityTooLarge
 from google.protobuf.message import DecodeError
 
-from doors.material import NOW_MS, tokens
 from fuzz.damage import read_damaged_log
 from oncelog import proof
-from oncelog.client import words as client_words
-from oncelog.client.chat import words as client_chat_words
-from oncelog.client.deltas import messages as client_deltas
+from oncelog.client.chat import codec as client_chat_words
+from oncelog.client.deltas import codec as client_deltas
+from oncelog.client.events import codec as client_words
 from oncelog.core import deltas
 from oncelog.core.canonical import canonical_text
 from oncelog.cursor import Cursor
-from oncelog.doors import requests
-from oncelog.doors.apikeys import ApiKeys
-from oncelog.doors.chat import reading as chat_reading
-from oncelog.doors.deltas import door as deltas_door
-from oncelog.doors.events import reading
-from oncelog.doors.events.camel import Camel, spoken
-from oncelog.doors.events.dialect import FIRST, Dialect
-from oncelog.doors.events.projects import project_of
-from oncelog.doors.faults import DoorError
-from oncelog.doors.fields import members_of, parsed
-from oncelog.doors.ledger import door as ledger_door
-from oncelog.doors.ledger import messages, words
-from oncelog.doors.tokens import Tokens
 from oncelog.errors import AuthError, CanonicalError, OncelogError, ProofError, ProtocolError
 from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.server import http_requests
+from oncelog.server.auth.api_keys import ApiKeys
+from oncelog.server.auth.tokens import Tokens
+from oncelog.server.chat import decode as chat_reading
+from oncelog.server.deltas import service as deltas_door
+from oncelog.server.errors import ApiError
+from oncelog.server.events import decode
+from oncelog.server.events.dialect import NATIVE, Dialect
+from oncelog.server.events.insieme_dialect import InsiemeDialect, detect_dialect
+from oncelog.server.events.projects import parse_project
+from oncelog.server.json_fields import decode_object, parse_json
+from oncelog.server.ledger import codec, grpc_codec
+from oncelog.server.ledger import service as ledger_door
+from server.auth.auth_material import NOW_MS, tokens
 
 CORPUS: Final = Path(__file__).with_name("corpus")
 ACTOR: Final = "user:ada"
@@ -68,32 +68,32 @@ class Target(NamedTuple):
 
 
 def _events_frame(dialect: Dialect, data: bytes) -> None:
-    spoken(data, FIRST, dialect)
-    found = dialect.read(data, ACTOR, CLIENT, EVENTS_MAX)
+    detect_dialect(data, NATIVE, dialect)
+    found = dialect.decode(data, ACTOR, CLIENT, EVENTS_MAX)
     if isinstance(found, tuple):
         return
-    for read in (dialect.read_connect, dialect.read_sync):
-        with suppress(DoorError):
+    for read in (dialect.decode_connect, dialect.decode_sync):
+        with suppress(ApiError):
             read(found.payload)
 
 
 def _native_frame(data: bytes) -> None:
-    quick = reading.read_quickly(data, ACTOR, CLIENT, EVENTS_MAX)
+    quick = decode.decode_fast(data, ACTOR, CLIENT, EVENTS_MAX)
     if quick is not None:
-        message = reading.read_message(data)
-        assert quick == (message.msg_id, reading.read_submit(message.payload, ACTOR, CLIENT, EVENTS_MAX))
-    _events_frame(FIRST, data)
+        message = decode.decode_message(data)
+        assert quick == (message.msg_id, decode.decode_submit(message.payload, ACTOR, CLIENT, EVENTS_MAX))
+    _events_frame(NATIVE, data)
 
 
 def _insieme_frame(data: bytes) -> None:
-    _events_frame(Camel(project_of("p1")), data)
+    _events_frame(InsiemeDialect(parse_project("p1")), data)
 
 
 def _chat_frame(data: bytes) -> None:
-    quick = chat_reading.read_quickly(data, MESSAGE_BYTES_MAX)
+    quick = chat_reading.decode_fast(data, MESSAGE_BYTES_MAX)
     exact: object = None
     try:
-        exact = chat_reading.read_frame(data, MESSAGE_BYTES_MAX)
+        exact = chat_reading.decode_frame(data, MESSAGE_BYTES_MAX)
     finally:
         assert quick is None or quick == exact
 
@@ -102,39 +102,39 @@ def _chat_frame(data: bytes) -> None:
 
 
 def _events_body(data: bytes) -> None:
-    payload = reading.read_body(data)
-    with suppress(DoorError):
-        reading.read_client_id(payload)
-    reading.read_submit(payload, ACTOR, CLIENT, EVENTS_MAX, "$")
+    payload = decode.decode_body(data)
+    with suppress(ApiError):
+        decode.get_client_id(payload)
+    decode.decode_submit(payload, ACTOR, CLIENT, EVENTS_MAX, "$")
 
 
 def _ledger_body(data: bytes) -> None:
-    with suppress(DoorError):
-        words.read_batch(data)
-    words.read_write(data)
+    with suppress(ApiError):
+        codec.decode_batch(data)
+    codec.decode_write(data)
 
 
 def _deltas_body(data: bytes) -> None:
-    with suppress(DoorError):
-        deltas_door._read_compact(data)
-    plain = deltas.read_plain_push(data)
-    exact = deltas.read_push(data)
-    if plain is not None and deltas.are_canonical(plain.deltas):
+    with suppress(ApiError):
+        deltas_door._decode_compact(data)
+    plain = deltas.decode_canonical_push(data)
+    exact = deltas.decode_push(data)
+    if plain is not None and deltas.has_canonical_columns(plain.deltas):
         assert plain.keys == exact.keys
 
 
 def _chat_body(data: bytes) -> None:
-    members = members_of(parsed(data), "$")
-    with suppress(DoorError):
-        chat_reading.read_acked(members)
-    chat_reading.read_send(members, "general", MESSAGE_BYTES_MAX, None)
+    members = decode_object(parse_json(data), "$")
+    with suppress(ApiError):
+        chat_reading.get_acked_sequence(members)
+    chat_reading.decode_send(members, "general", MESSAGE_BYTES_MAX, None)
 
 
 def _compressed_body(data: bytes) -> None:
     if data:
         for encoding in ("gzip", "deflate"):
-            with suppress(DoorError, HTTPRequestEntityTooLarge):
-                requests._unpacked(data, encoding, BODY_BYTES_MAX)
+            with suppress(ApiError, HTTPRequestEntityTooLarge):
+                http_requests._decompress(data, encoding, BODY_BYTES_MAX)
 
 
 def _canonical(data: bytes) -> None:
@@ -146,9 +146,9 @@ def _canonical(data: bytes) -> None:
 
 
 def _grpc(data: bytes) -> None:
-    with suppress(DecodeError, DoorError):
-        messages.read_batch(pb.BatchWriteRequest.FromString(data))
-    messages.read_write(pb.WriteRequest.FromString(data))
+    with suppress(DecodeError, ApiError):
+        grpc_codec.decode_batch(pb.BatchWriteRequest.FromString(data))
+    grpc_codec.decode_write(pb.WriteRequest.FromString(data))
 
 
 # --- cursors, page tokens, credentials, proofs
@@ -156,11 +156,11 @@ def _grpc(data: bytes) -> None:
 
 def _cursor(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
-    for read in (deltas_door._place_of, lambda token: ledger_door._tokens(token, 1)):
-        with suppress(DoorError):
+    for read in (deltas_door._decode_token, lambda token: ledger_door._decode_token(token, 1)):
+        with suppress(ApiError):
             read(text)
-    with suppress(DoorError):
-        requests.number_of(text, "after")
+    with suppress(ApiError):
+        http_requests.parse_number(text, "after")
     cursor = Cursor.parse(text)
     assert Cursor.parse(str(cursor)) == cursor
 
@@ -175,9 +175,9 @@ def _token(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     verifier, api_keys = _credentials()
     with suppress(AuthError):
-        api_keys.principal_of(text)
-    requests.bearer_of(text)
-    verifier.principal_of(text)
+        api_keys.authenticate(text)
+    http_requests.parse_bearer(text)
+    verifier.authenticate(text)
 
 
 def _proof(data: bytes) -> None:
@@ -191,8 +191,8 @@ def _proof(data: bytes) -> None:
 
 def _client_frame(data: bytes) -> None:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # as the protocol does
-        client_words.read_event(client_words.read_message(data).payload)
-    for read in (client_chat_words.read, client_deltas.read_pulled, client_deltas.read_snapshot):
+        client_words.decode_event(client_words.decode_message(data).payload)
+    for read in (client_chat_words.decode_frame, client_deltas.decode_delta_page, client_deltas.decode_snapshot_page):
         with suppress(ProtocolError):
             read(data)
 
@@ -200,16 +200,16 @@ def _client_frame(data: bytes) -> None:
 TARGETS: Final = {
     target.name: target
     for target in (
-        Target("events-frame", _native_frame, (DoorError,), 2),
-        Target("insieme-frame", _insieme_frame, (DoorError,), 2),
-        Target("chat-frame", _chat_frame, (DoorError,)),
-        Target("events-body", _events_body, (DoorError,)),
-        Target("ledger-body", _ledger_body, (DoorError,)),
+        Target("events-frame", _native_frame, (ApiError,), 2),
+        Target("insieme-frame", _insieme_frame, (ApiError,), 2),
+        Target("chat-frame", _chat_frame, (ApiError,)),
+        Target("events-body", _events_body, (ApiError,)),
+        Target("ledger-body", _ledger_body, (ApiError,)),
         Target("deltas-body", _deltas_body, (CanonicalError,)),
-        Target("chat-body", _chat_body, (DoorError,)),
+        Target("chat-body", _chat_body, (ApiError,)),
         Target("compressed-body", _compressed_body, (), 0.5),
         Target("canonical-json", _canonical, (CanonicalError,)),
-        Target("grpc", _grpc, (DecodeError, DoorError)),
+        Target("grpc", _grpc, (DecodeError, ApiError)),
         Target("cursor", _cursor, (ValueError,)),
         Target("token", _token, (AuthError,)),
         Target("proof", _proof, (ProofError,)),

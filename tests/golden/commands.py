@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from cli.processes import ENVIRONMENT, MAIN, Command, ForkServer
-from cli.served import ServerProcess
+from cli.server_process import ServerProcess
+from deadlines import WAIT_S
 from scripts import RUN
-from waiting import WAIT_S
 
 COLUMNS: Final = "100"
 """Width of `--help` in the golden files."""

@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from waiting import WAIT_S
+from deadlines import WAIT_S
 
 SERVICE: Final = "oncelog.ledger.v1.Ledger"
 _VOLATILE_METADATA: Final = ("date", "user-agent")

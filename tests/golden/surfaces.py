@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.request import urlopen
 
-from cli.served import DEVELOPMENT, serving
+from cli.server_process import DEVELOPMENT, serving
 from databases import address_of, query
+from deadlines import WAIT_S
 from golden.commands import fixed_server, run_command, run_script
 from scripts import start_script
-from waiting import WAIT_S
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent

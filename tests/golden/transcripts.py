@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.request import urlopen
 
+from deadlines import wait_until
 from golden import wire_clients
 from golden.commands import FixedServer
 from golden.ledger_stub import LedgerStub
@@ -27,7 +28,6 @@ from golden.steps import (
     Stop,
 )
 from golden.wire_clients import Connection, ConnectionLostError, EventStream, json_text
-from waiting import wait_until
 
 _CONTENT_HEADER: Final = re.compile(r"^(Content-Length|Etag|Last-Modified): .*$", re.MULTILINE)
 LINE_CHARACTERS_MAX: Final = 6000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from waiting import WAIT_S
+from deadlines import WAIT_S
 
 WEBSOCKET_KEY: Final = "Z29sZGVuIGZpbGVzICEhIQ=="
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from engine.watched import Gate
+from engine.observable_store import Gate
 from idempotency.conftest import Waiters
 from oncelog import Log
 from oncelog.idempotency.asgi import IdempotencyMiddleware, Message, Receive, Scope, Send

@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from deadlines import WAIT_S
 from oncelog.idempotency.asgi import IdempotencyMiddleware, Receive, Scope, Send
 from scripts import print_line
-from waiting import WAIT_S
 
 
 class RequestPrinter:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from oncelog.engine import working
-from oncelog.engine.results import Result
-from oncelog.engine.work import Holding
-from oncelog.stores.postgres import guest
-from waiting import WAIT_S, until
+from deadlines import WAIT_S, until
+from oncelog.engine import leases
+from oncelog.engine.held_lease import HeldLease
+from oncelog.engine.result_cache import Result
+from oncelog.storage.postgres import borrowed_transaction
 
 
 @pytest.fixture(autouse=True)
@@ -15,13 +15,13 @@ def patient_release(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Otherwise the next call with the same key could find the work still held, and would receive the error of the first.
     """
-    monkeypatch.setattr(working, "RELEASE_WAIT_S", WAIT_S)
+    monkeypatch.setattr(leases, "RELEASE_WAIT_S", WAIT_S)
 
 
 @pytest.fixture(autouse=True)
 def patient_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let PostgreSQL not end the session of a shared connection because the machine is slow."""
-    monkeypatch.setattr(guest, "LANE_LIMIT", "1h")
+    monkeypatch.setattr(borrowed_transaction, "LANE_TIMEOUT", "1h")
 
 
 @pytest.fixture(params=["starlette", "fastapi"])
@@ -43,14 +43,14 @@ class Waiters:
 @pytest.fixture
 def waiters(monkeypatch: pytest.MonkeyPatch) -> Waiters:
     found = Waiters()
-    outcome = Holding.outcome
+    outcome = HeldLease.wait_outcome
 
-    async def counted(self: Holding) -> Result | None:
+    async def counted(self: HeldLease) -> Result | None:
         found.count += 1
         try:
             return await outcome(self)
         finally:
             found.count -= 1
 
-    monkeypatch.setattr(Holding, "outcome", counted)
+    monkeypatch.setattr(HeldLease, "wait_outcome", counted)
     return found

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import oncelog
+from deadlines import until
 from oncelog.engine import lease_watchdog
 from scripts import print_line
-from waiting import until
 
 NEVER_S = 10**6
 """The lease watchdog must not hold a lock of the store when the process stops."""

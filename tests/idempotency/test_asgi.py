@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog
+from engine.observable_store import WatchedLog
 from idempotency.asgi_application import (
     START,
     WHOLE,

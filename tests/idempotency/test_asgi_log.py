@@ -10,7 +10,7 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import Gate, WatchedLog
+from engine.observable_store import Gate, WatchedLog
 from idempotency.asgi_application import (
     START,
     WHOLE,

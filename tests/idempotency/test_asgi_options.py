@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog
+from engine.observable_store import WatchedLog
 from idempotency.asgi_application import (
     START,
     WHOLE,

@@ -14,12 +14,12 @@ import pytest
 
 from cli.processes import Command
 from databases import POSTGRES, SQLITE, log_at
+from deadlines import WAIT_S
 from idempotency import asgi_worker
 from idempotency.asgi_application import (
     is_replay,
 )
 from scripts import start_script, write_line
-from waiting import WAIT_S
 
 PROCESSES: Final = 3
 REQUESTS: Final = 100

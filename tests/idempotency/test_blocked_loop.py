@@ -14,24 +14,24 @@ import pytest
 import oncelog
 from cli.processes import Command
 from databases import BOTH_STORES, log_at
-from engine.watched import Gate
+from deadlines import WAIT_S, soon, until
+from engine.observable_store import Gate
 from oncelog import LeaseLostError, once, scope_of
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Lease, Request, Verdict
-from oncelog.engine import lease_watchdog, working
+from oncelog.engine import lease_watchdog, leases
 from oncelog.errors import StoreUnavailableError
-from oncelog.idempotency.calls import policy_of
-from oncelog.idempotency.decorator import DAY
+from oncelog.idempotency.call_key import build_policy
+from oncelog.idempotency.once import RETENTION_DEFAULT
 from oncelog.testing.clock import ManualClock
 from scripts import read_line, start_script, write_line
-from waiting import WAIT_S, soon, until
 
 SCRIPT: Final = Path(__file__).with_name("blocked_worker.py")
 LEASE_S: Final = 3
 """Long enough for a busy machine to renew it in its second half."""
 SHORT_S: Final = 0.2
 LONG_S: Final = 600
-OUTER: Final = (policy_of("once", "outer", DAY), scope_of("once", "outer"), b"outer")
+OUTER: Final = (build_policy("once", "outer", RETENTION_DEFAULT), scope_of("once", "outer"), b"outer")
 RUN: Final = (RUNS, scope_of("runs", 12), oncelog.run_key(None, 12, "tool.execute", "dice", None, {}))
 
 
@@ -52,7 +52,7 @@ def pids(path: Path) -> list[int]:
     return [int(pid) for pid in (path / "ran").read_text().split()]
 
 
-async def leases(log: oncelog.Log) -> list[Lease | None]:
+async def list_leases(log: oncelog.Log) -> list[Lease | None]:
     found = [await log.lookup(key, policy=policy, scope=scope) for policy, scope, key in (OUTER, RUN)]
     return [outcome.lease for outcome in found]
 
@@ -65,12 +65,12 @@ async def test_tool_that_blocks_its_event_loop_beyond_the_lease_runs_once(tmp_pa
         assert await asyncio.to_thread(read_line, first) == "blocked"
         write_line(second)
         async with oncelog.open(log_at(tmp_path / "app.db")) as log:
-            granted = [lease.until_ms for lease in await leases(log) if lease is not None]
+            granted = [lease.until_ms for lease in await list_leases(log) if lease is not None]
 
             async def is_renewed_or_taken_over() -> bool:
                 if len(pids(tmp_path)) > 1:
                     return True
-                renewed = [lease.until_ms for lease in await leases(log) if lease is not None]
+                renewed = [lease.until_ms for lease in await list_leases(log) if lease is not None]
                 return time() * 1000 > max(granted) and min(renewed) > max(granted)
 
             await until(is_renewed_or_taken_over)
@@ -122,7 +122,7 @@ class BlockedLoop:
 
 
 def has_watchdog(log: oncelog.Log) -> bool:
-    thread = log._works._watchdog._thread
+    thread = log._lease_manager._watchdog._thread
     return thread is not None and thread.is_alive()
 
 
@@ -180,7 +180,7 @@ def test_watchdog_ends_with_an_event_loop_whose_log_was_not_closed(tmp_path: Pat
         await work()
 
     asyncio.run(open_and_work())
-    thread = log._works._watchdog._thread
+    thread = log._lease_manager._watchdog._thread
     assert thread is not None
     thread.join(WAIT_S)
     assert not has_watchdog(log)
@@ -223,7 +223,7 @@ async def test_lease_that_was_taken_over_before_its_grant_was_seen_is_not_used(
 ) -> None:
     """Another function may block the event loop between the commit of a claim and its verdict."""
     clock, ahead_s, runs = ManualClock(), [0.0], []
-    monkeypatch.setattr(working, "monotonic", lambda: monotonic() + ahead_s[0])
+    monkeypatch.setattr(leases, "monotonic", lambda: monotonic() + ahead_s[0])
     logs = [oncelog.open(log_at(tmp_path / "app.db"), clock=clock) for _ in range(2)]
 
     async with logs[0] as log, logs[1] as other:

@@ -11,8 +11,8 @@ import pytest
 
 from cli.processes import Command
 from databases import BOTH_STORES, log_at
+from deadlines import wait_until
 from scripts import read_line, start_script, write_line
-from waiting import wait_until
 
 pytestmark = BOTH_STORES
 

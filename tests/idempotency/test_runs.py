@@ -10,7 +10,8 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import Gate
+from deadlines import until
+from engine.observable_store import Gate
 from idempotency.conftest import Waiters
 from idempotency.run_samples import FIELDS
 from oncelog import (
@@ -29,7 +30,6 @@ from oncelog import (
     scope_of,
 )
 from oncelog.testing.clock import ManualClock
-from waiting import until
 
 LEASE_MS: Final = 30_000
 
@@ -296,7 +296,7 @@ class TestRuns:
             caller.cancel()
             await asyncio.gather(caller, return_exceptions=True)
             closing = asyncio.create_task(log.close())
-            works = log.works
+            works = log.leases
             await until(lambda: works._is_closing)
             go_on.set()
             await closing
@@ -312,7 +312,7 @@ class TestRuns:
             for _ in range(2):
                 with pytest.raises(RuntimeError):
                     await Runs(log).execute(**FIELDS, tool=stopping)
-            assert log.works.leases == 0
+            assert log.leases.leases == 0
 
     @pytest.mark.rule("RU-7")
     async def test_cancelled_caller_of_an_async_tool_releases_the_lease_at_once(self, place: str) -> None:
@@ -421,5 +421,5 @@ def _never(**_: Any) -> int:
 
 async def _until_refused(log: Log) -> None:
     """Wait until a claim of this log was refused: from then on its caller waits for the holder of the lease."""
-    works = log.works
-    await until(lambda: works.waiting > 0)
+    works = log.leases
+    await until(lambda: works.waiting_count > 0)

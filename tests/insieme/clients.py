@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from waiting import WAIT_S
+from deadlines import WAIT_S
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from cli import served as processes
+from cli import server_process as processes
 from databases import BOTH_STORES
 from insieme.clients import (
     HERE,

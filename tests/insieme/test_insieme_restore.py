@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from cli.served import reserve_port
-from doors.commands import oncelog
-from doors.serving import serving
+from cli.server_process import reserve_port
 from insieme.clients import Package, card, in_node
+from server.cli_commands import oncelog
+from server.running_server import serving
 
 pytestmark = pytest.mark.rule("EV-18", "CO-12")
 

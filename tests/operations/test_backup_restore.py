@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cli.served import ServerProcess, oncelog, serving
-from doors.serving import item
-from oncelog.core.leaps import LEAP_MIN
-from oncelog.testing.postgres import QUICK, Server, postgres_server
-from oncelog.testing.programs import server_programs
+from cli.server_process import ServerProcess, oncelog, serving
+from oncelog.core.rules.leaps import LEAP_MIN
+from oncelog.testing.postgres import FAST_SETTINGS, PostgresServer, postgres_server
+from oncelog.testing.programs import prepare_server_programs
+from server.running_server import item
 
 BEFORE = 20
 DURING_MAX = 900
@@ -126,15 +126,17 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def server(directory: Path) -> Iterator[Server]:
-    with postgres_server(directory, QUICK, is_own=True) as found:
+def server(directory: Path) -> Iterator[PostgresServer]:
+    with postgres_server(directory, FAST_SETTINGS, is_own=True) as found:
         yield found
 
 
 @pytest.mark.rule("CO-40", "CO-12")
 @pytest.mark.parametrize("how", ["pg_basebackup", "pg_dump"])
-async def test_database_is_backed_up_during_writes_and_restored(directory: Path, server: Server, how: str) -> None:
-    copy, bin_ = directory / "backup", server_programs(directory)
+async def test_database_is_backed_up_during_writes_and_restored(
+    directory: Path, server: PostgresServer, how: str
+) -> None:
+    copy, bin_ = directory / "backup", prepare_server_programs(directory)
     served = ServerProcess(server.address)
     try:
         served.start()

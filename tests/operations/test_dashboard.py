@@ -12,12 +12,12 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
-from doors.serving import item, serving
-from doors.test_held_back import measured, ways
-from oncelog import codes
+from oncelog import error_codes
 from oncelog.core.tenants import Tenant
-from oncelog.doors.metrics import CONNECTION_REFUSALS
-from oncelog.doors.settings import DiskSettings
+from oncelog.server.metrics import CONNECTION_REFUSALS
+from oncelog.server.settings import DiskSettings
+from server.running_server import item, serving
+from server.test_write_refusals import measured, ways
 
 GRAFANA: Final = Path(__file__).parents[2] / "examples/grafana"
 DASHBOARD: Final = json.loads((GRAFANA / "oncelog.json").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
             return shown + await measured(served)
 
     # Outcomes that this test cannot provoke.
-    found: Labels = {"oncelog_requests_total": {"outcome": {codes.SERVER_ERROR, codes.SERVER_BUSY}}}
+    found: Labels = {"oncelog_requests_total": {"outcome": {error_codes.SERVER_ERROR, error_codes.SERVER_BUSY}}}
     for family in text_string_to_metric_families(asyncio.run(scrape())):
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})

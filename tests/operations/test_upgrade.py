@@ -6,15 +6,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from core.writes import committed, event, replayed
+from core.item_builders import assert_committed, assert_replayed, event
 from databases import BOTH_STORES, POSTGRES, log_at
+from deadlines import WAIT_S
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import NewerSchemaError
-from oncelog.stores.postgres import database
-from oncelog.stores.postgres.statements import MIGRATIONS, SCHEMA_VERSION
-from oncelog.stores.sqlite import files, migrating
-from oncelog.stores.sqlite.statements import migrations
-from waiting import WAIT_S
+from oncelog.storage.postgres import database
+from oncelog.storage.postgres.statements import MIGRATIONS, SCHEMA_VERSION
+from oncelog.storage.sqlite import database_file, schema_migration
+from oncelog.storage.sqlite.statements import load_migrations
 
 NEWER = """
 ALTER TABLE oncelog_state ADD COLUMN later text;
@@ -30,15 +30,15 @@ async def test_server_works_beside_a_newer_one_until_it_needs_a_new_session(
 ) -> None:
     place = log_at(tmp_path / "log.db")
     async with open_log(place) as old:
-        first = committed(await old.submit(event(1)))
+        first = assert_committed(await old.submit(event(1)))
         with monkeypatch.context() as newer:
             patch_newer_version(newer, store_kind)
             async with open_log(place) as new:
-                assert replayed(await new.submit(event(1))).receipt == first
-                second = committed(await new.submit(event(2)))
-                assert replayed(await old.submit(event(2))).receipt == second
-                third = committed(await old.submit(event(3)))
-                assert replayed(await new.submit(event(3))).receipt == third
+                assert assert_replayed(await new.submit(event(1))).receipt == first
+                second = assert_committed(await new.submit(event(2)))
+                assert assert_replayed(await old.submit(event(2))).receipt == second
+                third = assert_committed(await old.submit(event(3)))
+                assert assert_replayed(await new.submit(event(3))).receipt == third
                 assert [record.position for record in (await old.read()).records] == [1, 2, 3]
         # From now on a server of the older version cannot open the log.
         with pytest.raises(NewerSchemaError, match="newer Oncelog"):
@@ -49,13 +49,13 @@ async def test_server_works_beside_a_newer_one_until_it_needs_a_new_session(
             with pytest.raises(NewerSchemaError):
                 await old.submit(event(4))
         else:
-            committed(await old.submit(event(4)))
+            assert_committed(await old.submit(event(4)))
     with monkeypatch.context() as newer:
         patch_newer_version(newer, store_kind)
         async with open_log(place) as new:
             assert len((await new.read()).records) == (3 if store_kind == POSTGRES else 4)
             for number in (1, 2, 3):
-                replayed(await new.submit(event(number)))
+                assert_replayed(await new.submit(event(number)))
 
 
 def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
@@ -65,10 +65,10 @@ def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
         patch.setattr(database, "MIGRATIONS", [*MIGRATIONS, (number, NEWER)])
         patch.setattr(database, "SCHEMA_VERSION", number)
     else:
-        number, known = files.SCHEMA_VERSION + 1, migrations()
-        for module in (files, migrating):
+        number, known = database_file.SCHEMA_VERSION + 1, load_migrations()
+        for module in (database_file, schema_migration):
             patch.setattr(module, "migrations", lambda: [*known, (number, NEWER)])
-        patch.setattr(files, "SCHEMA_VERSION", number)
+        patch.setattr(database_file, "SCHEMA_VERSION", number)
 
 
 async def end_sessions(log: Log) -> None:

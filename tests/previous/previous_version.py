@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from cli.processes import ENVIRONMENT
-from cli.served import ServerProcess
-from waiting import WAIT_S
+from cli.server_process import ServerProcess
+from deadlines import WAIT_S
 
 DIRECTORY: Final = Path(__file__).parent
 WHEEL: Final = DIRECTORY / "oncelog-0.1.0.dev0-py3-none-any.whl"

@@ -9,18 +9,18 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from cli.sample import make_log
-from cli.served import oncelog, serving
+from cli.sample_log import make_log
+from cli.server_process import oncelog, serving
 from databases import BOTH_STORES, log_at
-from doors.rejecting_store import MARK, reject_marked_bodies, remove_rejection
-from doors.serving import Serving, item
-from doors.serving import serving as serving_here
+from deadlines import WAIT_S, until
 from oncelog import open_blocking as opened_blocking
 from oncelog.client.deltas import BlockingDeltasClient
 from oncelog.testing.clock import ManualClock
 from previous.previous_version import DIRECTORY, PreviousVersion
 from scripts import start_script
-from waiting import WAIT_S, until
+from server.rejecting_store import MARK, reject_marked_bodies, remove_rejection
+from server.running_server import Serving, item
+from server.running_server import serving as serving_here
 
 
 def use_current_clients(*arguments: object) -> Any:
@@ -170,7 +170,7 @@ async def test_clients_of_the_previous_version_commit_all_writes_above_a_rate(
     texts = [str(number) for number in range(10)]
     clock = ManualClock(time_ns() // 1_000_000)
     async with serving_here(tmp_path, clock=clock, new_events_per_second_max=1) as served:
-        rpc = served.server.rpc
+        rpc = served.server.grpc_service
         assert rpc is not None
         await served.submit(item(1))  # uses up the rate, until the clock advances
         address = (served.url, f"127.0.0.1:{rpc.port}", tmp_path)

@@ -3,9 +3,9 @@
 import json
 from typing import Final
 
-from doors.raw_http import RawConnection
-from doors.serving import Serving
-from waiting import soon
+from deadlines import soon
+from server.raw_http import RawConnection
+from server.running_server import Serving
 
 UPGRADE: Final = (
     "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"

@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from doors.ledger.ledger_doors import token
-from doors.raw_http import post, raw_connection, write
-from doors.serving import Serving, api_key, serving
+from deadlines import soon
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1 import ledger_pb2_grpc
-from waiting import soon
+from server.ledger.ledger_servers import token
+from server.raw_http import post, raw_connection, write
+from server.running_server import Serving, api_key, serving
 
 BURST = 150
 """Requests in a burst; the default limit is 60 failures in a minute."""

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import pytest
 
-from doors.material import token
-from doors.serving import Serving, serving
-from doors.test_server import make_certificate
-from waiting import soon, until
+from deadlines import soon, until
+from server.auth.auth_material import token
+from server.running_server import Serving, serving
+from server.test_server_app import make_certificate
 
 HEARTBEAT_MS: Final = 3_600_000
 """No heartbeat is sent during a test, so no write finds out that a connection is closed."""
@@ -44,12 +44,12 @@ async def test_closed_stream_frees_its_place_without_a_heartbeat(
         credential = token(grants={"read": ["*"]})
         for _ in range(4):  # more than connections_max
             writer = await open_stream(served, path, credential, trusted)
-            await until(lambda: server.counts.sse_connections == server._readers == 1)
+            await until(lambda: server.counts.sse_connections == server._reader_count == 1)
             if is_aborted:
                 writer.transport.abort()
             else:
                 writer.close()
-            await until(lambda: server.counts.sse_connections == server._readers == 0)
+            await until(lambda: server.counts.sse_connections == server._reader_count == 0)
             await until(server._limiter.are_all_closed)
 
 
@@ -61,4 +61,4 @@ async def test_stream_closed_through_a_proxy_frees_the_place_of_its_caller(tmp_p
         for _ in range(3):
             writer = await open_stream(served, STREAMS[0], credential, None)
             writer.close()
-            await until(lambda: not served.server._readers)
+            await until(lambda: not served.server._reader_count)

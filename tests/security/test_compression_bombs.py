@@ -1,4 +1,4 @@
-"""Compressed input: the server unpacks nothing beyond its limits. Bodies are in tests/doors/test_events_http.py."""
+"""Compressed input: the server unpacks nothing beyond its limits. Bodies are in tests/server/events/test_events_endpoints.py."""
 
 import zlib
 from pathlib import Path
@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from doors.serving import serving
-from waiting import soon
+from deadlines import soon
+from server.running_server import serving
 
 
 @pytest.mark.rule("CO-30")

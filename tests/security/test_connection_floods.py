@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import pytest
 
-from doors.ledger.ledger_doors import token
-from doors.raw_http import RawConnection, post, raw_connection, write
-from doors.serving import Serving, serving
-from doors.test_server import make_certificate
-from oncelog.doors.connections import HELD_BYTES
-from oncelog.doors.limits import TLS_HANDSHAKE_BYTES_MAX
+from deadlines import soon, until
+from oncelog.server.connection_limiter import HELD_BYTES
+from oncelog.server.limits import TLS_HANDSHAKE_BYTES_MAX
 from security.flood_worker import UPGRADE, unfinished
 from security.raw_websocket import connect_frame, is_closed, refusals, upgrade
-from waiting import soon, until
+from server.ledger.ledger_servers import token
+from server.raw_http import RawConnection, post, raw_connection, write
+from server.running_server import Serving, serving
+from server.test_server_app import make_certificate
 
 SLOTS: Final = 20
 """Unauthenticated connections of the servers in these tests."""
@@ -55,7 +55,7 @@ class Flood:
     def accepted(self) -> int:
         """The number of all connections that the server has accepted so far."""
         limiter = self._served.server._limiter
-        return limiter.closed + len(limiter)
+        return limiter.closed_count + len(limiter)
 
     async def add(self, count: int) -> None:
         """Open connections, and wait until the server has accepted all of them."""
@@ -122,7 +122,7 @@ async def test_flood_from_the_same_address_does_not_keep_out_valid_callers(tmp_p
         for call in calls * ROUNDS:
             await call(served, flood)
             await flood.add(SLOTS)
-            assert served.server._limiter.unauthenticated <= SLOTS
+            assert served.server._limiter.preauth_count <= SLOTS
         assert set(refusals(served)) == {"evicted"}
 
 
@@ -184,7 +184,7 @@ async def test_large_tls_handshake_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True, tls=tls) as served, raw_connection(served) as connection:
         data = unfinished("hello", TLS_HANDSHAKE_BYTES_MAX)
         connection.send(data[:-200])
-        await until(lambda: served.server._limiter.unauthenticated == 1)
+        await until(lambda: served.server._limiter.preauth_count == 1)
         connection.send(data[-200:], b"\x16\x03\x01\x00\x80" + bytes(128))
         assert await is_closed(connection)
         await until(lambda: refusals(served) == {"tls_handshake": 1})
@@ -234,8 +234,8 @@ async def test_connection_that_does_not_answer_the_end_of_tls_is_counted(tmp_pat
         await client.start()
         client.send(b"no HTTP\r\n\r\n")
         await client.read_until(b" 400 ")
-        served.server._limiter.sweep()
-        assert served.server._limiter.unauthenticated == SLOTS
+        served.server._limiter.close_expired()
+        assert served.server._limiter.preauth_count == SLOTS
         await flood.add(SLOTS)
         assert await is_closed(connection)
 

@@ -14,18 +14,18 @@ import pytest
 from aiohttp import web_ws
 from aiohttp._websocket.reader import WebSocketReader
 
-from doors.ledger.ledger_doors import token
-from doors.raw_http import RawConnection, post, raw_connection, write
-from doors.serving import Serving, event_id, item, serving
-from doors.test_server import make_certificate
-from oncelog.doors import server as server_module
-from oncelog.doors.gate import HEAD_BYTES_MAX
-from oncelog.doors.limits import CONNECT_BYTES_MAX
+from deadlines import soon, until
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1 import ledger_pb2_grpc
+from oncelog.server import app as server_module
+from oncelog.server.limits import CONNECT_BYTES_MAX
+from oncelog.server.preauth_limiter import HEAD_BYTES_MAX
 from oncelog.testing.clock import ManualClock
 from security.raw_websocket import connect_frame, frame, is_closed, refusals, upgrade
-from waiting import soon, until
+from server.ledger.ledger_servers import token
+from server.raw_http import RawConnection, post, raw_connection, write
+from server.running_server import Serving, event_id, item, serving
+from server.test_server_app import make_certificate
 
 MIB: Final = 2**20
 
@@ -51,7 +51,7 @@ async def test_unfinished_first_frame_is_refused_above_a_small_limit(tmp_path: P
         await upgrade(connection, path)
         connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
         assert await is_closed(connection)
-        await until(lambda: not served.server._limiter.unauthenticated)
+        await until(lambda: not served.server._limiter.preauth_count)
 
 
 @pytest.mark.rule("CO-27")
@@ -99,9 +99,9 @@ async def test_unauthenticated_connections_are_bounded_in_number(tmp_path: Path)
         served.credential = None
         async with unauthenticated_sockets(served, 10) as first:
             limiter = served.server._limiter
-            assert limiter.unauthenticated == 10
+            assert limiter.preauth_count == 10
             async with unauthenticated_sockets(served, 5):
-                assert limiter.unauthenticated == 10
+                assert limiter.preauth_count == 10
                 assert [await is_closed(one) for one in first[:5]] == [True] * 5
                 assert refusals(served) == {"evicted": 5}
         assert b"oncelog_connections_refused_total" in served.server.metrics.render()
@@ -117,7 +117,7 @@ async def test_connections_before_the_tls_handshake_are_counted_and_closed(
     async with serving(tmp_path, clock=clock, tls=tls, connect_timeout_ms=1000) as served:
         async with raw_connection(served) as silent, raw_connection(served) as started:
             started.send(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake
-            await until(lambda: served.server._limiter.unauthenticated == 2)
+            await until(lambda: served.server._limiter.preauth_count == 2)
             clock.advance(1001)
             assert [await is_closed(one) for one in (silent, started)] == [True, True]
             assert served.server.counts.connections_refused["timeout"] == 2
@@ -162,8 +162,8 @@ async def test_sockets_of_one_principal_are_limited_with_an_error(tmp_path: Path
         assert "connections_per_principal_max is 2" in answer["message"]
         await served.connected("bob", token("bob", client_id="bob"))
         await first.close()
-        await until(lambda: len(served.server.sockets) <= 3)
-        served.server._limiter.sweep()
+        await until(lambda: len(served.server.event_sessions) <= 3)
+        served.server._limiter.close_expired()
         await served.connected("ada", token("ada", client_id="ada"))
 
 
@@ -191,9 +191,9 @@ async def test_proxied_streams_are_limited_by_the_address_of_the_client(tmp_path
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
             assert await connection.written() == 1
-            before = served.server._limiter.unauthenticated
+            before = served.server._limiter.preauth_count
             await upgrade(connection, headers="X-Forwarded-For: 192.0.2.3\r\n")
-            assert served.server._limiter.unauthenticated == before + 1
+            assert served.server._limiter.preauth_count == before + 1
             connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
             assert await is_closed(connection)
 
@@ -211,20 +211,20 @@ async def test_grpc_streams_of_one_principal_are_limited(tmp_path: Path) -> None
             return stub.WatchBlocks(request, metadata=[("authorization", f"Bearer {token(name)}")])
 
         calls = [watch("ada") for _ in range(2)]
-        await until(lambda: len(served.server.rpc or ()) == 2)
+        await until(lambda: len(served.server.grpc_service or ()) == 2)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await soon(watch("ada").read())
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "connections_per_principal_max is 2" in str(refused.value.details())
         calls.append(watch("bob"))
-        await until(lambda: len(served.server.rpc or ()) == 3)
+        await until(lambda: len(served.server.grpc_service or ()) == 3)
         calls[0].cancel()
-        await until(lambda: len(served.server.rpc or ()) == 2)
+        await until(lambda: len(served.server.grpc_service or ()) == 2)
         calls.append(watch("ada"))
-        await until(lambda: len(served.server.rpc or ()) == 3)
+        await until(lambda: len(served.server.grpc_service or ()) == 3)
         for call in calls:
             call.cancel()
-        await until(lambda: not served.server._limiter._of_principal)
+        await until(lambda: not served.server._limiter._by_principal)
 
 
 @pytest.mark.rule("CO-27")
@@ -245,6 +245,6 @@ async def test_unfinished_frame_of_a_closed_socket_is_freed_without_the_garbage_
             for one in sockets:
                 one.writer.close()
             await until(lambda: len(freed) == 3)
-            assert served.server.closed_connections == 3
+            assert served.server.connections_closed == 3
     finally:
         gc.enable()

@@ -15,13 +15,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from cli.served import DEVELOPMENT, ServerProcess
-from cli.served import serving as server_process
-from doors import material
-from doors.test_server import make_certificate
-from oncelog.doors import open_files
+from cli.server_process import DEVELOPMENT, ServerProcess
+from cli.server_process import serving as server_process
+from deadlines import WAIT_S, wait_until
+from oncelog.server import open_files
 from scripts import read_line, start_script
-from waiting import WAIT_S, wait_until
+from server.auth import auth_material
+from server.test_server_app import make_certificate
 
 WORKER = Path(__file__).with_name("flood_worker.py")
 MIB = 2**20
@@ -53,7 +53,7 @@ def metric(server: ServerProcess, name: str) -> float:
 @contextmanager
 def server_with_tokens(directory: Path, *settings: str) -> Iterator[ServerProcess]:
     """Run a server that requires tokens."""
-    key = material.key_file(directory, "HS256")
+    key = auth_material.key_file(directory, "HS256")
     tokens = ["metrics_public=true", "tokens.algorithms=HS256", f"tokens.key_files={key.kind.value}:{key.path}"]
     arguments = [part for one in (*tokens, *settings) for part in ("--set", one)]
     with server_process(directory, *arguments) as server:
@@ -131,7 +131,7 @@ def test_low_limit_of_open_files_is_raised_and_reported_at_start(tmp_path: Path)
     assert limits == (1000, 1000)
     (line,) = [one for one in lines if "RLIMIT_NOFILE" in one]
     assert "limit=1000" in line
-    assert f"needed={10_000 + 100 + open_files.OTHER_FILES}" in line
+    assert f"needed={10_000 + 100 + open_files.RESERVED_FILES}" in line
 
 
 @pytest.mark.rule("CO-27")

@@ -10,21 +10,21 @@ from typing import Any, NoReturn
 
 import pytest
 
-from doors import material
-from doors.material import token, written
-from doors.serving import serving
-from oncelog.doors import credential_files, files
-from oncelog.doors import server as server_module
-from oncelog.doors.apikeys import ApiKeys, Created
-from oncelog.doors.audit_http import act_of_credential
-from oncelog.doors.credential_events import CredentialEvent
-from oncelog.doors.grants import granted
-from oncelog.doors.identity import Authenticator
-from oncelog.doors.signing import KeyFile, KeyKind
-from oncelog.doors.sockets import Sockets
+from deadlines import until
 from oncelog.errors import AuthError, SettingsError
+from oncelog.server import app as server_module
+from oncelog.server.audit.endpoints import to_record_act
+from oncelog.server.auth import credential_files, secret_files
+from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
+from oncelog.server.auth.authenticator import Authenticator
+from oncelog.server.auth.credential_events import CredentialEvent
+from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.websocket import WebSocketSessions
 from security.test_revocation import ALL, accepts, check_ended, create, failed_files
-from waiting import until
+from server.auth import auth_material
+from server.auth.auth_material import token, written
+from server.running_server import serving
 
 pytestmark = pytest.mark.rule("CO-28")
 
@@ -35,18 +35,18 @@ def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def poll(known: Authenticator) -> tuple[bool, list[str]]:
-    return known.files.apply(known.files.read_changes())
+    return known.files.apply(known.files.load_changes())
 
 
 def watched(known: Authenticator) -> list[CredentialEvent]:
     events: list[CredentialEvent] = []
-    known.watch(events.append)
+    known.subscribe(events.append)
     return events
 
 
 def act_keys(events: list[CredentialEvent]) -> list[bytes]:
     """Return the keys under which the log remembers these events."""
-    return [act.key for event in events if (act := act_of_credential(event)) is not None]
+    return [act.key for event in events if (act := to_record_act(event)) is not None]
 
 
 def modified(path: Path, content: bytes, at_s: int) -> None:
@@ -57,12 +57,12 @@ def modified(path: Path, content: bytes, at_s: int) -> None:
 
 def signing_keys(count: int) -> list[dict[str, Any]]:
     """Return members of key sets, with the ids 0, 1, …"""
-    return [material.public("ES256", str(number), number) for number in range(count)]
+    return [auth_material.public("ES256", str(number), number) for number in range(count)]
 
 
 def verifies(known: Authenticator, number: int, key_id: str) -> bool:
     try:
-        known.authenticate(token("ES256", material.key_of("ES256", number), header={"kid": key_id}))
+        known.authenticate(token("ES256", auth_material.key_of("ES256", number), header={"kid": key_id}))
     except AuthError:
         return False
     return True
@@ -75,14 +75,14 @@ def verifies(known: Authenticator, number: int, key_id: str) -> bool:
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_key_that_moves_between_files_is_not_reported_as_removed(tmp_path: Path, order: str, is_poll: bool) -> None:
     one, two, three = signing_keys(3)
-    material.key_set(tmp_path / "a", one, two)
-    material.key_set(tmp_path / "b", three)
+    auth_material.key_set(tmp_path / "a", one, two)
+    auth_material.key_set(tmp_path / "b", three)
     sources = tuple(KeyFile(str(tmp_path / name), KeyKind.JWKS) for name in order)
-    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
     known.reload()
     events = watched(known)
-    material.key_set(tmp_path / "a", one)
-    material.key_set(tmp_path / "b", two, three)
+    auth_material.key_set(tmp_path / "a", one)
+    auth_material.key_set(tmp_path / "b", two, three)
     if is_poll:
         assert poll(known) == (True, [])
     else:
@@ -93,12 +93,12 @@ def test_key_that_moves_between_files_is_not_reported_as_removed(tmp_path: Path,
 
 def test_files_exchange_their_keys_in_one_change(tmp_path: Path) -> None:
     one, two = signing_keys(2)
-    sources = (material.key_set(tmp_path / "a", one), material.key_set(tmp_path / "b", two))
-    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    sources = (auth_material.key_set(tmp_path / "a", one), auth_material.key_set(tmp_path / "b", two))
+    known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
     known.reload()
     events = watched(known)
-    material.key_set(tmp_path / "a", {**one, "kid": "1"})
-    material.key_set(tmp_path / "b", {**two, "kid": "0"})
+    auth_material.key_set(tmp_path / "a", {**one, "kid": "1"})
+    auth_material.key_set(tmp_path / "b", {**two, "kid": "0"})
     assert poll(known) == (True, [])
     assert [verifies(known, 0, "1"), verifies(known, 1, "0"), verifies(known, 0, "0")] == [True, True, False]
     assert sorted(event.id for event in events) == ["ES256/0", "ES256/1"]
@@ -110,13 +110,13 @@ def test_conflict_of_one_file_does_not_keep_others_from_exchanging_keys(tmp_path
     members = signing_keys(4)
     paths = {name: tmp_path / name for name in "abc"}
     first, second = [name for name in "abc" if name != wrong]
-    sources = tuple(material.key_set(path, members["abc".index(name)]) for name, path in paths.items())
-    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    sources = tuple(auth_material.key_set(path, members["abc".index(name)]) for name, path in paths.items())
+    known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
     known.reload()
     kids = {name: str("abc".index(name)) for name in "abc"}
-    material.key_set(paths[first], {**members[int(kids[first])], "kid": kids[second]})
-    material.key_set(paths[second], {**members[int(kids[second])], "kid": kids[first]})
-    material.key_set(paths[wrong], {**members[3], "kid": kids[first]})
+    auth_material.key_set(paths[first], {**members[int(kids[first])], "kid": kids[second]})
+    auth_material.key_set(paths[second], {**members[int(kids[second])], "kid": kids[first]})
+    auth_material.key_set(paths[wrong], {**members[3], "kid": kids[first]})
     has_changed, failures = poll(known)
     assert (has_changed, len(failures)) == (True, 1)
     assert "two keys for ES256 have the id" in failures[0]
@@ -132,9 +132,9 @@ def test_conflict_of_one_file_does_not_keep_others_from_exchanging_keys(tmp_path
 def test_every_removal_of_a_secret_with_one_id_is_recorded(tmp_path: Path) -> None:
     path = written(tmp_path / "secret", b"a" * 40)
     source = KeyFile(str(path), KeyKind.SECRET, "2026")
-    servers = [Authenticator(material.tokens(tmp_path, key_files=(source,))) for _ in range(2)]
+    servers = [Authenticator(auth_material.tokens(tmp_path, key_files=(source,))) for _ in range(2)]
     noticed = [watched(known) for known in servers]
-    for at_s, letter in enumerate((b"b", b"c", b"d"), material.NOW_S):
+    for at_s, letter in enumerate((b"b", b"c", b"d"), auth_material.NOW_S):
         modified(path, letter * 40, at_s)
         for known in servers:
             known.reload()
@@ -147,13 +147,13 @@ def test_every_removal_of_a_secret_with_one_id_is_recorded(tmp_path: Path) -> No
 @pytest.mark.rule("CO-43")
 def test_key_that_is_restored_and_removed_again_is_recorded_twice(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    operator = ApiKeys(path, material.SetClock())
+    operator = ApiKeys(path, auth_material.SetClock())
     removed, _ = (operator.create(name, name, ALL) for name in "ab")
     before, after = path.read_bytes(), without(path, removed)
-    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known = Authenticator(api_keys=ApiKeys(path, auth_material.SetClock()))
     known.reload()
     events = watched(known)
-    for at_s, content in enumerate((after, before, after), material.NOW_S):
+    for at_s, content in enumerate((after, before, after), auth_material.NOW_S):
         modified(path, content, at_s)
         known.reload()
     assert [(event.act, event.id) for event in events] == [("api_key_removed", removed.key.id)] * 2
@@ -162,7 +162,7 @@ def test_key_that_is_restored_and_removed_again_is_recorded_twice(tmp_path: Path
 
 @pytest.mark.rule("CO-43")
 def test_key_that_is_revoked_at_another_time_is_recorded_again(tmp_path: Path) -> None:
-    path, clock = tmp_path / "keys.json", material.SetClock()
+    path, clock = tmp_path / "keys.json", auth_material.SetClock()
     operator = ApiKeys(path, clock)
     key = operator.create("a", "a", ALL)
     known = Authenticator(api_keys=ApiKeys(path, clock))
@@ -181,7 +181,7 @@ def test_key_that_is_revoked_at_another_time_is_recorded_again(tmp_path: Path) -
 # --- files that other users may read or change ------------------------------------------------------------------
 
 
-def without(path: Path, removed: Created) -> bytes:
+def without(path: Path, removed: CreatedKey) -> bytes:
     """Return the content of a file of API keys without one key."""
     content = json.loads(path.read_bytes())
     return json.dumps({**content, "keys": [one for one in content["keys"] if one["id"] != removed.key.id]}).encode()
@@ -202,7 +202,7 @@ async def test_loose_file_revokes_and_removes_keys_and_adds_none(
         assert "chmod 600" in caplog.text
         assert all(accepts(served, key.text) for key in (kept, revoked, removed))
         # What a text editor or another version of the command writes: the mode stays.
-        operator = ApiKeys(tmp_path / "other.json", material.SetClock())
+        operator = ApiKeys(tmp_path / "other.json", auth_material.SetClock())
         added = operator.create("added", "added", ALL)
         content = json.loads(without(path, removed))
         for one in content["keys"]:
@@ -221,11 +221,11 @@ async def test_loose_file_revokes_and_removes_keys_and_adds_none(
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "keys.json"
-    operator = ApiKeys(path, material.SetClock())
-    key = operator.create("a", "a", granted(["orders/*", "a"], ["x"]), expires_ms=material.NOW_MS + 10)
+    operator = ApiKeys(path, auth_material.SetClock())
+    key = operator.create("a", "a", parse_grants(["orders/*", "a"], ["x"]), expires_ms=auth_material.NOW_MS + 10)
     other = operator.create("b", "b", ALL)
     operator.revoke(other.key.id)
-    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known = Authenticator(api_keys=ApiKeys(path, auth_material.SetClock()))
     known.reload()
     content = json.loads(path.read_bytes())
     changed, again = content["keys"]
@@ -235,22 +235,22 @@ def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path
     written(path, json.dumps(content).encode(), mode)
     assert poll(known)[0]
     found = known.authenticate(key.text)
-    assert found.grants == granted(["orders/1/*", "a"], ["x"])
-    assert found.expires_ms == material.NOW_MS + 10
+    assert found.grants == parse_grants(["orders/1/*", "a"], ["x"])
+    assert found.expires_ms == auth_material.NOW_MS + 10
     with pytest.raises(AuthError):
         known.authenticate(other.text)
     assert poll(known)[0] is False  # nothing more to take away
-    changed["expires_ms"] = material.NOW_MS + 5
+    changed["expires_ms"] = auth_material.NOW_MS + 5
     written(path, json.dumps(content).encode(), mode)
     assert poll(known)[0]
-    assert known.authenticate(key.text).expires_ms == material.NOW_MS + 5
+    assert known.authenticate(key.text).expires_ms == auth_material.NOW_MS + 5
 
 
 @pytest.mark.parametrize("field", ["secret_sha256", "client_id"])
 def test_loose_file_that_changes_a_key_removes_it(tmp_path: Path, field: str) -> None:
     path = tmp_path / "keys.json"
-    key = ApiKeys(path, material.SetClock()).create("a", "a", ALL)
-    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    key = ApiKeys(path, auth_material.SetClock()).create("a", "a", ALL)
+    known = Authenticator(api_keys=ApiKeys(path, auth_material.SetClock()))
     known.reload()
     content = json.loads(path.read_bytes())
     content["keys"][0][field] = "0" * 64
@@ -262,11 +262,11 @@ def test_loose_file_that_changes_a_key_removes_it(tmp_path: Path, field: str) ->
 
 def test_loose_key_set_removes_keys_and_adds_none(tmp_path: Path) -> None:
     one, two, three = signing_keys(3)
-    source = material.key_set(tmp_path / "set", one, two)
-    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=(source,)))
+    source = auth_material.key_set(tmp_path / "set", one, two)
+    known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=(source,)))
     known.reload()
     events = watched(known)
-    material.key_set(tmp_path / "set", two, three)
+    auth_material.key_set(tmp_path / "set", two, three)
     (tmp_path / "set").chmod(0o666)
     has_changed, (failure,) = poll(known)
     assert has_changed
@@ -277,9 +277,9 @@ def test_loose_key_set_removes_keys_and_adds_none(tmp_path: Path) -> None:
 
 def test_loose_file_is_refused_at_start(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    key = ApiKeys(path, material.SetClock()).create("a", "a", ALL)
+    key = ApiKeys(path, auth_material.SetClock()).create("a", "a", ALL)
     path.chmod(0o644)
-    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known = Authenticator(api_keys=ApiKeys(path, auth_material.SetClock()))
     with pytest.raises(SettingsError, match="chmod 600"):
         known.reload()
     with pytest.raises(AuthError):
@@ -292,15 +292,15 @@ def test_loose_file_is_refused_at_start(tmp_path: Path) -> None:
 @contextmanager
 def hanging(path: Path) -> Iterator[None]:
     """Let every read of the file block, as on a network file system whose server is gone."""
-    released, read = threading.Event(), files.read
+    released, read = threading.Event(), secret_files.read_file
 
-    def read_or_hang(name: str, bytes_max: int) -> files.Contents:
+    def read_or_hang(name: str, bytes_max: int) -> secret_files.FileContents:
         if name == str(path):
             released.wait()
         return read(name, bytes_max)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(files, "read", read_or_hang)
+        patched.setattr(secret_files, "read_file", read_or_hang)
         patched.setattr(credential_files, "POLL_TIMEOUT_S", 0.1)
         patched.setattr(credential_files, "RELOAD_TIMEOUT_S", 0.1)
         try:
@@ -318,7 +318,7 @@ async def test_file_that_hangs_does_not_delay_a_revocation_in_another(
         client = await served.connected("a", key.text)
         threads = threading.active_count()
         with hanging(path):
-            written(path, material.SECRET + b"1")
+            written(path, auth_material.SECRET + b"1")
             await until(lambda: failed_files(served, "signing_keys"))
             assert served.api_keys is not None
             served.api_keys.revoke(key.key.id)
@@ -330,7 +330,7 @@ async def test_file_that_hangs_does_not_delay_a_revocation_in_another(
             assert caplog.text.count("the file system hangs") <= 2
             assert accepts(served, token())
         await until(lambda: not failed_files(served, "signing_keys"))
-        assert accepts(served, token(key=material.key_of("HS256", 1)))
+        assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
 
 
 def raise_error(*_: object) -> NoReturn:
@@ -340,11 +340,11 @@ def raise_error(*_: object) -> NoReturn:
 @pytest.mark.parametrize(
     ("place", "name", "logged"),
     [
-        (credential_files, "_version", "cannot be read: RuntimeError"),
-        (credential_files.CredentialFiles, "read_changes", "the credential files could not be polled"),
+        (credential_files, "_get_version", "cannot be read: RuntimeError"),
+        (credential_files.CredentialFiles, "load_changes", "the credential files could not be polled"),
         (credential_files.CredentialFiles, "apply", "the credential files could not be polled"),
         (Authenticator, "report_expired", "the credential files could not be polled"),
-        (Sockets, "renew", "a periodic check failed"),
+        (WebSocketSessions, "renew", "a periodic check failed"),
     ],
 )
 async def test_polling_goes_on_after_an_unexpected_error(
@@ -374,9 +374,9 @@ def test_change_that_fails_with_an_unexpected_error_is_tried_again(
 ) -> None:
     monkeypatch.setattr(credential_files, "SETTLE_NS", -1)  # a new file is not read a second time
     path = tmp_path / "keys.json"
-    operator = ApiKeys(path, material.SetClock())
+    operator = ApiKeys(path, auth_material.SetClock())
     key = operator.create("a", "a", ALL)
-    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known = Authenticator(api_keys=ApiKeys(path, auth_material.SetClock()))
     known.reload()
     operator.revoke(key.key.id)
     path.chmod(mode)
@@ -387,7 +387,7 @@ def test_change_that_fails_with_an_unexpected_error_is_tried_again(
         poll(known)
     with pytest.raises(AuthError):
         known.authenticate(key.text)
-    assert known.files.failed() == {"api_keys": 1 if mode == 0o644 else 0}
+    assert known.files.count_failed() == {"api_keys": 1 if mode == 0o644 else 0}
 
 
 async def test_session_that_cannot_be_renewed_is_closed_and_others_are_renewed(
@@ -396,7 +396,9 @@ async def test_session_that_cannot_be_renewed_is_closed_and_others_are_renewed(
     async with serving(tmp_path, api_keys=True) as served:
         keys = [await create(served, name) for name in "ab"]
         broken, ending = [await served.connected(key.key.client_id, key.text) for key in keys]
-        found = {one.principal.client_id: one for one in served.server.sockets._sessions if one.principal is not None}
+        found = {
+            one.principal.client_id: one for one in served.server.event_sessions._sessions if one.principal is not None
+        }
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(found["a"], "renew", raise_error)
             assert served.api_keys is not None

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from client.clients import client_of, committed, counted, live
+from client.events.event_clients import client_of, committed, counted, live
 from databases import BOTH_STORES
-from doors.material import token
-from doors.serving import Serving, SocketClient, api_key, item, serving
-from oncelog.doors.grants import granted
-from oncelog.doors.principal import Principal
+from deadlines import soon
 from oncelog.errors import CanonicalError
-from waiting import soon
+from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import Principal
+from server.auth.auth_material import token
+from server.running_server import Serving, SocketClient, api_key, item, serving
 
 GRANTS = {"read": ["*"], "write": ["*"]}
 WIRES = ("websocket", "http", "insieme")
@@ -97,19 +97,21 @@ def test_client_ids_of_different_actors_never_meet() -> None:
     asked = [None, "x", "y/x", "user:ada", "user:ada/x", "user:ada%2Fx", "user:ada%2Fx/x", "user:ada/x/x", "/", "%2Fx"]
     found: dict[str, str] = {}
     for actor in ("user:ada", "user:ada/x", "user:ada%2Fx", "user:ada/", "user:ad", "user:ada/x/x"):
-        principal = Principal(actor=actor, client_id=None, grants=granted())
+        principal = Principal(actor=actor, client_id=None, grants=parse_grants())
         for one in asked:
-            client_id = principal.event_client(one)
+            client_id = principal.get_event_client(one)
             assert client_id is not None
             assert found.setdefault(client_id, actor) == actor
-            assert principal.event_client(client_id) == client_id  # a client may send the id that the server returned
+            assert (
+                principal.get_event_client(client_id) == client_id
+            )  # a client may send the id that the server returned
 
 
 def test_client_id_that_is_too_long_with_its_actor_is_refused() -> None:
-    principal = Principal(actor="user:ada", client_id=None, grants=granted())
-    assert len(principal.event_client("x" * 503) or "") == 512
+    principal = Principal(actor="user:ada", client_id=None, grants=parse_grants())
+    assert len(principal.get_event_client("x" * 503) or "") == 512
     with pytest.raises(CanonicalError, match="at most 512 characters together with the actor"):
-        principal.event_client("x" * 504)
+        principal.get_event_client("x" * 504)
 
 
 @pytest.mark.rule("EV-14", "EV-16", "CO-20")

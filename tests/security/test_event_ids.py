@@ -8,13 +8,13 @@ import pytest
 
 from cli.runner import COMMAND, RUNNER
 from databases import BOTH_STORES
-from doors.material import token
-from doors.serving import Serving, event_id, item, numbers, serving
 from oncelog import Tenant, event_scope
-from oncelog.doors.settings import load
 from oncelog.engine.outcome import Status
 from oncelog.errors import SettingsError
-from oncelog.stores import key_search
+from oncelog.server.settings import load
+from oncelog.storage import key_search
+from server.auth.auth_material import token
+from server.running_server import Serving, event_id, item, numbers, serving
 
 A = token(sub="a", grants={"read": ["a/*"], "write": ["a/*"]})
 B = token(sub="b", grants={"read": ["b/*"], "write": ["b/*"]})

@@ -1,4 +1,4 @@
-"""Forged tokens over every API. tests/doors/test_tokens.py has more forgeries, against the verifier alone."""
+"""Forged tokens over every API. tests/server/auth/test_tokens.py has more forgeries, against the verifier alone."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from doors import material
-from doors.ledger.ledger_doors import opened
-from doors.ledger.wires import GRPC, HTTP, refused
-from doors.material import encoded, key_of, token
-from doors.serving import item
-from waiting import soon
+from deadlines import soon
+from server.auth import auth_material
+from server.auth.auth_material import encoded, key_of, token
+from server.ledger.ledger_servers import opened
+from server.ledger.ledger_transports import GRPC, HTTP, refused
+from server.running_server import item
 
 GRANTS = {"read": ["*"], "write": ["*"]}
 GOOD = token(grants=GRANTS)
@@ -30,8 +30,8 @@ FORGED = {
     "stripped-signature": f"{_head}.{_claims}.",
     "other-secret": token(key=key_of("HS256", 1), grants=GRANTS),
     "other-algorithm": token("ES256", grants=GRANTS),
-    "expired": token(exp=material.NOW_S - 31, grants=GRANTS),
-    "not-yet-valid": token(nbf=material.NOW_S + 3600, grants=GRANTS),
+    "expired": token(exp=auth_material.NOW_S - 31, grants=GRANTS),
+    "not-yet-valid": token(nbf=auth_material.NOW_S + 3600, grants=GRANTS),
     "other-claims": f"{_head}.{_ROOT}.{_signature}",
 }
 

@@ -1,4 +1,4 @@
-"""Names and headers that try to become SQL or response headers. Log lines are in tests/doors/test_logs.py."""
+"""Names and headers that try to become SQL or response headers. Log lines are in tests/server/test_log_format.py."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -6,9 +6,9 @@ from uuid import uuid4
 import pytest
 
 from databases import BOTH_STORES
-from doors.raw_http import raw_connection
-from doors.serving import serving
-from waiting import soon
+from deadlines import soon
+from server.raw_http import raw_connection
+from server.running_server import serving
 
 NAMES = [
     "'; DROP TABLE oncelog_records; --",

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from doors.material import token
-from doors.serving import serving
+from deadlines import soon, until
 from oncelog import Tenant
-from oncelog.doors.limits import METRICS_CONNECTIONS_MAX
-from oncelog.doors.settings import GeneralSettings
 from oncelog.errors import SettingsError
+from oncelog.server.limits import METRICS_CONNECTIONS_MAX
+from oncelog.server.settings import GeneralSettings
 from oncelog.testing.clock import ManualClock
-from waiting import soon, until
+from server.auth.auth_material import token
+from server.running_server import serving
 
 TENANTS = (Tenant("acme", records_max=5),)
 SHOWN = b'oncelog_tenant_records_max{tenant="acme"} 5.0'
@@ -69,7 +69,7 @@ async def test_metrics_port_bounds_its_connections(tmp_path: Path) -> None:
             assert f'oncelog_connections_refused_total{{reason="{reason}"}} {count}.0' in shown
         assert "oncelog_unauthenticated_connections 0.0" in shown
         clock.advance(served.server.settings.door_limits.connect_timeout_ms + 1)
-        listener.sweep()
+        listener.close_expired()
         assert await soon(opened[1][0].read()) == b""
         assert len(listener._limiter) == 0
 

@@ -7,13 +7,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from doors.ledger.ledger_doors import opened, token
-from doors.ledger.wires import GRPC
-from doors.raw_http import post, raw_connection, write
-from doors.serving import serving
+from deadlines import soon
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1 import ledger_pb2_grpc
-from waiting import soon
+from server.ledger.ledger_servers import opened, token
+from server.ledger.ledger_transports import GRPC
+from server.raw_http import post, raw_connection, write
+from server.running_server import serving
 
 GOOD = f"Authorization: Bearer {token()}"
 BAD = "Authorization: Bearer forged"

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from doors.chat.chat_doors import opened
-from doors.serving import item, serving
-from oncelog.doors.limits import DoorLimits
+from oncelog.server.limits import ApiLimits
 from oncelog.testing.clock import ManualClock
+from server.chat.chat_servers import opened
+from server.running_server import item, serving
 
 
 @pytest.mark.rule("CO-25", "CO-30")
 async def test_requests_of_an_actor_are_limited_by_default(tmp_path: Path) -> None:
-    limits = DoorLimits()
+    limits = ApiLimits()
     assert (limits.requests_per_second_max, limits.frames_per_second_max) == (2000, 5000)
     clock = ManualClock()
     async with opened(tmp_path, clock=clock, requests_per_second_max=2) as door:

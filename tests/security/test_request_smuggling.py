@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from doors.raw_http import WRITE_PATH, post, raw_connection, write
-from doors.serving import serving
-from waiting import soon
+from deadlines import soon
+from server.raw_http import WRITE_PATH, post, raw_connection, write
+from server.running_server import serving
 
 HIDDEN = post(write(7))
 PATHS = (WRITE_PATH, "/v1/events")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from doors.raw_http import post, raw_connection, write
-from doors.serving import Serving, item, serving
-from oncelog.doors import server as server_module
-from oncelog.doors.openapi import description
-from waiting import soon
+from deadlines import soon
+from oncelog.server import app as server_module
+from oncelog.server.openapi.document import build_document
+from server.raw_http import post, raw_connection, write
+from server.running_server import Serving, item, serving
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ async def test_openapi_document_is_built_once_and_revalidated(served: Serving, m
 
     def counted(*arguments: object) -> object:
         built.append(arguments)
-        return description(*arguments)  # type: ignore[arg-type]
+        return build_document(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(server_module, "description", counted)
+    monkeypatch.setattr(server_module, "build_document", counted)
     first, second = await served.get("/openapi.json"), await served.get("/openapi.json")
     assert first.body == second.body
-    assert json.loads(first.body) == description(served.server.settings.door_limits)
+    assert json.loads(first.body) == build_document(served.server.settings.door_limits)
     assert len(built) == 1
     etag = first.headers["ETag"]
     unchanged = await served.get("/openapi.json", headers={"If-None-Match": etag})

@@ -8,25 +8,25 @@ from typing import Any, NoReturn
 
 import pytest
 
-from doors import material
-from doors.ledger.ledger_doors import opened
-from doors.ledger.wires import GRPC
-from doors.material import NOW_S, token, written
-from doors.serving import Serving, SocketClient, item, numbers, serving
-from oncelog.doors import credential_files
-from oncelog.doors import server as server_module
-from oncelog.doors.apikeys import ApiKeys, Created
-from oncelog.doors.credential_events import CredentialEvent
-from oncelog.doors.grants import granted
-from oncelog.doors.identity import Authenticator
+from deadlines import until
 from oncelog.errors import AuthError, SettingsError
+from oncelog.server import app as server_module
+from oncelog.server.auth import credential_files
+from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
+from oncelog.server.auth.authenticator import Authenticator
+from oncelog.server.auth.credential_events import CredentialEvent
+from oncelog.server.auth.grants import parse_grants
 from oncelog.testing.clock import ManualClock
-from waiting import until
+from server.auth import auth_material
+from server.auth.auth_material import NOW_S, token, written
+from server.ledger.ledger_servers import opened
+from server.ledger.ledger_transports import GRPC
+from server.running_server import Serving, SocketClient, item, numbers, serving
 
 pytestmark = pytest.mark.rule("CO-28")
 
-ALL = granted(["*"], ["*"])
-SECOND_SECRET = material.SECRET + b"1"
+ALL = parse_grants(["*"], ["*"])
+SECOND_SECRET = auth_material.SECRET + b"1"
 """The key `material.key_of("HS256", 1)`."""
 
 
@@ -43,7 +43,7 @@ def accepts(served: Serving, credential: str) -> bool:
     return True
 
 
-async def create(served: Serving, client_id: str) -> Created:
+async def create(served: Serving, client_id: str) -> CreatedKey:
     """Create a key that may do everything, and wait until the server has noticed it."""
     assert served.api_keys is not None
     key = served.api_keys.create(client_id, client_id, ALL)
@@ -84,10 +84,10 @@ async def test_revoked_key_ends_its_grpc_stream_without_a_signal(tmp_path: Path)
     async with opened(tmp_path, GRPC, api_keys=True) as door:
         key = await create(door.served, "gone")
         watching = await door.ledger(credential=key.text).watch_blocks()
-        await until(lambda: door.server._readers == 1)
+        await until(lambda: door.server._reader_count == 1)
         assert door.served.api_keys is not None
         door.served.api_keys.revoke(key.key.id)
-        await until(lambda: door.server._readers == 0)
+        await until(lambda: door.server._reader_count == 0)
         await watching.close()
 
 
@@ -95,7 +95,7 @@ async def test_revoked_key_ends_its_grpc_stream_without_a_signal(tmp_path: Path)
 async def test_replaced_signing_key_ends_connections_of_its_tokens(tmp_path: Path, how: str) -> None:
     path = tmp_path / "HS256-0.key"
     async with serving(tmp_path, tokens=True) as served:
-        text = token(grants=ALL.as_claim())
+        text = token(grants=ALL.to_claim())
         client = await served.connected("laptop", text)
         assert numbers(await client.submit(item(1))) == [1]
         if how == "renamed over":
@@ -104,7 +104,7 @@ async def test_replaced_signing_key_ends_connections_of_its_tokens(tmp_path: Pat
             written(path, SECOND_SECRET)
         await check_ended(client)
         assert not accepts(served, text)
-        assert accepts(served, token(key=material.key_of("HS256", 1)))
+        assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
 
 
 async def test_touched_or_rewritten_signing_key_keeps_connections(
@@ -112,11 +112,11 @@ async def test_touched_or_rewritten_signing_key_keeps_connections(
 ) -> None:
     path = tmp_path / "HS256-0.key"
     async with serving(tmp_path, tokens=True) as served:
-        client = await served.connected("laptop", token(grants=ALL.as_claim()))
+        client = await served.connected("laptop", token(grants=ALL.to_claim()))
         files = served.server._authenticator.files
         written(tmp_path / "new", path.read_bytes()).replace(path)
         with caplog.at_level(logging.INFO, "oncelog.doors"):
-            await until(lambda: files._files[0].version == credential_files._version(str(path)))
+            await until(lambda: files._files[0].version == credential_files._get_version(str(path)))
         served.server.reload()
         assert numbers(await client.submit(item(1))) == [1]
         assert "HS256-0.key was reloaded" not in caplog.text
@@ -162,14 +162,14 @@ async def test_bad_file_keeps_its_content_with_a_metric_and_one_log_line(
 
 def test_failure_of_a_complete_reload_is_not_reported_again_by_a_poll(tmp_path: Path) -> None:
     path = tmp_path / "HS256-0.key"
-    known = Authenticator(material.tokens(tmp_path))
+    known = Authenticator(auth_material.tokens(tmp_path))
     path.write_bytes(b"short")
     with pytest.raises(SettingsError, match="at least 32 bytes"):
         known.reload()
     for _ in range(2 * credential_files.RETRY_POLLS):
-        assert known.files.apply(known.files.read_changes()) == (False, [])
+        assert known.files.apply(known.files.load_changes()) == (False, [])
     path.write_bytes(b"shorter")
-    (failure,) = known.files.apply(known.files.read_changes())[1]
+    (failure,) = known.files.apply(known.files.load_changes())[1]
     assert "at least 32 bytes" in failure
 
 
@@ -190,14 +190,14 @@ async def test_bad_file_does_not_delay_the_reload_of_others(tmp_path: Path, capl
 
 
 async def test_expired_api_key_ends_its_connection(tmp_path: Path) -> None:
-    clock = ManualClock(material.NOW_MS)
+    clock = ManualClock(auth_material.NOW_MS)
     async with serving(tmp_path, api_keys=True, clock=clock) as served:
         assert served.api_keys is not None
-        key = served.api_keys.create("a", "a", ALL, expires_ms=material.NOW_MS + 60_000)
+        key = served.api_keys.create("a", "a", ALL, expires_ms=auth_material.NOW_MS + 60_000)
         await until(lambda: accepts(served, key.text))
         client = await served.connected("a", key.text)
         clock.advance(59_999)
-        served.server._renew()
+        served.server._run_checks()
         assert numbers(await client.submit(item(1))) == [1]
         clock.advance(1)
         await check_ended(client)
@@ -218,23 +218,23 @@ async def test_expired_api_key_ends_its_connection(tmp_path: Path) -> None:
 def test_token_that_lives_longer_than_the_maximum_is_refused(
     tmp_path: Path, claims: dict[str, Any], is_good: bool
 ) -> None:
-    tokens = material.tokens(tmp_path, lifetime_max_ms=3_600_000)
+    tokens = auth_material.tokens(tmp_path, lifetime_max_ms=3_600_000)
     if is_good:
-        tokens.principal_of(token(**claims))
+        tokens.authenticate(token(**claims))
         return
     with pytest.raises(AuthError) as caught:
-        tokens.principal_of(token(**claims))
+        tokens.authenticate(token(**claims))
     assert caught.value.reason == "token: valid for longer than tokens.lifetime_max_ms"
 
 
 def test_default_lifetime_is_30_days_and_0_is_no_maximum(tmp_path: Path) -> None:
     month_s = 30 * 86_400
-    material.tokens(tmp_path).principal_of(token(exp=NOW_S + month_s))
+    auth_material.tokens(tmp_path).authenticate(token(exp=NOW_S + month_s))
     with pytest.raises(AuthError):
-        material.tokens(tmp_path).principal_of(token(exp=NOW_S + month_s + 1))
-    material.tokens(tmp_path, lifetime_max_ms=0).principal_of(token(exp=NOW_S + 100 * month_s))
+        auth_material.tokens(tmp_path).authenticate(token(exp=NOW_S + month_s + 1))
+    auth_material.tokens(tmp_path, lifetime_max_ms=0).authenticate(token(exp=NOW_S + 100 * month_s))
     with pytest.raises(SettingsError, match="lifetime_max_ms"):
-        material.tokens(tmp_path, lifetime_max_ms=-1)
+        auth_material.tokens(tmp_path, lifetime_max_ms=-1)
 
 
 def fail(_: CredentialEvent) -> NoReturn:
@@ -245,15 +245,15 @@ def fail(_: CredentialEvent) -> NoReturn:
 
 
 async def test_listeners_learn_which_keys_have_ended(tmp_path: Path) -> None:
-    clock = ManualClock(material.NOW_MS)
+    clock = ManualClock(auth_material.NOW_MS)
     keys = ApiKeys(tmp_path / "keys.json", clock.wall_ms)
     early, revoked, expiring, removed = (keys.create(name, name, ALL) for name in ("early", "a", "b", "c"))
     keys.revoke(early.key.id)
-    expiring = keys.create("b", "b", ALL, expires_ms=material.NOW_MS + 1000)
+    expiring = keys.create("b", "b", ALL, expires_ms=auth_material.NOW_MS + 1000)
     events: list[CredentialEvent] = []
     async with serving(tmp_path, tokens=True, api_keys=True, clock=clock) as served:
-        served.server.watch_credentials(events.append)
-        served.server.watch_credentials(fail)  # it keeps nothing from being reported
+        served.server.subscribe_credentials(events.append)
+        served.server.subscribe_credentials(fail)  # it keeps nothing from being reported
         keys.revoke(revoked.key.id)
         await until(lambda: len(events) == 1)
         clock.advance(1000)
@@ -263,7 +263,7 @@ async def test_listeners_learn_which_keys_have_ended(tmp_path: Path) -> None:
         await until(lambda: len(events) == 3)
         written(tmp_path / "HS256-0.key", SECOND_SECRET)
         await until(lambda: len(events) == 4)
-    assert [(one.act, one.id, one.client_id, one.at_ms - material.NOW_MS) for one in events] == [
+    assert [(one.act, one.id, one.client_id, one.at_ms - auth_material.NOW_MS) for one in events] == [
         ("api_key_revoked", revoked.key.id, "a", 0),
         ("api_key_expired", expiring.key.id, "b", 1000),
         ("api_key_removed", removed.key.id, "c", 1000),
@@ -274,12 +274,12 @@ async def test_listeners_learn_which_keys_have_ended(tmp_path: Path) -> None:
 
 
 def test_keys_that_ended_before_the_first_load_are_initial(tmp_path: Path) -> None:
-    clock = material.SetClock()
+    clock = auth_material.SetClock()
     keys = ApiKeys(tmp_path / "keys.json", clock)
-    revoked, expired = keys.create("a", "a", ALL), keys.create("b", "b", ALL, expires_ms=material.NOW_MS - 1)
+    revoked, expired = keys.create("a", "a", ALL), keys.create("b", "b", ALL, expires_ms=auth_material.NOW_MS - 1)
     keys.revoke(revoked.key.id)
     served, events = ApiKeys(tmp_path / "keys.json", clock), list[CredentialEvent]()
-    served.events.watch(events.append)
+    served.events.subscribe(events.append)
     for _ in range(2):
         served.reload()
         served.report_expired()
@@ -290,18 +290,18 @@ def test_keys_that_ended_before_the_first_load_are_initial(tmp_path: Path) -> No
 
 
 def test_removed_public_key_is_reported_with_its_fingerprint(tmp_path: Path) -> None:
-    one, two = (material.public("ES256", name, number) for number, name in enumerate(("one", "two")))
-    source = material.key_set(tmp_path / "set.json", one, two)
-    tokens = material.tokens(tmp_path, "ES256", key_files=(source,))
+    one, two = (auth_material.public("ES256", name, number) for number, name in enumerate(("one", "two")))
+    source = auth_material.key_set(tmp_path / "set.json", one, two)
+    tokens = auth_material.tokens(tmp_path, "ES256", key_files=(source,))
     known = Authenticator(tokens)
     events: list[CredentialEvent] = []
-    known.watch(events.append)
+    known.subscribe(events.append)
     found = known.authenticate(token("ES256", header={"kid": "one"}))
-    material.key_set(tmp_path / "set.json", two)
+    auth_material.key_set(tmp_path / "set.json", two)
     known.reload()
-    assert known.current(found, material.NOW_MS) is None
+    assert known.refresh_principal(found, auth_material.NOW_MS) is None
     (event,) = events
-    fingerprint = material.key_of("ES256", 0).thumbprint()
+    fingerprint = auth_material.key_of("ES256", 0).thumbprint()
     assert (event.act, event.id, event.fingerprint) == ("signing_key_removed", "ES256/one", fingerprint)
 
 
@@ -309,28 +309,28 @@ def test_removed_public_key_is_reported_with_its_fingerprint(tmp_path: Path) -> 
 
 
 def test_key_may_move_from_one_file_to_another(tmp_path: Path) -> None:
-    one, two, three = (material.public("ES256", name, number) for number, name in enumerate("123"))
-    sources = (material.key_set(tmp_path / "a", one), material.key_set(tmp_path / "b", two, three))
-    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    one, two, three = (auth_material.public("ES256", name, number) for number, name in enumerate("123"))
+    sources = (auth_material.key_set(tmp_path / "a", one), auth_material.key_set(tmp_path / "b", two, three))
+    known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
     known.reload()
-    material.key_set(tmp_path / "a", one, two)
-    known.files.apply(known.files.read_changes())
-    assert known.files.failed() == {"signing_keys": 1}  # the other file still has the key
-    material.key_set(tmp_path / "b", three)
-    assert known.files.apply(known.files.read_changes()) == (True, [])
-    assert known.files.failed() == {"signing_keys": 0}
+    auth_material.key_set(tmp_path / "a", one, two)
+    known.files.apply(known.files.load_changes())
+    assert known.files.count_failed() == {"signing_keys": 1}  # the other file still has the key
+    auth_material.key_set(tmp_path / "b", three)
+    assert known.files.apply(known.files.load_changes()) == (True, [])
+    assert known.files.count_failed() == {"signing_keys": 0}
     for number, name in enumerate("123"):
-        known.authenticate(token("ES256", material.key_of("ES256", number), header={"kid": name}))
+        known.authenticate(token("ES256", auth_material.key_of("ES256", number), header={"kid": name}))
 
 
 def test_poll_that_began_before_a_complete_reload_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    operator, served = (ApiKeys(path, material.SetClock()) for _ in range(2))
+    operator, served = (ApiKeys(path, auth_material.SetClock()) for _ in range(2))
     key = operator.create("a", "a", ALL)
     known = Authenticator(api_keys=served)
     known.reload()
     os.utime(path)
-    before = known.files.read_changes()
+    before = known.files.load_changes()
     operator.revoke(key.key.id)
     known.reload()
     assert known.files.apply(before) == (False, [])
@@ -340,12 +340,12 @@ def test_poll_that_began_before_a_complete_reload_changes_nothing(tmp_path: Path
 
 def test_second_change_within_the_resolution_of_the_clock_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "HS256-0.key"
-    known = Authenticator(material.tokens(tmp_path))
+    known = Authenticator(auth_material.tokens(tmp_path))
     known.reload()
-    version = credential_files._version(str(path))
+    version = credential_files._get_version(str(path))
     assert version is not None
     path.write_bytes(SECOND_SECRET + b"\n")  # of the same size, in the same inode
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(credential_files, "_version", lambda _: version)
-        assert known.files.apply(known.files.read_changes()) == (True, [])
-    known.authenticate(token(key=material.key_of("HS256", 1)))
+        patched.setattr(credential_files, "_get_version", lambda _: version)
+        assert known.files.apply(known.files.load_changes()) == (True, [])
+    known.authenticate(token(key=auth_material.key_of("HS256", 1)))

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from cli.runner import COMMAND, RUNNER, Result
-from doors import material
-from doors.material import SetClock, written
-from doors.serving import serving
-from doors.test_server import make_certificate, name_served
-from oncelog.doors import files
-from oncelog.doors.apikeys import ApiKeys
-from oncelog.doors.files import SecretCheck, check_secret_file
-from oncelog.doors.grants import granted
-from oncelog.doors.signing import ALGORITHMS, KeyFile, KeyKind, keys_of
 from oncelog.errors import SettingsError
+from oncelog.server.auth import secret_files
+from oncelog.server.auth.api_keys import ApiKeys
+from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.secret_files import SecretCheck, check_secret_file
+from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, KeyKind, load_keys
+from server.auth import auth_material
+from server.auth.auth_material import SetClock, written
+from server.running_server import serving
+from server.test_server_app import make_certificate, name_served
 
 pytestmark = pytest.mark.rule("CO-26")
 
@@ -78,21 +78,21 @@ def test_owner_of_the_opened_file_is_checked_and_not_of_the_name(
     """A file that takes the place of the opened one is not the one that was checked, and not the one that is used."""
     path = written(tmp_path / "secret", b"a" * 40)
     fake = written(tmp_path / "fake", b"b" * 40, 0o666)
-    real = files.check_secret_file
+    real = secret_files.check_secret_file
 
     def replace_and_check(*arguments: object) -> None:
         fake.replace(path)
         real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(files, "check_secret_file", replace_and_check)
-    (key,) = keys_of([KeyFile(str(path), KeyKind.SECRET)], ALGORITHMS)
+    monkeypatch.setattr(secret_files, "check_secret_file", replace_and_check)
+    (key,) = load_keys([KeyFile(str(path), KeyKind.SECRET)], ALGORITHMS)
     assert key.key.raw_value == b"a" * 40
 
 
 def test_public_keys_may_be_read_by_all_users(tmp_path: Path) -> None:
-    path = material.key_set(tmp_path / "set.json", material.public("ES256", "a"))
+    path = auth_material.key_set(tmp_path / "set.json", auth_material.public("ES256", "a"))
     Path(path.path).chmod(0o644)
-    assert keys_of([path], ALGORITHMS)
+    assert load_keys([path], ALGORITHMS)
 
 
 # --- the server -------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_commands_refuse_loose_secret_files_unless_the_environment_allows_them(t
     secret = written(tmp_path / "secret", b"x" * 40, 0o644)
     token = written(tmp_path / "token", b"abc", 0o644)
     keys = tmp_path / "keys.json"
-    ApiKeys(keys, SetClock()).create("a", "a", granted())
+    ApiKeys(keys, SetClock()).create("a", "a", parse_grants())
     keys.chmod(0o644)
     sign = ["token", "--key", secret, "--alg", "HS256", "--sub", "ada"]
     submit = ["submit", "--url", "http://127.0.0.1:9", "--partition", "a", "--token-file", token, "--tries", "1", "{}"]

@@ -167,7 +167,7 @@ def test_seed_selects_the_pending_writes_that_survive(tmp_path: Path, at_sync: b
 
 def test_writes_are_torn_between_sectors() -> None:
     write = Write(offset=300, data=bytes(range(256)) * 8)
-    torn = {write.torn(Random(seed)) for seed in range(50)}
+    torn = {write.tear(Random(seed)) for seed in range(50)}
     for part in torn:
         assert part.data == write.data[part.offset - 300 :][: len(part.data)]
         start, end = part.offset, part.offset + len(part.data)
@@ -175,7 +175,7 @@ def test_writes_are_torn_between_sectors() -> None:
         assert (end if start == 300 else start) % SECTOR_BYTES == 0
     assert len(torn) == 8
     small = Write(offset=512, data=bytes(512))
-    assert small.torn(Random(1)) == small
+    assert small.tear(Random(1)) == small
 
 
 def test_connections_from_before_the_power_loss_fail(disk: Disk) -> None:

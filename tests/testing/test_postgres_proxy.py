@@ -7,9 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateways.gateway_stores import fetched
-from oncelog.testing.postgres_proxy import Fate, Incident, Messages, PostgresFaults, PostgresProxy
-from waiting import until
+from deadlines import until
+from oncelog.testing.postgres_proxy import CommitFault, Incident, MessageSplitter, PostgresFaults, PostgresProxy
+from servers.shared_logs import fetched
 
 MADE = "CREATE TABLE made (number integer)"
 
@@ -22,12 +22,12 @@ async def begun(proxy: PostgresProxy, number: int) -> Any:
     return connection
 
 
-@pytest.mark.parametrize("fate", [Fate.CUT_BEFORE, Fate.CUT_AT_ANSWER, Fate.CUT_IN_ANSWER])
-async def test_commit_is_cut_before_or_at_or_in_the_answer(database: str, fate: Fate) -> None:
+@pytest.mark.parametrize("fate", [CommitFault.CUT_BEFORE, CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER])
+async def test_commit_is_cut_before_or_at_or_in_the_answer(database: str, fate: CommitFault) -> None:
     await fetched(database, MADE)
     async with PostgresProxy(database) as proxy:
         connection = await begun(proxy, 1)
-        proxy.fates.append(fate)
+        proxy.commit_faults.append(fate)
         with pytest.raises((asyncpg.ConnectionDoesNotExistError, OSError)):
             await connection.execute("COMMIT")
         assert proxy.done[fate] == 1
@@ -36,7 +36,7 @@ async def test_commit_is_cut_before_or_at_or_in_the_answer(database: str, fate: 
         await connection.close()
         assert proxy.done[Incident.PASSED] == 1
         await until(lambda: proxy.open_count == 0)
-    expected = [(2,)] if fate is Fate.CUT_BEFORE else [(1,), (2,)]
+    expected = [(2,)] if fate is CommitFault.CUT_BEFORE else [(1,), (2,)]
     assert await fetched(database, "SELECT number FROM made ORDER BY number") == expected
 
 
@@ -44,7 +44,7 @@ async def test_commit_cut_after_sending_is_committed(database: str) -> None:
     await fetched(database, MADE)
     async with PostgresProxy(database) as proxy:
         connection = await begun(proxy, 1)
-        proxy.fates.append(Fate.CUT_AFTER)
+        proxy.commit_faults.append(CommitFault.CUT_AFTER)
         with pytest.raises((asyncpg.ConnectionDoesNotExistError, OSError)):
             await connection.execute("COMMIT")
         assert await until(lambda: fetched(database, "SELECT number FROM made")) == [(1,)]
@@ -54,7 +54,7 @@ async def test_stalled_commit_is_committed_without_an_answer(database: str) -> N
     await fetched(database, MADE)
     async with PostgresProxy(database) as proxy:
         connection = await begun(proxy, 1)
-        proxy.fates.append(Fate.STALLED)
+        proxy.commit_faults.append(CommitFault.STALLED)
         committing = asyncio.create_task(connection.execute("COMMIT"))
         assert await until(lambda: fetched(database, "SELECT number FROM made")) == [(1,)]
         assert not committing.done()
@@ -71,10 +71,10 @@ async def test_query_or_its_answer_can_be_held(database: str, is_query: bool) ->
         connection = await begun(proxy, 1)
         held = proxy.hold("COMMIT", is_query=is_query)
         committing = asyncio.create_task(connection.execute("COMMIT"))
-        await held.reached()
+        await held.wait_reached()
         assert len(await fetched(database, "SELECT number FROM made")) == (not is_query)
         assert not committing.done()
-        held.let_go()
+        held.release()
         assert await committing == "COMMIT"
         await connection.close()
 
@@ -91,11 +91,11 @@ async def test_cancel_requests_are_counted_and_forwarded(database: str) -> None:
 
 async def test_server_can_be_unreachable_and_sessions_can_be_stalled(database: str) -> None:
     async with PostgresProxy(database) as proxy:
-        proxy.is_shut = True
+        proxy.is_unreachable = True
         with pytest.raises((asyncpg.ConnectionDoesNotExistError, OSError)):
             await asyncpg.connect(proxy.address)
-        proxy.is_shut = False
-        proxy.deaf_sessions = 1
+        proxy.is_unreachable = False
+        proxy.stalled_sessions = 1
         deaf = await asyncpg.connect(proxy.address)
         asked = asyncio.create_task(deaf.fetchval("SELECT 1"))
         hearing = await asyncpg.connect(proxy.address)
@@ -137,7 +137,7 @@ def test_messages_are_split_for_any_chunks() -> None:
     one, other = b"Q\0\0\0\x0bCOMMIT\0", b"X\0\0\0\x04"
     stream = one + other + one
     for size in range(1, len(stream) + 1):
-        messages = Messages(has_begun=True)
+        messages = MessageSplitter(has_started=True)
         found = [
             message for start in range(0, len(stream), size) for message in messages.feed(stream[start : start + size])
         ]
@@ -145,7 +145,7 @@ def test_messages_are_split_for_any_chunks() -> None:
 
 
 def test_answer_to_an_encryption_request_is_one_byte() -> None:
-    messages = Messages(has_begun=True)
+    messages = MessageSplitter(has_started=True)
     messages.awaits_one_byte = True
     assert messages.feed(b"NX\0\0\0\x04") == [b"N", b"X\0\0\0\x04"]
     messages.awaits_one_byte = True

@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
+from deadlines import soon, until
 from oncelog.testing.proxy import CALM, Faults, FaultyProxy, Incident
 from oncelog.testing.proxy_connection import CHUNK_BYTES
-from oncelog.testing.proxy_faults import Break, Chance, Direction
+from oncelog.testing.proxy_faults import Break, Direction, FaultSampler
 from oncelog.testing.proxy_frames import Unit
-from waiting import soon, until
 
 LONG_MS: Final = 10**7
 """Longer than any test runs."""
@@ -115,7 +115,7 @@ def masked(text: bytes) -> bytes:
 def seed_where(wanted: Callable[[Break], bool], faults: Faults, direction: Direction = Direction.TO_SERVER) -> int:
     """A seed by which that happens to the first frame of the first connection, once the upgrade is through."""
     for seed in range(10_000):
-        chance = Chance(seed, 1, direction)
+        chance = FaultSampler(seed, 1, direction)
         chance.decide(Unit(100, is_head=True), CALM)
         decision = chance.decide(Unit(100, is_whole_text=True), faults)
         if decision.breaks is not None and wanted(decision.breaks):
@@ -190,7 +190,7 @@ async def test_server_that_does_not_read_applies_backpressure() -> None:
         writer.write(ASKED)
         writer.write(b"\x82\x7f" + (size - 10).to_bytes(8, "big") + bytes(size - 10))
         await until(lambda: proxy.open_count == 1)
-        (connection,) = proxy._open
+        (connection,) = proxy._connections
         await until(lambda: len(connection._writers) == 2)
         incoming, outgoing = (cast("asyncio.Transport", each.transport) for each in connection._writers)
         await until(lambda: outgoing.get_write_buffer_size() > 0 and not incoming.is_reading())
@@ -477,7 +477,7 @@ async def test_calm_cuts_connections_that_wait_for_an_answer() -> None:
         socket = await place.socket()
         place.proxy.faults = cutting
         await socket.pong()
-        (connection,) = place.proxy._open
+        (connection,) = place.proxy._connections
         await until(lambda: connection._is_breaking)
         place.proxy.calm()
         await ended(socket)

@@ -8,13 +8,13 @@ import pytest
 from oncelog.testing.proxy_faults import (
     CALM,
     DUPLICATED_BYTES_MAX,
-    NOTHING,
-    Chance,
+    NO_FAULT,
     Decision,
     Direction,
     Faults,
+    FaultSampler,
     Incident,
-    is_refused,
+    should_refuse,
 )
 from oncelog.testing.proxy_frames import Unit
 
@@ -31,7 +31,7 @@ def decisions(
     unit: Unit = TEXT,
     count: int = 2000,
 ) -> list[Decision]:
-    chance = Chance(seed, number, direction)
+    chance = FaultSampler(seed, number, direction)
     return [chance.decide(unit, faults) for _ in range(count)]
 
 
@@ -80,8 +80,8 @@ def test_faults_occur_at_their_rates() -> None:
 
 
 def test_calm_has_no_faults() -> None:
-    assert set(decisions(faults=CALM)) == {NOTHING}
-    assert not any(is_refused(1, number, CALM) for number in range(1000))
+    assert set(decisions(faults=CALM)) == {NO_FAULT}
+    assert not any(should_refuse(1, number, CALM) for number in range(1000))
 
 
 def test_cut_at_answer_is_for_clients_and_cut_in_head_for_heads() -> None:
@@ -94,15 +94,15 @@ def test_cut_at_answer_is_for_clients_and_cut_in_head_for_heads() -> None:
 def test_only_whole_texts_up_to_a_size_are_duplicated() -> None:
     always = replace(CALM, duplicate_rate=1)
     for unit in (HEAD, Unit(100), Unit(DUPLICATED_BYTES_MAX + 1, is_whole_text=True)):
-        assert set(decisions(faults=always, unit=unit)) == {NOTHING}
+        assert set(decisions(faults=always, unit=unit)) == {NO_FAULT}
     for unit in (TEXT, Unit(DUPLICATED_BYTES_MAX, is_whole_text=True)):
         assert set(decisions(faults=always, unit=unit)) == {Decision(is_duplicated=True)}
 
 
 def test_refusals_follow_from_the_connection_number() -> None:
-    refused = [number for number in range(1000) if is_refused(3, number, replace(CALM, refuse_rate=0.2))]
+    refused = [number for number in range(1000) if should_refuse(3, number, replace(CALM, refuse_rate=0.2))]
     assert len(refused) == pytest.approx(200, rel=0.2)
-    assert refused == [number for number in range(1000) if is_refused(3, number, replace(CALM, refuse_rate=0.2))]
+    assert refused == [number for number in range(1000) if should_refuse(3, number, replace(CALM, refuse_rate=0.2))]
 
 
 @pytest.mark.parametrize("wrong", [{"cut_rate": 1.1}, {"refuse_rate": -0.1}, {"stall_ms_max": -1}])

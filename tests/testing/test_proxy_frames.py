@@ -162,5 +162,5 @@ def test_refused_upgrade_makes_the_stream_plain() -> None:
     splitter = Splitter(REQUEST)
     splitter.feed(ASKED)
     assert not splitter.is_plain
-    splitter.give_up()
+    splitter.switch_to_plain()
     assert splitter.feed(frame(b"x")) == [Piece(frame(b"x"))]

@@ -1,3 +1,3 @@
-from web.chromium import chromium
+from server.web_chat.chromium import chromium
 
 __all__ = ["chromium"]

@@ -11,9 +11,9 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
 import model
+from deadlines import until
 from oncelog.client import ClientLimits
 from terminal import TodoApp, terminal
-from waiting import until
 
 SETTLE_ROUNDS: Final = 3
 """A key goes to a widget, which may ask the application for a change, which the widgets then handle."""

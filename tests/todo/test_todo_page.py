@@ -17,12 +17,12 @@ from urllib.request import urlopen
 import pytest
 
 from browser import Tab
-from doors.serving import serving
+from deadlines import WAIT_S, until
 from insieme.clients import installed
 from serve_page import address, page_server
+from server.running_server import serving
+from server.web_chat.chromium import Chromium
 from todo.screens import Line, Screen, screen
-from waiting import WAIT_S, until
-from web.chromium import Chromium
 
 PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/serve_page.py"
 PICTURE: Final = Path(__file__).parents[2] / "docs/images/todo.png"

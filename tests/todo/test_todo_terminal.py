@@ -17,13 +17,13 @@ from typing import Final
 import pytest
 
 import model
-from cli import served as processes
+from cli import server_process as processes
 from databases import BOTH_STORES
-from doors.serving import serving
+from deadlines import WAIT_S
 from oncelog.client import Client
 from oncelog.errors import StoreInUseError
+from server.running_server import serving
 from todo.screens import Screen, places, screen
-from waiting import WAIT_S
 
 LIST: Final = "project/home"
 PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/terminal.py"

@@ -5,13 +5,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from oncelog.cli.secret_files import secret_check
-from oncelog.cli.terminal import FOUND_NOTHING, AsJson, ending_well, print_json
-from oncelog.cli.times import utc
-from oncelog.cli.token import Audit, Read, Write, duration_ms
-from oncelog.doors.apikeys import ApiKey, ApiKeys
-from oncelog.doors.grants import granted
-from oncelog.stores.clock import SystemClock
+from oncelog.cli.secret_files import get_secret_check
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_json, translate_errors
+from oncelog.cli.times import format_utc
+from oncelog.cli.token import Audit, Read, Write, parse_duration_ms
+from oncelog.server.auth.api_keys import ApiKey, ApiKeys
+from oncelog.server.auth.grants import parse_grants
+from oncelog.storage.clock import SystemClock
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,11 +48,13 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
 
     Example:  oncelog apikey create keys.json --client-id billing --name 'nightly bills' --read 'orders/*' --expires 90d
     """
-    with ending_well():
-        expires_ms = None if expires is None else SystemClock().wall_ms() + duration_ms(expires)
-        created = _keys(file).create(client_id, name, granted(read or [], write or [], audit or []), expires_ms)
+    with translate_errors():
+        expires_ms = None if expires is None else SystemClock().wall_ms() + parse_duration_ms(expires)
+        created = _open_keys(file).create(
+            client_id, name, parse_grants(read or [], write or [], audit or []), expires_ms
+        )
         if as_json:
-            print_json({"key": created.text, **_plain(created.key)})
+            print_json({"key": created.text, **_to_json(created.key)})
         else:
             typer.echo(created.text)
 
@@ -63,13 +65,13 @@ def list_(file: KeysFile, as_json: AsJson = False) -> None:
 
     Example:  oncelog apikey list keys.json
     """
-    with ending_well():
-        keys = _keys(file).list()
+    with translate_errors():
+        keys = _open_keys(file).list()
         if as_json:
-            print_json([_plain(key) for key in keys])
+            print_json([_to_json(key) for key in keys])
         else:
             for key in keys:
-                typer.echo(_line(key))
+                typer.echo(_format_key(key))
 
 
 @app.command()
@@ -83,12 +85,12 @@ def revoke(
 
     Example:  oncelog apikey revoke keys.json 5f1c0a9be2d34c77
     """
-    with ending_well():
-        key = _keys(file).revoke(id)
+    with translate_errors():
+        key = _open_keys(file).revoke(id)
         if key is None:
             typer.echo("there is no key of that id", err=True)
-            raise typer.Exit(FOUND_NOTHING)
-        typer.echo(_line(key))
+            raise typer.Exit(EXIT_FOUND_NOTHING)
+        typer.echo(_format_key(key))
         typer.echo(
             "Servers that use this file refuse the key and end its connections about a second from now; "
             "servers with a copy of the file do so when the copy is replaced.",
@@ -96,22 +98,22 @@ def revoke(
         )
 
 
-def _keys(file: str) -> ApiKeys:
-    return ApiKeys(file, SystemClock().wall_ms, secret_check())
+def _open_keys(file: str) -> ApiKeys:
+    return ApiKeys(file, SystemClock().wall_ms, get_secret_check())
 
 
-def _plain(key: ApiKey) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(key), "grants": key.grants.as_claim()}
+def _to_json(key: ApiKey) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(key), "grants": key.grants.to_claim()}
 
 
-def _line(key: ApiKey) -> str:
-    grants = key.grants.as_claim()
+def _format_key(key: ApiKey) -> str:
+    grants = key.grants.to_claim()
     if key.revoked_ms is not None:
-        state = f"revoked {utc(key.revoked_ms)}"
+        state = f"revoked {format_utc(key.revoked_ms)}"
     elif key.expires_ms is not None:
         verb = "expired" if key.has_expired(SystemClock().wall_ms()) else "expires"
-        state = f"{verb} {utc(key.expires_ms)}"
+        state = f"{verb} {format_utc(key.expires_ms)}"
     else:
         state = "active"
     allowed = "; ".join(f"{right} {', '.join(map(repr, texts)) or 'nothing'}" for right, texts in grants.items())
-    return f"{key.id}  client {key.client_id!r}, {key.name!r}, created {utc(key.created_ms)}, {state}; {allowed}"
+    return f"{key.id}  client {key.client_id!r}, {key.name!r}, created {format_utc(key.created_ms)}, {state}; {allowed}"

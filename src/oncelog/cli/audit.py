@@ -11,19 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import orjson
 import typer
 
-from oncelog.cli.remote import Remote, Token, TokenFile, as_lost, pauses_s, refused_by, remote_of, say
-from oncelog.cli.terminal import ending_well, printable
-from oncelog.cli.times import utc
-from oncelog.engine.audit import AuditFilter, AuditScan, entry_json
+from oncelog.cli.remote import (
+    Remote,
+    Token,
+    TokenFile,
+    build_remote,
+    decode_refusal,
+    iterate_pauses_s,
+    print_message,
+    translate_connection_errors,
+)
+from oncelog.cli.terminal import escape_unprintable, translate_errors
+from oncelog.cli.times import format_utc
+from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
 from oncelog.errors import LostError, OncelogError
-from oncelog.stores.inspecting import inspector_of
+from oncelog.storage.inspect.factory import create_inspector
 
 if TYPE_CHECKING:
     import aiohttp
 
 POLL_S: Final = 1.0
 PAGE_ACTS: Final = 200
-_AGO: Final = re.compile(r"(\d{1,9})([smhd])")
+_AGE: Final = re.compile(r"(\d{1,9})([smhd])")
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 Act = dict[str, Any]
 
@@ -58,30 +67,30 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog audit --url https://log.example.org --token-file token.txt --follow
     """
-    with ending_well():
+    with translate_errors():
         wanted = AuditFilter(
             act=act,
             actor=actor,
             stream=stream,
             target=target,
-            since_ms=_time_ms(since, "--since") or 0,
-            until_ms=_time_ms(until, "--until"),
+            since_ms=_parse_time_ms(since, "--since") or 0,
+            until_ms=_parse_time_ms(until, "--until"),
         )
-        show = _json_line if as_json else _line
+        show = _encode_json_line if as_json else _format_line
         if (log is None) == (url is None):
             raise OncelogError("name a LOG or a server with --url, and only one of them")
         if url is not None:
-            asyncio.run(_print_remote(remote_of(url, token, token_file), wanted, follow, show))
+            asyncio.run(_print_remote(build_remote(url, token, token_file), wanted, follow, show))
             return
-        for found in _local(log or "", wanted, follow):
+        for found in _iterate_local(log or "", wanted, follow):
             _write(show(found))
 
 
-def _time_ms(text: str, option: str) -> int | None:
+def _parse_time_ms(text: str, option: str) -> int | None:
     """Read a time, or how long ago it was. None if nothing was given."""
     if not text:
         return None
-    ago = _AGO.fullmatch(text)
+    ago = _AGE.fullmatch(text)
     if ago is not None:
         return max(0, round(time.time() * 1000) - int(ago[1]) * _UNIT_MS[ago[2]])
     try:
@@ -93,19 +102,19 @@ def _time_ms(text: str, option: str) -> int | None:
     return max(0, round(moment.timestamp() * 1000))
 
 
-def _local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]:
-    inspector = inspector_of(log)
+def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]:
+    inspector = create_inspector(log)
     after: dict[int, int] = {}
     while True:
         has_more = True
-        with inspector.looking() as view:
+        with inspector.open_view() as view:
             while has_more:
                 scan = AuditScan(after, PAGE_ACTS, wanted)
                 page = None
                 while page is None:
-                    asked = scan.room
-                    page = scan.add(view.internal_records(scan.after, asked), asked)
-                yield from map(entry_json, page.entries)
+                    asked = scan.next_read_count
+                    page = scan.add(view.list_internal_records(scan.after, asked), asked)
+                yield from map(entry_to_json, page.entries)
                 after, has_more = dict(page.after), page.has_more
         if not follow:
             return
@@ -125,18 +134,18 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
         "limit": str(PAGE_ACTS),
     }
     given = {name: value for name, value in parameters.items() if value}
-    was_connected, pauses = False, pauses_s()
+    was_connected, pauses = False, iterate_pauses_s()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         while True:
             try:
-                page = await _page(session, remote, given)
+                page = await _fetch_page(session, remote, given)
             except LostError as error:
                 if not (was_connected and follow):
                     raise
-                say(f"{error}; trying again")
+                print_message(f"{error}; trying again")
                 await asyncio.sleep(next(pauses))
                 continue
-            was_connected, pauses = True, pauses_s()
+            was_connected, pauses = True, iterate_pauses_s()
             for found in page["acts"]:
                 _write(show(found))
             given["after"] = page["cursor"]
@@ -147,35 +156,35 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
             await asyncio.sleep(POLL_S)
 
 
-async def _page(session: "aiohttp.ClientSession", remote: Remote, given: dict[str, str]) -> dict[str, Any]:
-    with as_lost(remote):
-        async with session.get(f"{remote.url}/v1/audit", params=given, headers=remote.headers) as response:
+async def _fetch_page(session: "aiohttp.ClientSession", remote: Remote, parameters: dict[str, str]) -> dict[str, Any]:
+    with translate_connection_errors(remote):
+        async with session.get(f"{remote.url}/v1/audit", params=parameters, headers=remote.headers) as response:
             body = await response.read()
             is_ok = response.status == 200
     try:
         found: dict[str, Any] = orjson.loads(body)
         if is_ok:
             return {"acts": found["acts"], "cursor": found["cursor"], "has_more": found["has_more"]}
-        raise refused_by(orjson.dumps(found["error"]))
+        raise decode_refusal(orjson.dumps(found["error"]))
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise OncelogError(f"{remote.url} does not answer as an Oncelog server does") from error
 
 
-def _json_line(found: Act) -> bytes:
-    return orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE)
+def _encode_json_line(act: Act) -> bytes:
+    return orjson.dumps(act, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _line(found: Act) -> bytes:
+def _format_line(act: Act) -> bytes:
     """`2026-11-18 12:03:11.250 UTC  user:ada  erase  orders  {"records":2}`."""
     columns = [
-        utc(found["time_ms"]),
-        f"{found['actor']:<24}",
-        f"{found['act'] or '(erased)':<16}",
-        f"{found['stream'] or '-':<16}",
-        found["target"] or "-",
-        orjson.dumps(found["details"]).decode() if found["details"] else "",
+        format_utc(act["time_ms"]),
+        f"{act['actor']:<24}",
+        f"{act['act'] or '(erased)':<16}",
+        f"{act['stream'] or '-':<16}",
+        act["target"] or "-",
+        orjson.dumps(act["details"]).decode() if act["details"] else "",
     ]
-    return (printable("  ".join(columns)).rstrip() + "\n").encode()
+    return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
 
 
 def _write(line: bytes) -> None:

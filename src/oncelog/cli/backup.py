@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.operator import cli_operator
-from oncelog.cli.terminal import File, Meter, ending_well
+from oncelog.cli.operator import get_cli_operator
+from oncelog.cli.terminal import FileArgument, ProgressMeter, translate_errors
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
-from oncelog.stores.address import is_address
-from oncelog.stores.sqlite import copying
+from oncelog.storage import backups
+from oncelog.storage.address import is_address
 
 Above = Annotated[
     int | None,
@@ -29,7 +29,7 @@ FileMode = Annotated[
 
 
 def backup(
-    file: File,
+    file: FileArgument,
     destination: Annotated[str, typer.Argument(help="Where the copy goes.", metavar="DESTINATION", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     file_mode: FileMode = "0600",
@@ -40,17 +40,17 @@ def backup(
 
     Example:  oncelog backup orders.db backups/orders-monday.db
     """
-    with ending_well():
-        _demand_files(file, destination)
+    with translate_errors():
+        _check_files(file, destination)
         mode = parse_file_mode(file_mode)
-        with Meter() as meter:
-            copied = copying.backup(file, destination, meter, force=force, file_mode=mode)
+        with ProgressMeter() as meter:
+            copied = backups.backup(file, destination, meter, force=force, file_mode=mode)
         typer.echo(f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})")
 
 
 def restore(
     backup: Annotated[str, typer.Argument(help="What `oncelog backup` made.", metavar="BACKUP", show_default=False)],
-    file: File,
+    file: FileArgument,
     full: Annotated[bool, typer.Option("--full", help="Verify all of the backup first, not only its newest.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a log that is there; it is kept as FILE.before-restore-N.")
@@ -68,12 +68,12 @@ def restore(
 
     Example:  oncelog restore backups/orders-monday.db orders.db
     """
-    with ending_well():
-        _demand_files(backup, file)
+    with translate_errors():
+        _check_files(backup, file)
         mode = parse_file_mode(file_mode)
-        with Meter() as meter:
-            restored = copying.restore(
-                backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=cli_operator()
+        with ProgressMeter() as meter:
+            restored = backups.restore(
+                backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=get_cli_operator()
             )
         typer.echo(f"{restored.records} records, {restored.bytes} bytes in {file}")
         if restored.kept is not None:
@@ -88,7 +88,7 @@ def restore(
         )
 
 
-def _demand_files(*logs: str) -> None:
+def _check_files(*logs: str) -> None:
     if any(map(is_address, logs)):
         raise OncelogError(
             "a log in a database is backed up with the database's own tools: pg_dump, or pg_basebackup and an archive "

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, ending_well, print_json
-from oncelog.cli.times import utc
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, LogArgument, print_json, translate_errors
+from oncelog.cli.times import format_utc
 from oncelog.errors import ClockJumpedError
-from oncelog.stores.clock import JUMP_MS_MAX
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.viewing import TimeSeen
+from oncelog.storage.clock import JUMP_MS_MAX
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.inspect.inspector import ClockStatus
 
 Confirm = Annotated[bool, typer.Option("--confirm", help="Believe the clock as it is.")]
 JumpMsMax = Annotated[
@@ -22,7 +22,9 @@ JumpMsMax = Annotated[
 ]
 
 
-def clock(log: Log, confirm: Confirm = False, jump_ms_max: JumpMsMax = JUMP_MS_MAX, as_json: AsJson = False) -> None:
+def clock(
+    log: LogArgument, confirm: Confirm = False, jump_ms_max: JumpMsMax = JUMP_MS_MAX, as_json: AsJson = False
+) -> None:
     """Shows the clock, the time of the newest commit, and whether the clock has jumped; exit status 1 if it has.
 
     The clock is this machine's for a file, and the database's for a database. After a jump forward the log takes no
@@ -32,31 +34,31 @@ def clock(log: Log, confirm: Confirm = False, jump_ms_max: JumpMsMax = JUMP_MS_M
 
     Example:  oncelog clock postgresql://oncelog@db.example.org/orders
     """
-    with ending_well():
-        inspector = inspector_of(log)
-        with inspector.looking() as view:
-            seen = view.time()
-        has_jumped, sentence = judged(seen, jump_ms_max)
+    with translate_errors():
+        inspector = create_inspector(log)
+        with inspector.open_view() as view:
+            seen = view.get_clock_status()
+        has_jumped, sentence = check_clock(seen, jump_ms_max)
         if confirm:
             inspector.confirm_clock()
             sentence = f"the {seen.name} is believed from now on"
         wall_ms = seen.clock.wall_ms()
         if as_json:
-            said = {"wall_ms": wall_ms, "log_ms": seen.newest_ms, "expected_ms": seen.mark.expected_ms(seen.clock)}
+            said = {"wall_ms": wall_ms, "log_ms": seen.newest_ms, "expected_ms": seen.mark.predict_wall_ms(seen.clock)}
             print_json({**said, "jump_ms_max": jump_ms_max, "jumped": has_jumped, "confirmed": confirm})
         else:
             width = len(seen.name) + 2
-            typer.echo(f"{seen.name + ':':<{width}}{utc(wall_ms)}")
-            typer.echo(f"{'the log:':<{width}}{utc(seen.newest_ms) if seen.newest_ms else 'no commit yet'}")
+            typer.echo(f"{seen.name + ':':<{width}}{format_utc(wall_ms)}")
+            typer.echo(f"{'the log:':<{width}}{format_utc(seen.newest_ms) if seen.newest_ms else 'no commit yet'}")
             typer.echo(sentence)
         if has_jumped and not confirm:
-            raise typer.Exit(FOUND_NOTHING)
+            raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-def judged(seen: TimeSeen, jump_ms_max: int) -> tuple[bool, str]:
+def check_clock(seen: ClockStatus, jump_ms_max: int) -> tuple[bool, str]:
     """Whether the clock has jumped since the newest commit, and what that means."""
     try:
-        seen.mark.after(seen.clock, jump_ms_max)
+        seen.mark.advance(seen.clock, jump_ms_max)
     except ClockJumpedError as jumped:
         return True, (
             f"the {seen.name} is {jumped.ahead_ms} ms ahead of where the machine's steady clock says it must be "
@@ -66,5 +68,5 @@ def judged(seen: TimeSeen, jump_ms_max: int) -> tuple[bool, str]:
     if behind_ms > 0:
         return False, f"the {seen.name} is {behind_ms} ms behind the log, whose time stands still until then"
     if seen.newest_ms and seen.mark.boot != seen.clock.boot():
-        return False, f"no jump is seen, but {seen.blindness}: it could not be"
+        return False, f"no jump is seen, but {seen.blind_reason}: it could not be"
     return False, "no jump is seen"

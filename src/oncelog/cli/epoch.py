@@ -5,17 +5,17 @@ from typing import Annotated
 import typer
 
 from oncelog.cli.backup import Above
-from oncelog.cli.operator import cli_operator
-from oncelog.cli.terminal import AsJson, Log, ending_well, print_json
+from oncelog.cli.operator import get_cli_operator
+from oncelog.cli.terminal import AsJson, LogArgument, print_json, translate_errors
 from oncelog.errors import OncelogError
-from oncelog.stores.inspecting import inspector_of
+from oncelog.storage.inspect.factory import create_inspector
 
 Renew = Annotated[
     bool, typer.Option("--renew", help="Start a new history after a restore. Stop everything that uses the log first.")
 ]
 
 
-def epoch(log: Log, renew: Renew = False, above: Above = None, as_json: AsJson = False) -> None:
+def epoch(log: LogArgument, renew: Renew = False, above: Above = None, as_json: AsJson = False) -> None:
     """Prints the epoch of a log: the name of its history, which cursors carry.
 
     With --renew the log gets a new epoch, and readers whose cursors are of the old one get history_changed. Positions,
@@ -27,11 +27,11 @@ def epoch(log: Log, renew: Renew = False, above: Above = None, as_json: AsJson =
 
     Example:  oncelog epoch postgresql://oncelog@db.example.org/orders --renew
     """
-    with ending_well():
-        inspector = inspector_of(log)
+    with translate_errors():
+        inspector = create_inspector(log)
         said: dict[str, str | int]
         if renew:
-            renewed = inspector.renew_epoch(above, cli_operator())
+            renewed = inspector.renew_epoch(above, get_cli_operator())
             said = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch, "above": renewed.above}
             lines = [
                 f"old epoch: {renewed.old_epoch}",
@@ -41,8 +41,8 @@ def epoch(log: Log, renew: Renew = False, above: Above = None, as_json: AsJson =
         elif above is not None:
             raise OncelogError("--above goes with --renew.")
         else:
-            with inspector.looking() as view:
-                said = {"epoch": view.about.epoch}
+            with inspector.open_view() as view:
+                said = {"epoch": view.metadata.epoch}
             lines = [str(said["epoch"])]
         if as_json:
             print_json(said)

@@ -2,12 +2,12 @@
 
 import msgspec
 
-from oncelog.cli.terminal import Log, ending_well, print_json
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.verifying.whole import exported
+from oncelog.cli.terminal import LogArgument, print_json, translate_errors
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.verify.verification import export_head
 
 
-def head(log: Log) -> None:
+def head(log: LogArgument) -> None:
     """Prints the newest hash of every lane as JSON: {"epoch", "lanes": [{"lane", "position", "height", "block_hash"}]}.
 
     Keep it where whoever runs the log cannot change it, and give it to `oncelog verify --head`.
@@ -16,5 +16,5 @@ def head(log: Log) -> None:
 
     Example:  oncelog head postgresql://oncelog@db.example.org/orders > orders-head.json
     """
-    with ending_well(), inspector_of(log).looking() as view:
-        print_json(msgspec.to_builtins(exported(view.about, view.heads())))
+    with translate_errors(), create_inspector(log).open_view() as view:
+        print_json(msgspec.to_builtins(export_head(view.metadata, view.load_heads())))

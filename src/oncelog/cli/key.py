@@ -9,9 +9,9 @@ from typing import BinaryIO, Final
 import orjson
 import typer
 
-from oncelog.cli.terminal import CANNOT_GO_ON, ending_well
+from oncelog.cli.terminal import EXIT_IO_ERROR, translate_errors
 from oncelog.core.canonical import JsonValue, canonical_args, canonical_text, parse
-from oncelog.core.identity import delta_id_of, fingerprint_of, run_key_of
+from oncelog.core.identity import delta_id_from_json, fingerprint_from_json, run_key_from_json
 from oncelog.errors import CanonicalError
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -25,7 +25,7 @@ app = typer.Typer(
     ),
 )
 
-Answer = dict[str, str]
+LineResult = dict[str, str]
 
 
 @app.command()
@@ -36,7 +36,7 @@ def jcs() -> None:
 
     Example:  echo '{"b":1.0,"a":[]}' | oncelog key jcs
     """
-    _answer_lines(lambda line: _form(canonical_text(line)))
+    _answer_lines(lambda line: _build_form(canonical_text(line)))
 
 
 @app.command()
@@ -47,7 +47,7 @@ def args() -> None:
 
     Example:  echo '{"sides":20,"note":null}' | oncelog key args
     """
-    _answer_lines(lambda line: _form(canonical_args(parse(line))))
+    _answer_lines(lambda line: _build_form(canonical_args(parse(line))))
 
 
 @app.command()
@@ -56,7 +56,7 @@ def fingerprint() -> None:
 
     Example:  echo '{"partitions":["a"],"event":{"type":"x"}}' | oncelog key fingerprint
     """
-    _answer_lines(_identity("fingerprint", fingerprint_of))
+    _answer_lines(_make_identity("fingerprint", fingerprint_from_json))
 
 
 @app.command()
@@ -65,7 +65,7 @@ def delta() -> None:
 
     Example:  echo '{"clientId":"c","hlc":"1","table":"t","rowId":"r","columns":[]}' | oncelog key delta
     """
-    _answer_lines(_identity("deltaId", delta_id_of))
+    _answer_lines(_make_identity("deltaId", delta_id_from_json))
 
 
 @app.command()
@@ -76,33 +76,33 @@ def run() -> None:
 
     Example:  echo '{"campaign_id":1,"event_type":"tool.execute","args_json":{}}' | oncelog key run
     """
-    _answer_lines(_identity("key", run_key_of))
+    _answer_lines(_make_identity("key", run_key_from_json))
 
 
-def _form(canonical: bytes) -> Answer:
+def _build_form(canonical: bytes) -> LineResult:
     return {"canonical": canonical.decode(), "sha256": sha256(canonical).hexdigest()}
 
 
-def _identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable[[bytes], Answer]:
+def _make_identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable[[bytes], LineResult]:
     return lambda line: {name: compute(parse(line)).hex()}
 
 
-def _answer_lines(answer: Callable[[bytes], Answer]) -> None:
+def _answer_lines(answer: Callable[[bytes], LineResult]) -> None:
     """Answers every line at once, so that a program can hold a conversation with the command."""
     if sys.stdin is None or sys.stdout is None:
         typer.echo("oncelog: standard input and standard output must be open", err=True)
-        raise typer.Exit(CANNOT_GO_ON)
+        raise typer.Exit(EXIT_IO_ERROR)
     os.set_blocking(sys.stdin.fileno(), True)  # a pipe that does not wait would look like one that has ended
     if sys.stdin.isatty():
         typer.echo("Reading one JSON value a line from the terminal; end with Ctrl-D.", err=True)
     output = sys.stdout.buffer
-    with ending_well():
-        for line in _lines(sys.stdin.buffer):
+    with translate_errors():
+        for line in _iterate_lines(sys.stdin.buffer):
             output.write(orjson.dumps(_answer_line(line, answer), option=orjson.OPT_APPEND_NEWLINE))
             output.flush()
 
 
-def _answer_line(line: bytes | None, answer: Callable[[bytes], Answer]) -> Answer:
+def _answer_line(line: bytes | None, answer: Callable[[bytes], LineResult]) -> LineResult:
     try:
         if line is None:
             raise CanonicalError("$", f"line longer than {LINE_BYTES_MAX} bytes")  # noqa: TRY301
@@ -111,7 +111,7 @@ def _answer_line(line: bytes | None, answer: Callable[[bytes], Answer]) -> Answe
         return {"error": error.reason, "path": error.path}
 
 
-def _lines(source: BinaryIO) -> Iterator[bytes | None]:
+def _iterate_lines(source: BinaryIO) -> Iterator[bytes | None]:
     """The lines without their ends; None for one that is too long, which is skipped without being held."""
     while line := source.readline(LINE_BYTES_MAX + 1):
         if line.endswith(b"\n") or len(line) <= LINE_BYTES_MAX:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.terminal import Meter, ending_well, terminated_as_interrupted
+from oncelog.cli.terminal import ProgressMeter, interrupt_on_sigterm, translate_errors
 from oncelog.errors import SettingsError, StoreUnavailableError
-from oncelog.stores.address import is_address, shown, with_driver
+from oncelog.storage.address import import_with_driver, is_address, redact_address
 
-_GOES_ON = "Run the same command again, and it goes on."
+_RESUME_HINT = "Run the same command again, and it goes on."
 
 
 def move(
@@ -29,30 +29,30 @@ def move(
 
     Example:  oncelog move orders.db postgresql://oncelog@db.example.org/orders
     """
-    with ending_well():
+    with translate_errors():
         if is_address(source) or not is_address(target):
             raise SettingsError("move goes from a file to a database: oncelog move FILE postgresql://…")
-        moving = with_driver("oncelog.stores.moving")
-        moving.demand_possible(source, target)
-        with _told_how_to_go_on(), Meter() as meter:
-            outcome = moving.move(source, target, meter)
-        where = f"{shown(target)} (epoch {outcome.epoch})"
+        moving = import_with_driver("oncelog.storage.migrate")
+        moving.check_migration(source, target)
+        with _explain_resume(), ProgressMeter() as meter:
+            outcome = moving.migrate_log(source, target, meter)
+        where = f"{redact_address(target)} (epoch {outcome.epoch})"
         if not outcome.is_new:
             typer.echo(f"{source} has been moved to {where} already; nothing is left to do")
             return
         typer.echo(f"{outcome.records} records in {outcome.lanes} lanes moved from {source} to {where}")
-        typer.echo(f"{source} can still be read, and takes no more writes: open {shown(target)}")
+        typer.echo(f"{source} can still be read, and takes no more writes: open {redact_address(target)}")
         if outcome.tables_left:
             typer.echo(f"tables that are not the log's stay in {source}: {', '.join(outcome.tables_left)}")
 
 
 @contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
+def _explain_resume() -> Iterator[None]:
     try:
-        with terminated_as_interrupted():
+        with interrupt_on_sigterm():
             yield
     except KeyboardInterrupt:
-        typer.echo(f"oncelog: interrupted. {_GOES_ON}", err=True)
+        typer.echo(f"oncelog: interrupted. {_RESUME_HINT}", err=True)
         raise
     except StoreUnavailableError as error:
-        raise StoreUnavailableError(f"{error}. {_GOES_ON}") from error.__cause__
+        raise StoreUnavailableError(f"{error}. {_RESUME_HINT}") from error.__cause__

@@ -4,12 +4,12 @@ import os
 import pwd
 from typing import Final
 
-from oncelog.stores.leaps import Operator
+from oncelog.storage.leaps import Operator
 
 CLI_ACTOR: Final = "system:cli"
 
 
-def cli_operator() -> Operator:
+def get_cli_operator() -> Operator:
     """Return the command line as the actor, with the name of the operating system's user."""
     number = os.getuid()
     try:

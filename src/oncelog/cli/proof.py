@@ -19,36 +19,36 @@ from oncelog.cli.record_id import (
     PolicyOption,
     ReadAll,
     ScopeOption,
-    ambiguity,
     check_no_options,
-    choosing_options,
-    chosen_policies,
-    named_place,
-    possible_keys,
-    transaction_at,
-    transaction_place,
-    why_passed_over,
+    describe_ambiguity,
+    describe_gap,
+    find_transaction,
+    format_choices,
+    parse_keys,
+    parse_place,
+    parse_transaction_place,
+    select_policies,
 )
-from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, Meter, ending_well
-from oncelog.cli.times import utc
+from oncelog.cli.terminal import EXIT_AMBIGUOUS, EXIT_FOUND_NOTHING, ProgressMeter, translate_errors
+from oncelog.cli.times import format_utc
 from oncelog.core.policy import CHAT, LEDGER
-from oncelog.core.proof import HASH_BYTES, Block, leaf_hash, prove, record_header, verify_header
+from oncelog.core.proof import HASH_BYTES, Block, encode_record_header, hash_leaf, prove, verify_header
 from oncelog.core.values import Record
-from oncelog.engine.cursors import Proven
+from oncelog.engine.read_results import Proven
 from oncelog.errors import CorruptError, OncelogError, ProofError
 from oncelog.file_modes import open_new
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
-from oncelog.stores.address import is_address, with_driver
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.key_search import Wanted, search
-from oncelog.stores.protocol import Evidence
-from oncelog.stores.sqlite import reading
-from oncelog.stores.sqlite.inspecting import FileView
-from oncelog.stores.sqlite.looking import looking_at
-from oncelog.stores.verifying.findings import ExportedHead, exported_head
-from oncelog.stores.verifying.side_state import declared
-from oncelog.stores.verifying.whole import what_is_unreadable
-from oncelog.stores.viewing import View
+from oncelog.storage.address import import_with_driver, is_address
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.inspect.sqlite import FileView
+from oncelog.storage.key_search import KeyQuery, search_keys
+from oncelog.storage.sqlite import record_queries
+from oncelog.storage.sqlite.read_transaction import open_read_transaction
+from oncelog.storage.store import Evidence
+from oncelog.storage.verify.findings import ExportedHead, decode_exported_head
+from oncelog.storage.verify.side_state import decode_policies
+from oncelog.storage.verify.verification import translate_damage
 
 STANDARD_INPUT: Final = "-"
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
@@ -104,38 +104,38 @@ def proof(  # noqa: PLR0913 - each is an option
 
     Example:  oncelog proof --check proof.json --head orders-head.json
     """
-    with ending_well():
+    with translate_errors():
         options = _Options(policy, scope, client, as_text, read_all)
         if check is not None:
             made = {"LOG": log, "--lane": lane, "--position": position, "--output": output}
-            _demand_none({**made, **options.given()}, "--check")
-            _check(check, block_hash, head)
+            _check_not_given({**made, **options.to_flags()}, "--check")
+            _check_document(check, block_hash, head)
             return
-        _demand_none({"--block-hash": block_hash, "--head": head}, "a log: it goes with --check")
+        _check_not_given({"--block-hash": block_hash, "--head": head}, "a log: it goes with --check")
         if log is None:
             raise OncelogError("name a log and a record in it, or a document with --check; see `oncelog proof --help`.")
-        place = _given_place(id, lane, position, options)
+        place = _resolve_place(id, lane, position, options)
         text = id or ""
-        keys = possible_keys(text, as_text) if place is None else ()
-        with _looking(log) as (view, block_of):
+        keys = parse_keys(text, as_text) if place is None else ()
+        with _open_view(log) as (view, block_of):
             if place is None:
-                found = _record_of(view, text, keys, options)
+                found = _find_record(view, text, keys, options)
             else:
-                found = (_message_at if text.startswith(MESSAGE_PREFIX) else _record_at)(view, place)
-            document = b"" if isinstance(found, _Missing) else _document(found, block_of)
+                found = (_find_message_at if text.startswith(MESSAGE_PREFIX) else _find_record_at)(view, place)
+            document = b"" if isinstance(found, _Missing) else _encode_proof(found, block_of)
         if isinstance(found, _Missing):
-            typer.echo(f"oncelog: {found.why}", err=True)
+            typer.echo(f"oncelog: {found.reason}", err=True)
             raise typer.Exit(found.status)
-        _write(document, output)
+        _write_document(document, output)
 
 
-def _demand_none(options: dict[str, object], beside: str) -> None:
+def _check_not_given(options: dict[str, object], beside: str) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise OncelogError(f"{given[0]} does not go with {beside}.")
 
 
-def _write(document: bytes, output: Path | None) -> None:
+def _write_document(document: bytes, output: Path | None) -> None:
     if output is None:
         typer.echo(document.decode())
         return
@@ -155,19 +155,22 @@ def _write(document: bytes, output: Path | None) -> None:
 
 # --- finding the record ------------------------------------------------------------------------------
 
-BlockOf = Callable[[int, int], tuple[Block, list[Evidence]]]
+LoadBlock = Callable[[int, int], tuple[Block, list[Evidence]]]
 
 
 @contextmanager
-def _looking(log: str) -> Iterator[tuple[View, BlockOf]]:
+def _open_view(log: str) -> Iterator[tuple[LogView, LoadBlock]]:
     """A view of a log, and what gives a block of it with all that its hashes are made of: all of one moment."""
     if not is_address(log):
-        with looking_at(log) as (connection, about):
-            yield FileView(connection, log, about), lambda lane, height: reading.block(connection, lane, height)
+        with open_read_transaction(log) as (connection, about):
+            yield (
+                FileView(connection, log, about),
+                lambda lane, height: record_queries.load_block(connection, lane, height),
+            )
         return
-    inspector_of(log)  # for what it says of an address that is none
+    create_inspector(log)  # for what it says of an address that is none
     postgres, looking, inspecting = (
-        with_driver(f"oncelog.stores.postgres.{name}") for name in ("reading", "looking", "inspecting")
+        import_with_driver(f"oncelog.storage.postgres.{name}") for name in ("reading", "looking", "inspecting")
     )
     with looking.looking_at(log) as (session, about):
         yield (
@@ -185,7 +188,7 @@ class _Options(Struct, frozen=True):
     as_text: bool | None
     read_all: bool
 
-    def given(self) -> dict[str, object]:
+    def to_flags(self) -> dict[str, object]:
         """Return the options by name, with None for an option that was not given."""
         options = {"--policy": self.policy, "--scope": self.scope, "--client": self.client}
         form = "--hex" if self.as_text is False else "--text"
@@ -195,97 +198,99 @@ class _Options(Struct, frozen=True):
 class _Missing(Struct, frozen=True):
     """Why there is not one record, and the exit status."""
 
-    why: str
-    status: int = FOUND_NOTHING
+    reason: str
+    status: int = EXIT_FOUND_NOTHING
 
 
-def _given_place(id: str | None, lane: int | None, position: int | None, options: _Options) -> Place | None:  # noqa: A002
+def _resolve_place(id: str | None, lane: int | None, position: int | None, options: _Options) -> Place | None:  # noqa: A002
     """Return the place that the arguments name. Raises OncelogError if they name nothing, or two things."""
     if (lane is None) is not (position is None):
         raise OncelogError("--lane and --position go together.")
     if lane is not None and position is not None:
-        if id is not None or any(value is not None for value in options.given().values()):
+        if id is not None or any(value is not None for value in options.to_flags().values()):
             raise OncelogError("--lane and --position name a record by its place: nothing else is needed.")
         return lane, position
     if id is None:
         raise OncelogError("which record? Give a transaction's id, a key, or --lane and --position.")
-    place = named_place(id) if options.as_text is None else None
+    place = parse_place(id) if options.as_text is None else None
     if place is not None:
-        check_no_options(id, options.given())
+        check_no_options(id, options.to_flags())
     return place
 
 
-def _record_at(view: View, place: Place) -> Record | _Missing:
+def _find_record_at(view: LogView, place: Place) -> Record | _Missing:
     lane, position = place
-    heads = view.heads()
+    heads = view.load_heads()
     newest = heads[lane].position if lane in heads else 0
     if not 1 <= position <= newest:
         has = f"has positions 1 to {newest}" if newest else "is empty, or none of this log's"
         return _Missing(f"no record: lane {lane} {has}")
-    record = view.record_at(lane, position)
+    record = view.find_record(lane, position)
     if record is None:
-        passed_over = why_passed_over(view, lane, position)
+        passed_over = describe_gap(view, lane, position)
         if passed_over is not None:
             return _Missing(passed_over)
         raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
     return record
 
 
-def _message_at(view: View, place: Place) -> Record | _Missing:
-    found = _record_at(view, place)
+def _find_message_at(view: LogView, place: Place) -> Record | _Missing:
+    found = _find_record_at(view, place)
     if isinstance(found, _Missing) or found.policy == CHAT.name:
         return found
-    return _Missing(_other_policy("message", place, found))
+    return _Missing(_describe_other_policy("message", place, found))
 
 
-def _other_policy(wanted: str, place: Place, record: Record) -> str:
+def _describe_other_policy(wanted: str, place: Place, record: Record) -> str:
     return (
         f"no {wanted}: at lane {place[0]}, position {place[1]} stands a record of the policy {record.policy!r}. "
         f"If it is meant, say {place[0]}:{place[1]}"
     )
 
 
-def _record_of(view: View, id: str, keys: tuple[bytes, ...], options: _Options) -> Record | _Missing:  # noqa: A002
+def _find_record(view: LogView, id: str, keys: tuple[bytes, ...], options: _Options) -> Record | _Missing:  # noqa: A002
     """Find a record by its key, as `oncelog show` does. The id of a ledger transaction comes first."""
-    is_key = any(value is not None for value in options.given().values())
-    place = None if is_key else transaction_place(id)
-    transaction = transaction_at(view, place)
+    is_key = any(value is not None for value in options.to_flags().values())
+    place = None if is_key else parse_transaction_place(id)
+    transaction = find_transaction(view, place)
     if transaction is not None:
         return transaction
-    wanted = Wanted(keys, chosen_policies(declared(view.policies()), options.policy), options.scope, options.client)
-    with Meter() as meter:
-        matches = search(view, wanted, meter, read_all=options.read_all)
-    records = {identity: view.standing(identity).record for identity in matches.identities}
+    wanted = KeyQuery(
+        keys, select_policies(decode_policies(view.list_policies()), options.policy), options.scope, options.client
+    )
+    with ProgressMeter() as meter:
+        matches = search_keys(view, wanted, meter, read_all=options.read_all)
+    records = {identity: view.get_key_status(identity).record for identity in matches.identities}
     found = {identity: record for identity, record in records.items() if record is not None}
     if len(found) > 1:
-        lines = [f"  {one}" for one in choosing_options(list(found), keys)]
-        return _Missing("\n".join([ambiguity(list(found)), *lines]), AMBIGUOUS)
+        lines = [f"  {one}" for one in format_choices(list(found), keys)]
+        return _Missing("\n".join([describe_ambiguity(list(found)), *lines]), EXIT_AMBIGUOUS)
     if found:
         return next(iter(found.values()))
     if place is not None:
-        other = _record_at(view, place)
-        return other if isinstance(other, _Missing) else _Missing(_other_policy("transaction", place, other))
+        other = _find_record_at(view, place)
+        return other if isinstance(other, _Missing) else _Missing(_describe_other_policy("transaction", place, other))
     where = "in that scope" if options.scope is not None else "in any scope"
     return _Missing(f"no record: nothing was committed here under that key {where}; `oncelog show` says more")
 
 
-def _document(record: Record, block_of: BlockOf) -> bytes:
-    with what_is_unreadable():
-        return encode(proof_document(_proven(record, block_of)))
+def _encode_proof(record: Record, load_block: LoadBlock) -> bytes:
+    with translate_damage():
+        return encode(proof_document(_prove_record(record, load_block)))
 
 
-def _proven(record: Record, block_of: BlockOf) -> Proven:
+def _prove_record(record: Record, load_block: LoadBlock) -> Proven:
     """As `Log.prove`. Raises CorruptError where it would not hold: what is handed on must."""
     place = f"lane {record.lane}, position {record.position}"
     try:
-        block, evidence = block_of(record.lane, record.height)
+        block, evidence = load_block(record.lane, record.height)
     except LookupError as error:
         raise CorruptError(f"{place}: its block is missing; see `oncelog verify`") from error
     index = record.position - block.first_position
     if not 0 <= index < len(evidence):
         raise CorruptError(f"{place}: it does not stand in its block; see `oncelog verify`")
     found = evidence[index]
-    leaves = [leaf_hash(record_header(one.record), one.body_hash) for one in evidence]
+    leaves = [hash_leaf(encode_record_header(one.record), one.body_hash) for one in evidence]
     proven = Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
     if found.record != record or not verify_header(record, proven.body_hash, proven.proof, block):
         raise CorruptError(f"{place}: it is not what its block says; see `oncelog verify`")
@@ -295,24 +300,28 @@ def _proven(record: Record, block_of: BlockOf) -> Proven:
 # --- checking a document -----------------------------------------------------------------------------
 
 
-def _check(file: str, block_hash: str | None, head: Path | None) -> None:
+def _check_document(file: str, block_hash: str | None, head: Path | None) -> None:
     if block_hash is not None and head is not None:
         raise OncelogError("--block-hash does not go with --head: each says which block it must be.")
-    given = None if block_hash is None else _hash(block_hash)
-    exported = None if head is None else exported_head(head.read_bytes())
+    given = None if block_hash is None else _parse_hash(block_hash)
+    exported = None if head is None else decode_exported_head(head.read_bytes())
     try:
-        document = decode(_read(file))
+        document = decode(_read_document(file))
     except ProofError as error:
         raise OncelogError(f"not a proof: {error}") from error
-    anchor = _Anchor(given, _GIVEN if given else _NOT_COMPARED) if exported is None else _in_head(document, exported)
+    anchor = (
+        _Anchor(given, _MATCHES_GIVEN if given else _NOT_COMPARED)
+        if exported is None
+        else _find_anchor(document, exported)
+    )
     result = verify(document, block_hash=anchor.block_hash)
-    lines = _what_is_proven(document, result, anchor) if result.is_valid else _what_is_wrong(result)
+    lines = _format_proof(document, result, anchor) if result.is_valid else _format_findings(result)
     typer.echo("\n".join(lines))
     if not result.is_valid or (exported is not None and anchor.block_hash is None):
-        raise typer.Exit(FOUND_NOTHING)
+        raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-_GIVEN: Final = "it is the one that was given"
+_MATCHES_GIVEN: Final = "it is the one that was given"
 _NOT_COMPARED: Final = "not compared: hold its hash against one from whom you trust (--block-hash, --head)"
 
 
@@ -321,11 +330,11 @@ class _Anchor(Struct, frozen=True):
 
     block_hash: bytes | None
     """None if there is nothing."""
-    words: str
+    message: str
     """What there is to say of it if the document is good."""
 
 
-def _in_head(document: ProofDocument, head: ExportedHead) -> _Anchor:
+def _find_anchor(document: ProofDocument, head: ExportedHead) -> _Anchor:
     block = document.block
     mark = next((one for one in head.lanes if one.lane == block.lane), None)
     if mark is None:
@@ -338,13 +347,13 @@ def _in_head(document: ProofDocument, head: ExportedHead) -> _Anchor:
     return _Anchor(bytes.fromhex(mark.block_hash), "it is the head's")
 
 
-def _hash(text: str) -> bytes:
+def _parse_hash(text: str) -> bytes:
     if len(text) != 2 * HASH_BYTES or _HEX.fullmatch(text) is None:
         raise OncelogError(f"--block-hash must have {2 * HASH_BYTES} hexadecimal digits.")
     return bytes.fromhex(text)
 
 
-def _read(file: str) -> bytes:
+def _read_document(file: str) -> bytes:
     """No more than shows that it is too much."""
     if file == STANDARD_INPUT:
         return sys.stdin.buffer.read(DOCUMENT_BYTES_MAX + 1)
@@ -355,11 +364,11 @@ def _read(file: str) -> bytes:
         raise OncelogError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _what_is_wrong(result: Verification) -> list[str]:
+def _format_findings(result: Verification) -> list[str]:
     return ["not proven:", *(f"- {one}" for one in result.findings)]
 
 
-def _what_is_proven(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:
+def _format_proof(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:
     record, block = document.record, document.block
     body = f"{len(document.body or b'')} bytes, as they were committed"
     if result.is_erased:
@@ -369,7 +378,7 @@ def _what_is_proven(document: ProofDocument, result: Verification, anchor: _Anch
     fields = [
         ("place", f"lane {record.lane}, position {record.position}"),
         ("sequence", f"{record.sequence} of {record.scope}" if record.sequence else ""),
-        ("time", utc(record.log_time_ms)),
+        ("time", format_utc(record.log_time_ms)),
         ("policy", record.policy),
         ("scope", record.scope),
         ("key", record.key),
@@ -379,14 +388,14 @@ def _what_is_proven(document: ProofDocument, result: Verification, anchor: _Anch
         ("partitions", ", ".join(record.partitions)),
         ("body", body),
         ("block", f"height {block.height}, {block.hash}"),
-        ("", anchor.words),
+        ("", anchor.message),
     ]
     first = (
         "proven: the record stands in the block" if anchor.block_hash else "the record stands in the document's block"
     )
-    return [first, *(f"{name + ':' if name else '':<16}{_printable(value)}" for name, value in fields if value)]
+    return [first, *(f"{name + ':' if name else '':<16}{_escape(value)}" for name, value in fields if value)]
 
 
-def _printable(text: str) -> str:
+def _escape(text: str) -> str:
     """A stranger's document must not write to the terminal by itself."""
     return text if text.isprintable() else ascii(text)

@@ -8,17 +8,17 @@ from uuid import UUID
 
 import typer
 
-from oncelog.cli.terminal import printable
-from oncelog.core.chat import message_place
-from oncelog.core.gaps import gap_at
+from oncelog.cli.terminal import escape_unprintable
+from oncelog.core.chat import parse_message_id
+from oncelog.core.gaps import find_gap
 from oncelog.core.policy import LEDGER, Policy
-from oncelog.core.transactions import place_of
+from oncelog.core.transactions import parse_tx_id
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.errors import OncelogError
-from oncelog.idempotency.calls import key_bytes
-from oncelog.stores.key_search import MATCHES_MAX
-from oncelog.stores.leaps import NO_GAPS
-from oncelog.stores.viewing import View
+from oncelog.idempotency.call_key import encode_key
+from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.key_search import MATCHES_MAX
+from oncelog.storage.leaps import NO_GAPS
 
 MESSAGE_PREFIX: Final = "msg_"
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
@@ -45,14 +45,14 @@ AsText = Annotated[
 ReadAll = Annotated[bool, typer.Option("--all", help="Read all records, even if the key index has found the key.")]
 
 
-def named_place(text: str) -> Place | None:
+def parse_place(text: str) -> Place | None:
     """Return lane and position if a text names a record by them: LANE:POSITION, or a message's id."""
     place = _PLACE.fullmatch(text)
     if place is not None:
         return int(place[1]), int(place[2])
     if not text.startswith(MESSAGE_PREFIX):
         return None
-    found = message_place(text)
+    found = parse_message_id(text)
     if found is None:
         raise OncelogError(
             f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case. "
@@ -70,30 +70,30 @@ def check_no_options(place: str, options: Mapping[str, object]) -> None:
         )
 
 
-def transaction_place(text: str) -> Place | None:
+def parse_transaction_place(text: str) -> Place | None:
     """Return lane and position if a text has the form of a ledger transaction's id. It can be a key as well."""
-    return place_of(text.lower())
+    return parse_tx_id(text.lower())
 
 
-def transaction_at(view: View, place: Place | None) -> Record | None:
+def find_transaction(view: LogView, place: Place | None) -> Record | None:
     """Return the record at a place if it is a transaction of a ledger."""
     if place is None:
         return None
     lane, position = place
-    head = view.heads().get(lane)
-    record = view.record_at(lane, position) if head is not None and 1 <= position <= head.position else None
+    head = view.load_heads().get(lane)
+    record = view.find_record(lane, position) if head is not None and 1 <= position <= head.position else None
     return None if record is None or record.policy != LEDGER.name else record
 
 
-def possible_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
+def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
     """Return the keys that a text can mean: those of a UUID or hex, and of the text itself."""
-    given = bytes_in_hex(text)
+    given = parse_hex(text)
     if as_text is False:
         if given is None:
             raise OncelogError(f"{text!r} is not a UUID or a key in hex: --hex is for these.")
         return (given,)
     try:
-        key = key_bytes(text)
+        key = encode_key(text)
     except ValueError as error:
         if given is None or as_text:
             raise OncelogError(f"the ID cannot be a key: {error}.") from None
@@ -101,7 +101,7 @@ def possible_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
     return (key,) if given is None or as_text else (given, key)
 
 
-def bytes_in_hex(text: str) -> bytes | None:
+def parse_hex(text: str) -> bytes | None:
     """Return the bytes of a UUID or of hex digits."""
     if _HEX.fullmatch(text):
         return bytes.fromhex(text)
@@ -111,7 +111,7 @@ def bytes_in_hex(text: str) -> bytes | None:
         return None
 
 
-def chosen_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[Policy, ...]:
+def select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[Policy, ...]:
     """Return the policy of this name, or all. Raises OncelogError for a name that the log does not know."""
     if name is None:
         return tuple(policies.values())
@@ -120,29 +120,29 @@ def chosen_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[P
     return (policies[name],)
 
 
-def ambiguity(identities: Sequence[KeyIdentity]) -> str:
+def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
     """Return the sentence above the list of several writes with one key."""
     some = f"more than {MATCHES_MAX}" if len(identities) > MATCHES_MAX else str(len(identities))
     return f"ambiguous: {some} writes have this key. Choose one with these options:"
 
 
-def choosing_options(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
+def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
     """Return the options that choose each of several writes. The last of several keys is that of the text."""
     are_of_both = len({key for *_, key in identities}) > 1
     lines = []
     for policy, scope, client, key in identities[:MATCHES_MAX]:
-        options = f"--policy {policy} --scope {quote(printable(scope))}"
+        options = f"--policy {policy} --scope {quote(escape_unprintable(scope))}"
         if client:
-            options += f" --client {quote(printable(client))}"
+            options += f" --client {quote(escape_unprintable(client))}"
         if are_of_both:
             options += " --text" if key == keys[-1] else " --hex"
         lines.append(options)
     return lines
 
 
-def why_passed_over(view: View, lane: int, position: int) -> str | None:
+def describe_gap(view: LogView, lane: int, position: int) -> str | None:
     """Return why a position below the newest has no record, if a restore passed over it."""
-    gap = gap_at(view.gaps().get(lane, NO_GAPS).positions, position)
+    gap = find_gap(view.load_gaps().get(lane, NO_GAPS).positions, position)
     if gap is None:
         return None
     return f"no record: a restore passed over lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"

@@ -21,10 +21,11 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.secret_files import read_token_file
-from oncelog.client import patience, wire, words
-from oncelog.client.wire import normal_url
-from oncelog.client.words import Message
-from oncelog.codes import AUTH_FAILED, PROTOCOL_VERSION
+from oncelog.client.events import codec
+from oncelog.client.events.codec import Message
+from oncelog.client.runtime import backoff, websocket
+from oncelog.client.runtime.websocket import normalize_url
+from oncelog.error_codes import AUTH_FAILED, PROTOCOL_VERSION
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
@@ -76,14 +77,14 @@ class Remote(Struct, frozen=True):
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
 
-def remote_of(url: str, token: str | None, token_file: str | None) -> Remote:
+def build_remote(url: str, token: str | None, token_file: str | None) -> Remote:
     """The server that the options of a command name. Raises OncelogError for options that are wrong."""
     if find_spec("aiohttp") is None:
         raise OncelogError("this command needs aiohttp: pip install 'oncelog[server]'")
-    return Remote(normal_url(url, "--url"), _credential(token, token_file))
+    return Remote(normalize_url(url, "--url"), _load_credential(token, token_file))
 
 
-def _credential(token: str | None, token_file: str | None) -> str | None:
+def _load_credential(token: str | None, token_file: str | None) -> str | None:
     if token is not None and token_file is not None:
         raise OncelogError("--token and --token-file: one of them, not both")
     if token_file is not None:
@@ -96,14 +97,14 @@ def _credential(token: str | None, token_file: str | None) -> str | None:
     return token or None
 
 
-def demand_partitions(partitions: list[str] | None) -> list[str]:
+def check_partitions(partitions: list[str] | None) -> list[str]:
     """Raises OncelogError if there is none."""
     if not partitions:
         raise OncelogError("--partition must be given, at least once")
-    return [demand_text(one, "--partition") for one in partitions]
+    return [check_text(one, "--partition") for one in partitions]
 
 
-def demand_text(text: str, option: str) -> str:
+def check_text(text: str, option: str) -> str:
     """Raises OncelogError for what a terminal can give and JSON cannot say."""
     try:
         text.encode()
@@ -112,17 +113,17 @@ def demand_text(text: str, option: str) -> str:
     return text
 
 
-def client_of(client_id: str | None, command: str) -> str:
+def choose_client_id(client_id: str | None, command: str) -> str:
     """The client that a WebSocket is of: as the option says, or one of its own."""
-    return f"{command}-{uuid4().hex[:12]}" if client_id is None else demand_text(client_id, "--client-id")
+    return f"{command}-{uuid4().hex[:12]}" if client_id is None else check_text(client_id, "--client-id")
 
 
-def pauses_s(longest_s: float = PAUSE_S_MAX) -> Iterator[float]:
+def iterate_pauses_s(longest_s: float = PAUSE_S_MAX) -> Iterator[float]:
     """How long to wait before each further attempt."""
-    return patience.pauses_s(PAUSE_MS_MIN, round(1000 * longest_s), random.Random())  # noqa: S311 - no secret
+    return backoff.iterate_pauses_s(PAUSE_MS_MIN, round(1000 * longest_s), random.Random())  # noqa: S311 - no secret
 
 
-def say(sentence: str) -> None:
+def print_message(sentence: str) -> None:
     """On standard error: what people should know, and programs need not."""
     typer.echo(f"oncelog: {sentence}", err=True)
 
@@ -131,12 +132,12 @@ def say(sentence: str) -> None:
 
 
 @contextmanager
-def as_lost(remote: Remote) -> Iterator[None]:
+def translate_connection_errors(remote: Remote) -> Iterator[None]:
     """Turns what can happen to a connection into our own errors. What no further attempt can mend ends the command."""
     import aiohttp  # noqa: PLC0415 - what the library alone does not need
 
     try:
-        with wire.as_lost(remote.url):
+        with websocket.translate_errors(remote.url):
             yield
     except LostError as error:
         if isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.InvalidURL):
@@ -145,7 +146,7 @@ def as_lost(remote: Remote) -> Iterator[None]:
 
 
 @contextmanager
-def as_foreign(remote: Remote) -> Iterator[None]:
+def translate_decode_errors(remote: Remote) -> Iterator[None]:
     """For what cannot be read in an answer."""
     try:
         yield
@@ -153,9 +154,9 @@ def as_foreign(remote: Remote) -> Iterator[None]:
         raise OncelogError(f"{remote.url} does not answer as an Oncelog server does: {error}") from error
 
 
-def refused_by(payload: bytes | Raw) -> ServerRefusedError:
+def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
     """The error in the server's own words. Raises msgspec.MsgspecError for what is none."""
-    error = words.read_error(payload)
+    error = codec.decode_error(payload)
     return ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
 
@@ -163,25 +164,25 @@ class GaveUpError(OncelogError):
     """Nobody knows what became of the request."""
 
 
-class Patience:
+class Retrier:
     """Tries requests again until they are answered, each for so long at most, and says once that it does."""
 
     def __init__(self, remote: Remote, timeout_s: float) -> None:
         self._remote = remote
         self._timeout_s = timeout_s
-        self.has_told = False
+        self.has_retried = False
         """Whether a request was tried again, so that nobody knows what became of it the first time."""
 
-    async def until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The answer. Raises GaveUpError, or the refusal where another try is in vain."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
-        pauses = pauses_s()
+        pauses = iterate_pauses_s()
         problem: OncelogError | None = None
         while True:
             retry_after_s = 0.0
             try:
-                with as_lost(self._remote):
+                with translate_connection_errors(self._remote):
                     async with asyncio.timeout_at(deadline):
                         return await attempt()
             except LostError as error:
@@ -195,13 +196,13 @@ class Patience:
             pause_s = max(next(pauses), retry_after_s)
             if loop.time() + pause_s >= deadline:
                 raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
-            if not self.has_told:
-                self.has_told = True
-                say(f"{problem}; trying again")
+            if not self.has_retried:
+                self.has_retried = True
+                print_message(f"{problem}; trying again")
             await asyncio.sleep(pause_s)
 
 
-async def while_somebody_reads(work: Awaitable[None]) -> None:
+async def run_while_output_open(work: Awaitable[None]) -> None:
     """Until the work is done, or whoever reads our output has gone: at a pipe that is seen before anything is written.
 
     Raises BrokenPipeError then.
@@ -210,7 +211,7 @@ async def while_somebody_reads(work: Awaitable[None]) -> None:
     task = asyncio.current_task()
     descriptor, is_alone = sys.stdout.fileno(), False
 
-    def leave() -> None:
+    def stop() -> None:
         nonlocal is_alone
         is_alone = True
         loop.remove_reader(descriptor)
@@ -219,7 +220,7 @@ async def while_somebody_reads(work: Awaitable[None]) -> None:
 
     is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     if is_pipe:
-        loop.add_reader(descriptor, leave)  # nothing is ever to be read there, but that nobody reads is told so
+        loop.add_reader(descriptor, stop)  # nothing is ever to be read there, but that nobody reads is told so
     try:
         await work
     except asyncio.CancelledError:
@@ -250,7 +251,7 @@ class Connection:
     async def __aexit__(self, *_: object) -> None:
         await self._socket.close()
 
-    async def introduce(self, client_id: str) -> None:
+    async def authenticate(self, client_id: str) -> None:
         """Says who we are. Raises as `receive` does."""
         payload = {"client_id": client_id, "token": self._remote.token}
         await self.send("connect", orjson.dumps(payload))
@@ -261,30 +262,30 @@ class Connection:
                 raise
             hint = f"the token is not good, or not of the client {client_id!r} (--client-id)"
             raise ServerRefusedError(AUTH_FAILED, hint) from error
-        with as_foreign(self._remote):
-            hello = words.read_connected(message.payload)
+        with translate_decode_errors(self._remote):
+            hello = codec.decode_connected(message.payload)
         self.epoch, self.last_committed_id = hello.epoch, hello.server_last_committed_id
 
     async def send(self, kind: str, payload: bytes, msg_id: int | None = None) -> None:
         """Raises LostError."""
         number = "" if msg_id is None else f'"msg_id":{msg_id},'
         head = f'{{"type":"{kind}","protocol_version":"{PROTOCOL_VERSION}",{number}"payload":'
-        with as_lost(self._remote):
+        with translate_connection_errors(self._remote):
             await self._socket.send_str(f"{head}{payload.decode()}}}")
 
     async def receive(self) -> Message:
         """The next message, unless it is an error without a `msg_id`: then, as when the connection is lost, raises."""
-        with as_lost(self._remote):
+        with translate_connection_errors(self._remote):
             frame = await self._socket.receive()
         if not isinstance(frame.data, str):
             code = self._socket.close_code
             raise LostError(
                 f"the connection to {self._remote.url} was lost" + (f" (closed with {code})" if code else "")
             )
-        with as_foreign(self._remote):
-            message = words.read_message(frame.data)
+        with translate_decode_errors(self._remote):
+            message = codec.decode_message(frame.data)
             if message.type == "error" and message.msg_id is None:
-                raise refused_by(message.payload)
+                raise decode_refusal(message.payload)
         return message
 
 
@@ -292,7 +293,7 @@ async def connect(session: "aiohttp.ClientSession", remote: Remote, client_id: s
     """A new connection. Raises LostError or ServerRefusedError."""
     import aiohttp  # noqa: PLC0415 - as above
 
-    with as_lost(remote):
+    with translate_connection_errors(remote):
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             socket = await session.ws_connect(
                 remote.events_url,
@@ -302,7 +303,7 @@ async def connect(session: "aiohttp.ClientSession", remote: Remote, client_id: s
             )
             connection = Connection(remote, socket)
             try:
-                await connection.introduce(client_id)
+                await connection.authenticate(client_id)
             except BaseException:
                 await socket.close()
                 raise

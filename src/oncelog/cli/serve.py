@@ -11,20 +11,20 @@ from uuid import uuid4
 
 import typer
 
-from oncelog.cli.garbage import collect_for_ever
+from oncelog.cli.gc_tuning import collect_forever
 from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
-from oncelog.cli.terminal import INTERRUPTED, discard_output, ending_well
+from oncelog.cli.terminal import EXIT_INTERRUPTED, discard_output, translate_errors
 from oncelog.errors import OncelogError, SettingsError
-from oncelog.stores.address import shown
+from oncelog.storage.address import redact_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncelog.doors.settings import ServerSettings
+    from oncelog.server.settings import ServerSettings
 
-AGAIN_S: Final = 1.0
+FORCE_AFTER_S: Final = 1.0
 """From then on a second signal is meant."""
-SWITCH_S: Final = 0.0005
+SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread waits for another before it asks for the interpreter. With Python's own 5 ms a commit that is
 durable, and every row that a reader reads, would wait that long while the event loop is busy."""
 logger: Final = logging.getLogger("oncelog.doors")
@@ -69,54 +69,56 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     # Until the server has its own handlers: there is nothing to reload yet, and nothing to finish.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    with ending_well():
+    with translate_errors():
         try:
-            from oncelog.doors import logs  # noqa: PLC0415 - what the library alone does not need
-            from oncelog.doors.settings import load  # noqa: PLC0415
+            from oncelog.server import log_format  # noqa: PLC0415 - what the library alone does not need
+            from oncelog.server.settings import load  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
         flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
-        overrides = {name: _text(value) for name, value in flags.items() if value is not None}
+        overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
         # It is for those who speak to a server, and no setting of one.
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        given = {**overrides, **dict(map(_pair, set_ or []))}
+        given = {**overrides, **dict(map(_parse_pair, set_ or []))}
         settings = load(config, environment, given)
-        logs.configure(settings.log.level, settings.log.format)
+        log_format.configure(settings.log.level, settings.log.format)
         says_more = settings.development and not quiet
-        raise typer.Exit(_run(settings, lambda: load(config, environment, given), says_more=says_more))
+        raise typer.Exit(_run_server(settings, lambda: load(config, environment, given), shows_examples=says_more))
 
 
-def _run(settings: "ServerSettings", again: "Callable[[], ServerSettings]", *, says_more: bool) -> int:
+def _run_server(
+    settings: "ServerSettings", reload_settings: "Callable[[], ServerSettings]", *, shows_examples: bool
+) -> int:
     import uvloop  # noqa: PLC0415 - as above
 
-    from oncelog.doors.server import Server  # noqa: PLC0415
+    from oncelog.server.app import Server  # noqa: PLC0415
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
         since: list[float] = []
-        server = Server(settings, again=again)
+        server = Server(settings, load_settings=reload_settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, stopped, since)
         loop.add_signal_handler(signal.SIGHUP, server.reload)
         async with server:
-            if says_more:
+            if shows_examples:
                 try:
-                    typer.echo(_what_to_try(server.urls[0], shown(settings.store), server.grpc_address))
+                    typer.echo(_format_examples(server.urls[0], redact_address(settings.store), server.grpc_address))
                 except OSError:  # the reader of the output has gone; the server goes on
                     discard_output(sys.stdout)
-            collecting = loop.create_task(collect_for_ever(lambda: server.closed_connections))
+            collecting = loop.create_task(collect_forever(lambda: server.connections_closed))
             await stopped.wait()
             collecting.cancel()
 
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(main())
     return 0
 
 
-def _what_to_try(url: str, store: str, grpc_address: str = "") -> str:
+def _format_examples(url: str, store: str, grpc_address: str = "") -> str:
     """Lines that can be pasted into another terminal."""
-    program = _program()
+    program = _find_program()
     where = "" if url == DEFAULT_URL else f" --url {url}"
     event = f'{{"id":"{uuid4()}","partitions":["orders"],"event":{{"type":"order.placed","order":17}}}}'
     set_entity = '{"set_entity":{"key":"invoice/1","value":"cGFpZA=="}}'
@@ -163,7 +165,7 @@ In another terminal, try:
 """
 
 
-def _program() -> str:
+def _find_program() -> str:
     """How this program was called, so that it can be called so again."""
     called = sys.argv[0]
     if called.endswith("__main__.py"):
@@ -171,23 +173,23 @@ def _program() -> str:
     return shlex.quote(called) if os.access(called, os.X_OK) else "oncelog"
 
 
-def _stop(stopped: asyncio.Event, since: list[float]) -> None:
+def _stop(stopped: asyncio.Event, signal_times: list[float]) -> None:
     """At the first signal it stops in order, at a later one at once.
 
     Not at one that comes right behind: Ctrl-C in `make run` is told by the terminal, and by make once more.
     """
     now = asyncio.get_running_loop().time()
-    since.append(now)
-    if now - since[0] > AGAIN_S:
-        os._exit(INTERRUPTED)
+    signal_times.append(now)
+    if now - signal_times[0] > FORCE_AFTER_S:
+        os._exit(EXIT_INTERRUPTED)
     stopped.set()
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_pair(text: str) -> tuple[str, str]:
     name, is_there, value = text.partition("=")
     if not is_there:
         raise SettingsError(f"--set {text}: must be NAME=VALUE")

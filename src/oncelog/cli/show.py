@@ -14,33 +14,42 @@ from oncelog.cli.record_id import (
     PolicyOption,
     ReadAll,
     ScopeOption,
-    ambiguity,
-    bytes_in_hex,
     check_no_options,
-    choosing_options,
-    chosen_policies,
-    named_place,
-    possible_keys,
-    transaction_at,
-    transaction_place,
-    why_passed_over,
+    describe_ambiguity,
+    describe_gap,
+    find_transaction,
+    format_choices,
+    parse_hex,
+    parse_keys,
+    parse_place,
+    parse_transaction_place,
+    select_policies,
 )
-from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json, printable
-from oncelog.cli.times import utc
-from oncelog.core.audit import audit_entry
-from oncelog.core.folds import FOLD_POLICY
-from oncelog.core.gaps import RESTORE_POLICY, last_evicting
+from oncelog.cli.terminal import (
+    EXIT_AMBIGUOUS,
+    EXIT_FOUND_NOTHING,
+    AsJson,
+    LogArgument,
+    ProgressMeter,
+    escape_unprintable,
+    print_json,
+    translate_errors,
+)
+from oncelog.cli.times import format_utc
+from oncelog.core.gaps import RESTORE_POLICY, find_last_eviction
 from oncelog.core.internal_records import is_internal
 from oncelog.core.policy import CHAT, INTERNAL_POLICIES, Forget
+from oncelog.core.rules.audit import decode_audit_entry
+from oncelog.core.rules.folds import FOLD_POLICY
 from oncelog.core.values import KeyIdentity, Record
-from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, outcome_of
+from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, describe_outcome
 from oncelog.errors import CorruptError
-from oncelog.stores.clock import JUMP_MS_MAX
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.key_search import Matches, Wanted, search
-from oncelog.stores.leaps import NO_GAPS
-from oncelog.stores.verifying.side_state import declared
-from oncelog.stores.viewing import View
+from oncelog.storage.clock import JUMP_MS_MAX
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.key_search import KeyMatches, KeyQuery, search_keys
+from oncelog.storage.leaps import NO_GAPS
+from oncelog.storage.verify.side_state import decode_policies
 
 Id = Annotated[
     str,
@@ -53,7 +62,7 @@ Id = Annotated[
 
 
 def show(  # noqa: PLR0913 - each is an option
-    log: Log,
+    log: LogArgument,
     id: Id,  # noqa: A002 - what it is called where it is shown
     *,
     policy: PolicyOption = None,
@@ -78,41 +87,45 @@ def show(  # noqa: PLR0913 - each is an option
 
     Example:  oncelog show postgresql://oncelog@db.example.org/orders 0:17
     """
-    with ending_well():
-        place = named_place(id) if as_text is None else None
-        keys = possible_keys(id, as_text) if place is None else ()
+    with translate_errors():
+        place = parse_place(id) if as_text is None else None
+        keys = parse_keys(id, as_text) if place is None else ()
         options = {"--policy": policy, "--scope": scope, "--client": client, "--all": read_all or None}
         if place is not None:
             check_no_options(id, options)
         is_key = as_text is not None or any(value is not None for value in options.values())
-        with inspector_of(log).looking() as found, Meter() as meter:
-            view = _Found(found)
+        with create_inspector(log).open_view() as found, ProgressMeter() as meter:
+            view = _Lookup(found)
             if place is not None:
-                told = [view.message_at(*place) if id.startswith(MESSAGE_PREFIX) else view.at(*place)]
+                told = [view.find_message_at(*place) if id.startswith(MESSAGE_PREFIX) else view.find_at(*place)]
                 if told[0].outcome.record is None:
-                    told = [_with_hint(told[0])]
-            elif not is_key and (transaction := transaction_at(found, transaction_place(id))) is not None:
-                told = [view.at(transaction.lane, transaction.position)]
+                    told = [_add_hint(told[0])]
+            elif not is_key and (transaction := find_transaction(found, parse_transaction_place(id))) is not None:
+                told = [view.find_at(transaction.lane, transaction.position)]
             else:
-                wanted = Wanted(keys, chosen_policies(view.policies, policy), scope, client)
-                matches = search(found, wanted, meter, read_all=read_all)
-                told = [one for one in map(view.under, matches.identities) if one.outcome.status is not Status.UNKNOWN]
-                told = told or [_unknown(id, wanted, matches) if view.policies else _undeclared()]
-        _print(told, keys, as_json)
+                wanted = KeyQuery(keys, select_policies(view.policies, policy), scope, client)
+                matches = search_keys(found, wanted, meter, read_all=read_all)
+                told = [
+                    one
+                    for one in map(view.find_by_identity, matches.identities)
+                    if one.outcome.status is not Status.UNKNOWN
+                ]
+                told = told or [_build_unknown(id, wanted, matches) if view.policies else _build_undeclared()]
+        _print_findings(told, keys, as_json)
         if len(told) > 1:
-            raise typer.Exit(AMBIGUOUS)
+            raise typer.Exit(EXIT_AMBIGUOUS)
         if told[0].outcome.record is None:
-            raise typer.Exit(FOUND_NOTHING)
+            raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-def _print(told: "list[_Shown]", keys: Sequence[bytes], as_json: bool) -> None:
+def _print_findings(findings: "list[_Finding]", keys: Sequence[bytes], as_json: bool) -> None:
     if as_json:
-        print_json([_plain(one) for one in told])
+        print_json([_to_json(one) for one in findings])
     else:
-        typer.echo("\n".join(_lines(told[0]) if len(told) == 1 else _choices(told, keys)))
+        typer.echo("\n".join(_format_finding(findings[0]) if len(findings) == 1 else _format_choices(findings, keys)))
 
 
-def _unknown(text: str, wanted: Wanted, matches: Matches) -> "_Shown":
+def _build_unknown(text: str, wanted: KeyQuery, matches: KeyMatches) -> "_Finding":
     names = [policy.name for policy in wanted.policies]
     searched = f"under {', '.join(names)}"
     if wanted.scope is not None:
@@ -120,26 +133,26 @@ def _unknown(text: str, wanted: Wanted, matches: Matches) -> "_Shown":
     if wanted.client is not None:
         searched += f" for the client {wanted.client!r}"
     read = "the key index" if matches.records_read is None else f"all {matches.records_read} records, and all leases,"
-    in_hex = bytes_in_hex(text)
+    in_hex = parse_hex(text)
     if in_hex is None:
         forms = "the key with this text (it is neither a UUID nor hex)"
     else:
         named = {in_hex: "the key in hex"}
         forms = " and ".join(named.get(key, "the key with this text") for key in wanted.keys)
     why = f"{NEVER_COMMITTED}. Searched: {read} {searched}, for {forms}"
-    return _Shown(Outcome(Status.UNKNOWN, why), names[0] if len(names) == 1 else "")
+    return _Finding(Outcome(Status.UNKNOWN, why), names[0] if len(names) == 1 else "")
 
 
-def _with_hint(shown: "_Shown") -> "_Shown":
+def _add_hint(finding: "_Finding") -> "_Finding":
     """Add the option for a key whose text has the form of a place."""
-    outcome = shown.outcome
+    outcome = finding.outcome
     why = f"{outcome.why}. If the ID is the text of a key, add --text"
-    return msgspec.structs.replace(shown, outcome=msgspec.structs.replace(outcome, why=why))
+    return msgspec.structs.replace(finding, outcome=msgspec.structs.replace(outcome, why=why))
 
 
-def _undeclared() -> "_Shown":
+def _build_undeclared() -> "_Finding":
     why = "no record: the log knows no policy yet, so nothing was ever committed"
-    return _Shown(Outcome(Status.UNKNOWN, why))
+    return _Finding(Outcome(Status.UNKNOWN, why))
 
 
 class _Eviction(msgspec.Struct, frozen=True):
@@ -150,7 +163,7 @@ class _Eviction(msgspec.Struct, frozen=True):
     log_time_ms: int
 
 
-class _Shown(msgspec.Struct, frozen=True):
+class _Finding(msgspec.Struct, frozen=True):
     """An outcome, and where it was found."""
 
     outcome: Outcome
@@ -163,185 +176,187 @@ class _Shown(msgspec.Struct, frozen=True):
     """The eviction that removed the key."""
 
 
-class _Found:
+class _Lookup:
     """What a log has under keys and at places."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: LogView) -> None:
         self._view = view
-        self._heads = view.heads()
-        self._lanes = view.about.settings.lanes
-        self.policies = declared(view.policies())
-        seen = view.time()
-        self._time_ms = seen.mark.proposed(seen.clock, JUMP_MS_MAX)[0].time_ms
+        self._heads = view.load_heads()
+        self._lanes = view.metadata.settings.lanes
+        self.policies = decode_policies(view.list_policies())
+        seen = view.get_clock_status()
+        self._time_ms = seen.mark.propose(seen.clock, JUMP_MS_MAX)[0].time_ms
 
-    def under(self, identity: KeyIdentity) -> _Shown:
+    def find_by_identity(self, identity: KeyIdentity) -> _Finding:
         """What the log knows about an identity."""
         name, scope, client, key = identity
-        standing = self._view.standing(identity)
+        standing = self._view.get_key_status(identity)
         if name in INTERNAL_POLICIES and standing.record is not None:
-            return self._internal(standing.record)
-        outcome = outcome_of(self.policies[name], msgspec.structs.replace(standing, time_ms=self._time_ms))
-        return _Shown(outcome, name, self._block_hash(outcome.record), scope, client, key, self._eviction(outcome))
+            return self._describe_internal(standing.record)
+        outcome = describe_outcome(self.policies[name], msgspec.structs.replace(standing, time_ms=self._time_ms))
+        return _Finding(
+            outcome, name, self._load_block_hash(outcome.record), scope, client, key, self._find_eviction(outcome)
+        )
 
-    def at(self, lane: int, position: int) -> _Shown:
+    def find_at(self, lane: int, position: int) -> _Finding:
         """What stands at a place."""
         newest = self._heads[lane].position if lane in self._heads else 0
         if not 1 <= position <= newest:
-            return _Shown(Outcome(Status.UNKNOWN, self._why_nothing_is_at(lane, newest)))
-        record = self._view.record_at(lane, position)
+            return _Finding(Outcome(Status.UNKNOWN, self._describe_missing(lane, newest)))
+        record = self._view.find_record(lane, position)
         if record is None:
-            passed_over = why_passed_over(self._view, lane, position)
+            passed_over = describe_gap(self._view, lane, position)
             if passed_over is not None:
-                return _Shown(Outcome(Status.UNKNOWN, passed_over))
+                return _Finding(Outcome(Status.UNKNOWN, passed_over))
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
         if is_internal(record):
-            return self._internal(record)
+            return self._describe_internal(record)
         policy = self.policies.get(record.policy)
         if policy is None:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
         if not record.key:
             why = "committed without a key: it is known by its client's sequence alone"
-            return self._shown(Outcome(Status.COMMITTED, why, record), record)
-        shown = self.under(record.identity)
+            return self._build_finding(Outcome(Status.COMMITTED, why, record), record)
+        shown = self.find_by_identity(record.identity)
         if shown.outcome.record == record:
             return shown
         why = "committed, but forgotten: a later write has committed under the same key"
         if shown.outcome.record is not None:
             why += f", at position {shown.outcome.record.position}"
-        return self._shown(Outcome(Status.FORGOTTEN, why, record), record)
+        return self._build_finding(Outcome(Status.FORGOTTEN, why, record), record)
 
-    def _internal(self, record: Record) -> _Shown:
+    def _describe_internal(self, record: Record) -> _Finding:
         if record.policy == RESTORE_POLICY:
             why = f"the log was restored: its numbers continue above {record.position - 1}"
         elif record.policy == FOLD_POLICY:
             why = "a fold record: digests of the rows whose deltas compaction dropped"
         else:
-            entry = audit_entry(record)
+            entry = decode_audit_entry(record)
             why = f"an audit record: {entry.act or 'erased'}, by {entry.actor}"
-        return _Shown(Outcome(Status.COMMITTED, why, record), record.policy, self._block_hash(record))
+        return _Finding(Outcome(Status.COMMITTED, why, record), record.policy, self._load_block_hash(record))
 
-    def _shown(self, outcome: Outcome, record: Record) -> _Shown:
-        return _Shown(
+    def _build_finding(self, outcome: Outcome, record: Record) -> _Finding:
+        return _Finding(
             outcome,
             record.policy,
-            self._block_hash(record),
+            self._load_block_hash(record),
             record.scope,
             record.client,
             record.key,
-            self._eviction(outcome),
+            self._find_eviction(outcome),
         )
 
-    def _eviction(self, outcome: Outcome) -> _Eviction | None:
+    def _find_eviction(self, outcome: Outcome) -> _Eviction | None:
         """Find the first evicting position at which the key of a record was too old. Log time never goes back."""
         record = outcome.record
         if record is None or outcome.status is not Status.FORGOTTEN:
             return None
-        retention, interval = self.policies[record.policy].retention, self._view.about.settings.eviction_interval
+        retention, interval = self.policies[record.policy].retention, self._view.metadata.settings.eviction_interval
         if retention.forget is not Forget.AT_EVICTION:
             return None
-        gaps = self._view.gaps().get(record.lane, NO_GAPS).positions
+        gaps = self._view.load_gaps().get(record.lane, NO_GAPS).positions
 
-        def evicting(number: int) -> Record | None:
-            position = last_evicting(number * interval, interval, gaps)
-            return self._view.record_at(record.lane, position) if position > record.position else None
+        def find_eviction_record(number: int) -> Record | None:
+            position = find_last_eviction(number * interval, interval, gaps)
+            return self._view.find_record(record.lane, position) if position > record.position else None
 
         def is_evicted(number: int) -> bool:
-            at = evicting(number)
+            at = find_eviction_record(number)
             return at is not None and not retention.remembers(record.log_time_ms, at.log_time_ms, at.log_time_ms)
 
         numbers = range(record.position // interval, self._heads[record.lane].position // interval + 1)
         first = bisect_left(numbers, x=True, key=is_evicted)
-        at = evicting(numbers[first]) if first < len(numbers) else None
+        at = find_eviction_record(numbers[first]) if first < len(numbers) else None
         return None if at is None else _Eviction(at.lane, at.position, at.log_time_ms)
 
-    def message_at(self, lane: int, position: int) -> _Shown:
+    def find_message_at(self, lane: int, position: int) -> _Finding:
         """The message at a place."""
-        shown = self.at(lane, position)
+        shown = self.find_at(lane, position)
         record = shown.outcome.record
         if record is None or record.policy == CHAT.name:
             return shown
         why = f"no message: the record there is of the policy {record.policy!r}; to see it, ask for {lane}:{position}"
-        return _Shown(Outcome(Status.UNKNOWN, why))
+        return _Finding(Outcome(Status.UNKNOWN, why))
 
-    def _why_nothing_is_at(self, lane: int, newest: int) -> str:
+    def _describe_missing(self, lane: int, newest: int) -> str:
         if lane > self._lanes:
             return f"no record: lane {lane} does not exist; the log has lanes 0 to {self._lanes}"
         return f"no record: lane {lane} " + (f"has positions 1 to {newest}" if newest else "is still empty")
 
-    def _block_hash(self, record: Record | None) -> bytes:
+    def _load_block_hash(self, record: Record | None) -> bytes:
         if record is None:
             return b""
-        block = self._view.block_at(record.lane, record.height)
+        block = self._view.find_block(record.lane, record.height)
         return b"" if block is None else block.hash
 
 
 # --- how it is printed
 
 
-def _plain(shown: _Shown) -> dict[str, Any]:
-    record, lease = shown.outcome.record, shown.outcome.lease
-    plain: dict[str, Any] = {"state": shown.outcome.status.value, "reason": shown.outcome.why}
-    if shown.policy:
-        plain["policy"] = shown.policy
-    if shown.outcome.status is not Status.UNKNOWN:
-        plain |= {"scope": shown.scope, "client": shown.client}
+def _to_json(finding: _Finding) -> dict[str, Any]:
+    record, lease = finding.outcome.record, finding.outcome.lease
+    plain: dict[str, Any] = {"state": finding.outcome.status.value, "reason": finding.outcome.why}
+    if finding.policy:
+        plain["policy"] = finding.policy
+    if finding.outcome.status is not Status.UNKNOWN:
+        plain |= {"scope": finding.scope, "client": finding.client}
     if record is not None:
         plain["record"] = {
             **msgspec.structs.asdict(record),
             "key": record.key.hex(),
             "fingerprint": record.fingerprint.hex(),
-            "body": None if record.erased else _body(record)[1],
-            "body_is_hex": _body(record)[0] == "body (hex)",
-            "block_hash": shown.block_hash.hex(),
+            "body": None if record.erased else _format_body(record)[1],
+            "body_is_hex": _format_body(record)[0] == "body (hex)",
+            "block_hash": finding.block_hash.hex(),
         }
-    if shown.evicted is not None:
-        plain["evicted"] = msgspec.structs.asdict(shown.evicted)
+    if finding.evicted is not None:
+        plain["evicted"] = msgspec.structs.asdict(finding.evicted)
     if lease is not None:
         plain["lease"] = {"holder": lease.holder, "fence": lease.fence, "until_ms": lease.until_ms}
     return plain
 
 
-def _choices(told: list[_Shown], keys: Sequence[bytes]) -> list[str]:
+def _format_choices(findings: list[_Finding], keys: Sequence[bytes]) -> list[str]:
     """One line for each of several writes: the options that choose it, and what became of it."""
-    identities = [(one.policy, one.scope, one.client, one.key) for one in told]
-    lines = [ambiguity(identities)]
-    for one, options in zip(told, choosing_options(identities, keys), strict=False):
-        lines.append(f"  {options}\n      {one.outcome.status.value}: {printable(one.outcome.why)}")
+    identities = [(one.policy, one.scope, one.client, one.key) for one in findings]
+    lines = [describe_ambiguity(identities)]
+    for one, options in zip(findings, format_choices(identities, keys), strict=False):
+        lines.append(f"  {options}\n      {one.outcome.status.value}: {escape_unprintable(one.outcome.why)}")
     return lines
 
 
-def _lines(shown: _Shown) -> list[str]:
-    record, lease = shown.outcome.record, shown.outcome.lease
-    lines = [f"{shown.outcome.status.value}: {shown.outcome.why}"]
-    if shown.evicted is not None:
-        at = shown.evicted
-        lines.append(f"{'key evicted:':<16}lane {at.lane}, position {at.position}, {utc(at.log_time_ms)}")
+def _format_finding(finding: _Finding) -> list[str]:
+    record, lease = finding.outcome.record, finding.outcome.lease
+    lines = [f"{finding.outcome.status.value}: {finding.outcome.why}"]
+    if finding.evicted is not None:
+        at = finding.evicted
+        lines.append(f"{'key evicted:':<16}lane {at.lane}, position {at.position}, {format_utc(at.log_time_ms)}")
     if record is not None:
-        lines += [f"{name + ':':<16}{value}" for name, value in _fields(record, shown.block_hash) if value != ""]
+        lines += [f"{name + ':':<16}{value}" for name, value in _list_fields(record, finding.block_hash) if value != ""]
     if lease is not None and lease.holder:
-        lines.append(f"{'lease:':<16}{lease.holder}, fence {lease.fence}, until {utc(lease.until_ms)}")
+        lines.append(f"{'lease:':<16}{lease.holder}, fence {lease.fence}, until {format_utc(lease.until_ms)}")
     return lines
 
 
-def _fields(record: Record, block_hash: bytes) -> list[tuple[str, str]]:
+def _list_fields(record: Record, block_hash: bytes) -> list[tuple[str, str]]:
     return [
         ("place", f"lane {record.lane}, position {record.position}"),
         ("sequence", f"{record.sequence} of {record.scope}" if record.sequence else ""),
-        ("time", utc(record.log_time_ms)),
+        ("time", format_utc(record.log_time_ms)),
         ("policy", record.policy),
         ("scope", record.scope),
         ("key", record.key.hex()),
-        ("key as text", _text_of(record.key)),
+        ("key as text", _decode_key_text(record.key)),
         ("fingerprint", record.fingerprint.hex()),
         ("actor", record.actor),
         ("client", f"{record.client}, sequence {record.client_sequence}" if record.client_sequence else record.client),
         ("partitions", ", ".join(record.partitions)),
         ("block", f"height {record.height}, {block_hash.hex()}"),
-        ("erased", "yes: the body is gone, its hash stays") if record.erased else _body(record),
+        ("erased", "yes: the body is gone, its hash stays") if record.erased else _format_body(record),
     ]
 
 
-def _text_of(key: bytes) -> str:
+def _decode_key_text(key: bytes) -> str:
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -349,7 +364,7 @@ def _text_of(key: bytes) -> str:
     return text if text.isprintable() else ""
 
 
-def _body(record: Record) -> tuple[str, str]:
+def _format_body(record: Record) -> tuple[str, str]:
     """As text where it is text, and shows nothing that could write to the terminal by itself."""
     try:
         text = record.body.decode()

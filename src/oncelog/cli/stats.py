@@ -5,65 +5,65 @@ from typing import Any
 import msgspec
 import typer
 
-from oncelog.cli.terminal import AsJson, Log, count_in_words, ending_well, print_json
-from oncelog.cli.times import utc
+from oncelog.cli.terminal import AsJson, LogArgument, format_record_counts, print_json, translate_errors
+from oncelog.cli.times import format_utc
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.tenants import Usage
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.leaps import count_blocks, count_records
-from oncelog.stores.viewing import View
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.leaps import count_blocks, count_records
 
 
-def stats(log: Log, as_json: AsJson = False) -> None:
+def stats(log: LogArgument, as_json: AsJson = False) -> None:
     """Prints what a log was made with, how far its lanes have come, its policies, consumers, tenants and sizes.
 
     Example:  oncelog stats orders.db --json
 
     Example:  oncelog stats postgresql://oncelog@db.example.org/orders
     """
-    with ending_well():
-        with inspector_of(log).looking() as view:
-            figures = _figures(view)
+    with translate_errors():
+        with create_inspector(log).open_view() as view:
+            figures = _collect_figures(view)
         if as_json:
             print_json(figures)
         else:
-            for line in _lines(figures):
+            for line in _format_figures(figures):
                 typer.echo(line)
 
 
-def _figures(view: View) -> dict[str, Any]:
-    about, heads, gaps = view.about, view.heads(), view.gaps()
+def _collect_figures(view: LogView) -> dict[str, Any]:
+    about, heads, gaps = view.metadata, view.load_heads(), view.load_gaps()
     return {
         "epoch": about.epoch,
         "schema": about.schema_version,
         "created_ms": about.created_ms,
-        "settings": {**msgspec.structs.asdict(about.settings), "ledger_ttl_ms": _ledger_ttl_ms(view)},
+        "settings": {**msgspec.structs.asdict(about.settings), "ledger_ttl_ms": _load_ledger_ttl_ms(view)},
         "records": count_records(heads, gaps),
         "restore_records": sum(len(one.positions) for one in gaps.values()),
-        "audit_records": view.count_audit(),
+        "audit_records": view.count_audit_records(),
         "blocks": count_blocks(heads, gaps),
         "lanes": [
             {"lane": lane, "position": head.position, "height": head.height, "log_time_ms": head.log_time_ms}
             for lane, head in heads.items()
         ],
-        "policies": [name for name, _ in view.policies()],
-        "consumers": [msgspec.structs.asdict(consumer) for consumer in view.consumers()],
-        "erasures": view.erasures(),
-        "tenants": [{**msgspec.structs.asdict(tenant), **_has(usage)} for tenant, usage in view.usage()],
-        **view.sizes(),
+        "policies": [name for name, _ in view.list_policies()],
+        "consumers": [msgspec.structs.asdict(consumer) for consumer in view.list_consumers()],
+        "erasures": view.count_erasures(),
+        "tenants": [{**msgspec.structs.asdict(tenant), **_usage_to_json(usage)} for tenant, usage in view.list_usage()],
+        **view.get_sizes(),
     }
 
 
-def _lines(figures: dict[str, Any]) -> list[str]:
+def _format_figures(figures: dict[str, Any]) -> list[str]:
     settings = figures["settings"]
-    records = count_in_words(figures["records"], figures["restore_records"], figures["audit_records"])
+    records = format_record_counts(figures["records"], figures["restore_records"], figures["audit_records"])
     return [
-        f"epoch {figures['epoch']}, schema {figures['schema']}, created {utc(figures['created_ms'])}",
+        f"epoch {figures['epoch']}, schema {figures['schema']}, created {format_utc(figures['created_ms'])}",
         f"streams over {settings['lanes']} lanes, evictions every {settings['eviction_interval']} positions",
         f"ledger clients and keys are forgotten after {settings['ledger_ttl_ms']} ms",
         f"{records} in {figures['blocks']} blocks, {figures['erasures']} erasures",
         *(
-            f"  lane {lane['lane']}: position {lane['position']}, height {lane['height']}, {utc(lane['log_time_ms'])}"
+            f"  lane {lane['lane']}: position {lane['position']}, height {lane['height']}, {format_utc(lane['log_time_ms'])}"
             for lane in figures["lanes"]
         ),
         f"policies: {', '.join(figures['policies']) or 'none'}",
@@ -71,30 +71,30 @@ def _lines(figures: dict[str, Any]) -> list[str]:
             f"  consumer {one['name']!r} of {one['scope'] or 'lane 0'}: at {one['cursor']}, {one['lag']} behind"
             for one in figures["consumers"]
         ),
-        *map(_line_of_a_tenant, figures["tenants"]),
-        *(_lines_of_a_database(figures) if "tables" in figures else _lines_of_a_file(figures)),
+        *map(_format_tenant, figures["tenants"]),
+        *(_format_database(figures) if "tables" in figures else _format_file(figures)),
     ]
 
 
-def _ledger_ttl_ms(view: View) -> int:
+def _load_ledger_ttl_ms(view: LogView) -> int:
     """The time to live of ledger clients that the log was made with."""
-    declaration = dict(view.policies()).get(LEDGER.name)
+    declaration = dict(view.list_policies()).get(LEDGER.name)
     policy = LEDGER if declaration is None else msgspec.json.decode(declaration, type=Policy)
     return policy.retention.ttl_ms
 
 
-def _has(usage: Usage) -> dict[str, int]:
+def _usage_to_json(usage: Usage) -> dict[str, int]:
     return {"bytes": usage.bytes, "records": usage.records}
 
 
-def _line_of_a_tenant(tenant: dict[str, Any]) -> str:
+def _format_tenant(tenant: dict[str, Any]) -> str:
     limits = {name: tenant[f"{name}_max"] for name in ("bytes", "records")}
     has = ", ".join(f"{tenant[name]} {name}{f' of {limit}' if limit else ''}" for name, limit in limits.items())
     per_second = tenant["new_writes_per_second_max"]
     return f"  tenant {tenant['prefix']!r}: {has}{f', {per_second} new writes a second' if per_second else ''}"
 
 
-def _lines_of_a_file(figures: dict[str, Any]) -> list[str]:
+def _format_file(figures: dict[str, Any]) -> list[str]:
     keys = figures["keys"]
     segments = ", ".join(f"{count} of level {level}" for level, count in keys["segments"].items()) or "none"
     return [
@@ -103,7 +103,7 @@ def _lines_of_a_file(figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def _lines_of_a_database(figures: dict[str, Any]) -> list[str]:
+def _format_database(figures: dict[str, Any]) -> list[str]:
     return [
         f"PostgreSQL {figures['server']}: {figures['bytes']} bytes, with indexes",
         *(f"  {name}: {size} bytes" for name, size in figures["tables"].items()),

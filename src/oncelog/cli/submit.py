@@ -14,27 +14,27 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.input import LINE_BYTES_MAX, Input, Lines
+from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
     GaveUpError,
     Partitions,
-    Patience,
     Remote,
+    Retrier,
     Token,
     TokenFile,
     Url,
-    as_foreign,
-    demand_text,
-    refused_by,
-    remote_of,
-    say,
+    build_remote,
+    check_text,
+    decode_refusal,
+    print_message,
+    translate_decode_errors,
 )
-from oncelog.cli.terminal import CANNOT_LOOK, FOUND_NOTHING, AsJson, ending_well
-from oncelog.client.wire import refused_by_status
+from oncelog.cli.terminal import EXIT_CANNOT_READ, EXIT_FOUND_NOTHING, AsJson, translate_errors
+from oncelog.client.runtime.websocket import status_error
+from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import INTEGER_MAX
-from oncelog.core.writing import uuid_bytes
 from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """A request with more is divided: servers take 4 MiB unless told otherwise. One event is never divided."""
 PROGRESS_LINES_MIN: Final = 1000
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, Raw])
+_MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 
 Event = Annotated[
     str,
@@ -81,19 +81,19 @@ def submit(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog submit --partition orders - < events.jsonl
     """
-    with ending_well():
-        remote = remote_of(url, token, token_file)
-        reader = _Reader([demand_text(one, "--partition") for one in partition or []])
+    with translate_errors():
+        remote = build_remote(url, token, token_file)
+        reader = _EventParser([check_text(one, "--partition") for one in partition or []])
         if event == "-":
             if id is not None or expected_committed_id is not None:
                 raise OncelogError("--id and --expected-committed-id go with one event; in lines, write them there")
-            batches = _batches_of_input(reader, batch)
+            batches = _iterate_batches(reader, batch)
         else:
-            batches = _one(reader.read(os.fsencode(event), 0, id, expected_committed_id))
-        sender = _Sender(remote, None if client_id is None else demand_text(client_id, "--client-id"), timeout)
+            batches = _yield_item(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
+        sender = _Sender(remote, None if client_id is None else check_text(client_id, "--client-id"), timeout)
         is_committed = asyncio.run(_submit_all(batches, sender, _Printer(as_json)))
         if not is_committed:
-            raise typer.Exit(FOUND_NOTHING)
+            raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 # --- what is sent -----------------------------------------------------------------------------------------
@@ -108,24 +108,24 @@ class _Item(Struct, frozen=True):
     """0 is the command line."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"line {self.line}: " if self.line else ""
 
 
-class _Reader:
+class _EventParser:
     """Makes items of texts. What is in an event is never parsed and written anew: it is sent as it came."""
 
     def __init__(self, partitions: Sequence[str]) -> None:
         self._partitions = orjson.dumps(partitions) if partitions else b""
 
-    def read(self, text: bytes, line: int, id_text: str | None = None, expected: int | None = None) -> _Item:
+    def parse(self, text: bytes, line: int, id_text: str | None = None, expected: int | None = None) -> _Item:
         """Raises OncelogError with the line."""
         where = f"line {line}" if line else "the event"
         if len(text) > LINE_BYTES_MAX:
             raise OncelogError(f"{where}: is longer than {LINE_BYTES_MAX} bytes")
         try:
             orjson.loads(text)
-            members = _MEMBERS.decode(text)
+            members = _MEMBERS_DECODER.decode(text)
         except orjson.JSONDecodeError as error:
             raise OncelogError(f"{where}: is no JSON: {error.msg}, at character {error.pos + 1}") from error
         except msgspec.MsgspecError:
@@ -135,11 +135,11 @@ class _Reader:
         elif "event" not in members:
             raise OncelogError(f'{where}: must be an event with a "type", or have the members id, partitions and event')
         try:
-            return self._item(members, line, id_text, expected)
+            return self._build_item(members, line, id_text, expected)
         except CanonicalError as error:
             raise OncelogError(f"{where}: {error}") from error
 
-    def _item(self, members: dict[str, Raw], line: int, id_text: str | None, expected: int | None) -> _Item:
+    def _build_item(self, members: dict[str, Raw], line: int, id_text: str | None, expected: int | None) -> _Item:
         own_id = members.get("id")
         if own_id is not None:
             if id_text is not None:
@@ -147,7 +147,7 @@ class _Reader:
             id_text = msgspec.json.decode(own_id)
         elif id_text is None:
             id_text = str(uuid4())
-        key = uuid_bytes(id_text)
+        key = parse_uuid(id_text)
         partitions = bytes(members.get("partitions", self._partitions)).strip()
         if not partitions:
             raise CanonicalError("$.partitions", "is missing; --partition says it for all")
@@ -163,39 +163,39 @@ class _Reader:
         return _Item(id_text, key, text % (id_text.encode(), partitions, bytes(members["event"]), end), line)
 
 
-async def _one(item: _Item) -> AsyncIterator[list[_Item]]:
+async def _yield_item(item: _Item) -> AsyncIterator[list[_Item]]:
     yield [item]
 
 
-async def _batches_of_input(reader: _Reader, items_max: int) -> AsyncIterator[list[_Item]]:
+async def _iterate_batches(parser: _EventParser, items_max: int) -> AsyncIterator[list[_Item]]:
     """What has come is sent, and not kept until a batch is full: somebody may be typing."""
     if sys.stdin is None:
         raise OncelogError("standard input must be open")
     if sys.stdin.isatty():
         typer.echo("Reading one event a line from the terminal; end with Ctrl-D.", err=True)
-    chunks, lines = Input(sys.stdin.fileno()), Lines(reader.read)
+    chunks, lines = InputReader(sys.stdin.fileno()), LineParser(parser.parse)
     chunk = b"first"
-    while chunk and lines.wrong is None:
-        chunk = await chunks.next()
-        lines.take(chunk)
-        if len(lines.items) < items_max and lines.wrong is None and chunks.has_more:
+    while chunk and lines.error is None:
+        chunk = await chunks.read_chunk()
+        lines.feed(chunk)
+        if len(lines.items) < items_max and lines.error is None and chunks.has_chunk:
             continue
         while lines.items:
-            yield _taken(lines.items, items_max)
-    if lines.wrong is not None:
-        raise lines.wrong
+            yield _take_batch(lines.items, items_max)
+    if lines.error is not None:
+        raise lines.error
 
 
-def _taken(waiting: deque[_Item], items_max: int) -> list[_Item]:
+def _take_batch(queue: deque[_Item], items_max: int) -> list[_Item]:
     """The next request. An id comes twice in the input, but never in one request (EV-7)."""
-    items = [waiting.popleft()]
+    items = [queue.popleft()]
     keys, size = {items[0].key}, len(items[0].text)
-    while waiting and len(items) < items_max and waiting[0].key not in keys:
-        size += len(waiting[0].text)
+    while queue and len(items) < items_max and queue[0].key not in keys:
+        size += len(queue[0].text)
         if size > REQUEST_BYTES_MAX:
             break
-        keys.add(waiting[0].key)
-        items.append(waiting.popleft())
+        keys.add(queue[0].key)
+        items.append(queue.popleft())
     return items
 
 
@@ -222,24 +222,24 @@ class _Sender:
     def __init__(self, remote: Remote, client_id: str | None, timeout_s: float) -> None:
         self.remote = remote
         self._client = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
-        self._patience = Patience(remote, timeout_s)
+        self._retrier = Retrier(remote, timeout_s)
 
     async def send(self, session: "aiohttp.ClientSession", items: Sequence[_Item]) -> list[Raw]:
         """Sends a request until it is answered. Raises GaveUpError, or the refusal where another try is in vain."""
         body = b'{%b"events":[%b]}' % (self._client, b",".join(item.text for item in items))
-        return await self._patience.until_answered(lambda: self._once(session, body, len(items)))
+        return await self._retrier.run(lambda: self._send_once(session, body, len(items)))
 
-    async def _once(self, session: "aiohttp.ClientSession", body: bytes, count: int) -> list[Raw]:
+    async def _send_once(self, session: "aiohttp.ClientSession", body: bytes, count: int) -> list[Raw]:
         headers = {"Content-Type": "application/json", **self.remote.headers}
         async with session.post(self.remote.events_url, data=body, headers=headers) as response:
             answer = await response.read()
             if response.status != 200:
                 try:
                     error = msgspec.json.decode(answer, type=dict[str, Raw])["error"]
-                    raise refused_by(error)
+                    raise decode_refusal(error)
                 except (KeyError, msgspec.MsgspecError):
-                    raise refused_by_status(response.status) from None
-            with as_foreign(self.remote):
+                    raise status_error(response.status) from None
+            with translate_decode_errors(self.remote):
                 results = msgspec.json.decode(answer, type=_Results).results
         if len(results) != count:
             raise OncelogError(f"{self.remote.url} has answered {count} events with {len(results)} results")
@@ -254,26 +254,26 @@ async def _submit_all(batches: AsyncIterator[list[_Item]], sender: _Sender, prin
             try:
                 results = await sender.send(session, items)
             except GaveUpError as error:
-                say(str(error))
-                _tell_unknown(items)
-                raise typer.Exit(CANNOT_LOOK) from None
+                print_message(str(error))
+                _report_unknown(items)
+                raise typer.Exit(EXIT_CANNOT_READ) from None
             except asyncio.CancelledError:
-                _tell_unknown(items)
+                _report_unknown(items)
                 raise
             except ServerRefusedError as error:
                 place = f" (the request began with line {items[0].line})" if items[0].line else ""
                 raise OncelogError(f"{error}{place}") from error
-            with as_foreign(sender.remote):
+            with translate_decode_errors(sender.remote):
                 decided = [(raw, msgspec.json.decode(raw, type=_Result)) for raw in results]
             printer.print(items, decided)
     printer.end()
     return not printer.rejected
 
 
-def _tell_unknown(items: Sequence[_Item]) -> None:
+def _report_unknown(items: Sequence[_Item]) -> None:
     """A retry needs the ids, and we may have made them."""
     for item in items:
-        say(f"{item.place}the outcome is not known; send it again under the same id: {item.id}")
+        print_message(f"{item.location}the outcome is not known; send it again under the same id: {item.id}")
 
 
 class _Printer:
@@ -295,7 +295,7 @@ class _Printer:
             if not is_committed:
                 self.rejected += 1
                 why = "; ".join(f"{error.field}: {error.message}" for error in result.errors)
-                say(f"{item.place}{item.id} was {result.status}: {result.reason}: {why}")
+                print_message(f"{item.location}{item.id} was {result.status}: {result.reason}: {why}")
         typer.echo("\n".join(lines))
         self._printed += len(lines)
         if self._shows_progress and self._printed >= PROGRESS_LINES_MIN:

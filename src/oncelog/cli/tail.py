@@ -21,18 +21,18 @@ from oncelog.cli.remote import (
     Token,
     TokenFile,
     Url,
-    as_foreign,
-    client_of,
+    build_remote,
+    check_partitions,
+    choose_client_id,
     connect,
-    demand_partitions,
-    pauses_s,
-    refused_by,
-    remote_of,
-    say,
-    while_somebody_reads,
+    decode_refusal,
+    iterate_pauses_s,
+    print_message,
+    run_while_output_open,
+    translate_decode_errors,
 )
-from oncelog.cli.terminal import ending_well, printable
-from oncelog.codes import HISTORY_CHANGED
+from oncelog.cli.terminal import escape_unprintable, translate_errors
+from oncelog.error_codes import HISTORY_CHANGED
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ def tail(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog tail --partition orders --since now --json | jq .event
     """
-    with ending_well():
-        remote = remote_of(url, token, token_file)
-        show = _json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _pretty_line
-        tailing = _Tail(remote, demand_partitions(partition), _since(since), epoch, limit, show)
-        asyncio.run(_run(tailing, client_of(client_id, "tail")))
+    with translate_errors():
+        remote = build_remote(url, token, token_file)
+        show = _encode_json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
+        tailing = _TailFollower(remote, check_partitions(partition), _parse_since(since), epoch, limit, show)
+        asyncio.run(_run_tail(tailing, choose_client_id(client_id, "tail")))
 
 
-def _since(text: str) -> int | None:
+def _parse_since(text: str) -> int | None:
     """None is now."""
     if text == NOW:
         return None
@@ -85,11 +85,11 @@ def _since(text: str) -> int | None:
     return int(text)
 
 
-async def _run(tailing: "_Tail", client_id: str) -> None:
+async def _run_tail(follower: "_TailFollower", client_id: str) -> None:
     import aiohttp  # noqa: PLC0415 - what the library alone does not need
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        await while_somebody_reads(tailing.run(session, client_id))
+        await run_while_output_open(follower.run(session, client_id))
 
 
 class _Page(Struct, frozen=True):
@@ -98,15 +98,15 @@ class _Page(Struct, frozen=True):
     has_more: bool
 
 
-class _Numbered(Struct, frozen=True):
+class _NumberedEvent(Struct, frozen=True):
     committed_id: int
 
 
-_PAGE: Final = msgspec.json.Decoder(_Page)
-_NUMBERED: Final = msgspec.json.Decoder(_Numbered)
+_PAGE_DECODER: Final = msgspec.json.Decoder(_Page)
+_NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedEvent)
 
 
-class _Tail:
+class _TailFollower:
     """A cursor, and all that is done to move it on."""
 
     def __init__(
@@ -122,22 +122,22 @@ class _Tail:
         self._partitions = partitions
         self._cursor = since
         self._epoch = epoch
-        self._left = limit
+        self._remaining = limit
         self._show = show
         self._was_connected = False
 
     async def run(self, session: "aiohttp.ClientSession", client_id: str) -> None:
         """Raises OncelogError where another connection would not help."""
-        pauses = pauses_s()
+        pauses = iterate_pauses_s()
         has_told = False
         while True:
             retry_after_s = 0.0
             try:
                 async with await connect(session, self._remote, client_id) as connection:
-                    self._demand_same_history(connection)
+                    self._check_history(connection)
                     if has_told:
-                        say(f"connected again, and going on after {self._cursor}")
-                    self._was_connected, has_told, pauses = True, False, pauses_s()
+                        print_message(f"connected again, and going on after {self._cursor}")
+                    self._was_connected, has_told, pauses = True, False, iterate_pauses_s()
                     await self._follow(connection)
                     return
             except LostError as error:
@@ -146,14 +146,14 @@ class _Tail:
                 problem: OncelogError = error
             except ServerRefusedError as error:
                 if not error.is_transient:
-                    raise self._explained(error) from error
+                    raise self._explain(error) from error
                 problem, retry_after_s = error, error.retry_after_ms / 1000
             if not has_told:
                 has_told = True
-                say(f"{problem}; trying again")
+                print_message(f"{problem}; trying again")
             await asyncio.sleep(max(next(pauses), retry_after_s))
 
-    def _demand_same_history(self, connection: Connection) -> None:
+    def _check_history(self, connection: Connection) -> None:
         if self._epoch is not None and connection.epoch != self._epoch:
             raise OncelogError(
                 f"the log has another history now: its epoch is {connection.epoch}, and was {self._epoch}. Drop what "
@@ -163,7 +163,7 @@ class _Tail:
         if self._cursor is None:
             self._cursor = connection.last_committed_id
 
-    def _explained(self, error: ServerRefusedError) -> OncelogError:
+    def _explain(self, error: ServerRefusedError) -> OncelogError:
         if error.code == HISTORY_CHANGED:
             return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
         return error
@@ -171,39 +171,41 @@ class _Tail:
     async def _follow(self, connection: Connection) -> None:
         """The pages that are there, then what is broadcast."""
         has_more = True
-        while has_more and self._left != 0:
-            await connection.send("sync", self._sync(), 1)
+        while has_more and self._remaining != 0:
+            await connection.send("sync", self._encode_sync(), 1)
             message = await connection.receive()
-            with as_foreign(self._remote):
+            with translate_decode_errors(self._remote):
                 if message.type == "error":
-                    raise refused_by(message.payload)
-                page = _PAGE.decode(message.payload)
-            self._take(page.events)
+                    raise decode_refusal(message.payload)
+                page = _PAGE_DECODER.decode(message.payload)
+            self._print_events(page.events)
             # Those that are left out by --limit are not skipped for anybody: the command ends.
             self._cursor = max(self._cursor or 0, page.next_since_committed_id)
             has_more = page.has_more
-        while self._left != 0:
+        while self._remaining != 0:
             message = await connection.receive()
             if message.type == "event_broadcast":
-                self._take([message.payload])
+                self._print_events([message.payload])
 
-    def _sync(self) -> bytes:
+    def _encode_sync(self) -> bytes:
         asked = {"partitions": self._partitions, "since_committed_id": self._cursor, "epoch": self._epoch}
-        return orjson.dumps({**asked, "limit": PAGE_EVENTS if self._left is None else min(self._left, PAGE_EVENTS)})
+        return orjson.dumps(
+            {**asked, "limit": PAGE_EVENTS if self._remaining is None else min(self._remaining, PAGE_EVENTS)}
+        )
 
-    def _take(self, events: Sequence[Raw]) -> None:
+    def _print_events(self, events: Sequence[Raw]) -> None:
         """Prints what is new. The cursor moves when it has been written, and never back."""
         output = sys.stdout.buffer
         for event in events:
-            with as_foreign(self._remote):
-                number = _NUMBERED.decode(event).committed_id
+            with translate_decode_errors(self._remote):
+                number = _NUMBERED_DECODER.decode(event).committed_id
                 line = self._show(event)
-            if number <= (self._cursor or 0) or self._left == 0:
+            if number <= (self._cursor or 0) or self._remaining == 0:
                 continue
             output.write(line)
             self._cursor = number
-            if self._left is not None:
-                self._left -= 1
+            if self._remaining is not None:
+                self._remaining -= 1
         output.flush()
 
 
@@ -218,29 +220,33 @@ class _Event(Struct, frozen=True):
     actor: str = "-"
 
 
-_EVENT: Final = msgspec.json.Decoder(_Event)
+_EVENT_DECODER: Final = msgspec.json.Decoder(_Event)
 
 
-def _json_line(event: Raw) -> bytes:
+def _encode_json_line(event: Raw) -> bytes:
     return bytes(event) + b"\n"
 
 
-def _pretty_line(raw: Raw) -> bytes:
+def _format_line(raw: Raw) -> bytes:
     """Return `17  12:03:11  user:ada  orders  order.placed  {"order":17}`, with the time in UTC.
 
     Control characters are escaped. The actor is `-` if the server does not show it.
     """
-    event = _EVENT.decode(raw)
+    event = _EVENT_DECODER.decode(raw)
     time = "--:--:--"
     with suppress(OverflowError, OSError, ValueError):
         time = datetime.fromtimestamp(event.status_updated_at / 1000, UTC).strftime("%H:%M:%S")
     kind, rest = "(erased)", ""
     if event.event is not None:
         kind = str(msgspec.json.decode(event.event.pop("type", Raw(b'""'))))
-        rest = "{" + ",".join(f"{orjson.dumps(name).decode()}:{_text(one)}" for name, one in event.event.items()) + "}"
+        rest = (
+            "{"
+            + ",".join(f"{orjson.dumps(name).decode()}:{_decode_raw(one)}" for name, one in event.event.items())
+            + "}"
+        )
     columns = [str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest]
-    return (printable("  ".join(columns)).rstrip() + "\n").encode()
+    return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
 
 
-def _text(raw: Raw) -> str:
+def _decode_raw(raw: Raw) -> str:
     return bytes(raw).decode()

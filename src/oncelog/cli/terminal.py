@@ -14,46 +14,48 @@ import orjson
 import typer
 
 from oncelog.errors import OncelogError, StoreUnavailableError
-from oncelog.stores.verifying.findings import Progress
+from oncelog.storage.verify.findings import Progress
 
-FOUND_NOTHING: Final = 1
-CANNOT_LOOK: Final = 2
-AMBIGUOUS: Final = 3
-CANNOT_GO_ON: Final = 74
-INTERRUPTED: Final = 130
-NOBODY_READS: Final = 141
+EXIT_FOUND_NOTHING: Final = 1
+EXIT_CANNOT_READ: Final = 2
+EXIT_AMBIGUOUS: Final = 3
+EXIT_IO_ERROR: Final = 74
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
 """As of a program that SIGPIPE has ended. Not 0: whoever sees that may believe what was never said."""
-_DISK_FAILS_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
-_DISK_FAILS_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+_DISK_ERROR_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
+_DISK_ERROR_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
-File = Annotated[str, typer.Argument(help="The log, a file.", metavar="FILE", show_default=False)]
-Log = Annotated[str, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)]
+FileArgument = Annotated[str, typer.Argument(help="The log, a file.", metavar="FILE", show_default=False)]
+LogArgument = Annotated[
+    str, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 @contextmanager
-def ending_well() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turns whatever ends a command early into its exit status, and a sentence where there is something to say."""
     if sys.stdout is None:  # before anything is done of which nobody could be told
-        _say("standard output must be open")
-        raise typer.Exit(CANNOT_GO_ON)
+        _print_error("standard output must be open")
+        raise typer.Exit(EXIT_IO_ERROR)
     try:
         yield
     except BrokenPipeError:
         discard_output(sys.stdout)
-        raise typer.Exit(NOBODY_READS) from None
+        raise typer.Exit(EXIT_BROKEN_PIPE) from None
     except OncelogError as error:
-        _say(str(error))
-        raise typer.Exit(CANNOT_GO_ON if _is_of_the_disk(error) else CANNOT_LOOK) from None
+        _print_error(str(error))
+        raise typer.Exit(EXIT_IO_ERROR if _is_disk_error(error) else EXIT_CANNOT_READ) from None
     except OSError as error:
-        _say(f"cannot go on: {error.strerror}")
+        _print_error(f"cannot go on: {error.strerror}")
         try:
             sys.stdout.flush()
         except OSError:
             discard_output(sys.stdout)
-        raise typer.Exit(CANNOT_GO_ON) from None
+        raise typer.Exit(EXIT_IO_ERROR) from None
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def discard_output(stream: TextIO) -> None:
@@ -67,32 +69,32 @@ def discard_output(stream: TextIO) -> None:
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def interrupt_on_sigterm() -> Iterator[None]:
     """SIGTERM is as Ctrl-C: what is under way is let go, and what there is to say is said."""
-    before = signal.signal(signal.SIGTERM, _interrupted)
+    before = signal.signal(signal.SIGTERM, _handle_sigterm)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _interrupted(_: int, frame: FrameType | None) -> None:
+def _handle_sigterm(_: int, frame: FrameType | None) -> None:
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):  # whoever was started in the background may ignore Ctrl-C, but not this
         raise KeyboardInterrupt
     handler(signal.SIGINT, frame)  # a loop of asyncio has one that cancels its task
 
 
-def _is_of_the_disk(error: OncelogError) -> bool:
+def _is_disk_error(error: OncelogError) -> bool:
     """Whether the disk is full or fails: there is nothing wrong with what the command was asked."""
     cause = error.__cause__
     if isinstance(cause, OSError):
-        return cause.errno in _DISK_FAILS_NUMBERS
+        return cause.errno in _DISK_ERROR_NUMBERS
     name = getattr(cause, "sqlite_errorname", None) or ""
-    return isinstance(error, StoreUnavailableError) and name.startswith(_DISK_FAILS_NAMES)
+    return isinstance(error, StoreUnavailableError) and name.startswith(_DISK_ERROR_NAMES)
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     """On standard error, if anybody listens there: the exit status tells it too."""
     try:
         typer.echo(f"oncelog: {sentence}", err=True)
@@ -100,14 +102,14 @@ def _say(sentence: str) -> None:
         discard_output(sys.stderr)
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """The same, with nothing in it that could write to the terminal by itself."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
 
 
-def count_in_words(records: int, restore_records: int, audit_records: int) -> str:
+def format_record_counts(records: int, restore_records: int, audit_records: int) -> str:
     """Return the number of records, with internal records apart: a user counts the writes that were made."""
     internal = [
         f"{count} {kind} records" for count, kind in ((restore_records, "restore"), (audit_records, "audit")) if count
@@ -120,15 +122,15 @@ def print_json(value: Any) -> None:
     typer.echo(orjson.dumps(value).decode())
 
 
-class Meter:
+class ProgressMeter:
     """Shows on a terminal how far a command has come, on standard error; elsewhere it is silent."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._step = ""
-        self._began_s = 0.0
+        self._started_s = 0.0
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "ProgressMeter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,11 +143,11 @@ class Meter:
         if progress.step != self._step:
             self._end()
             self._step = progress.step
-            self._began_s = time.monotonic()
+            self._started_s = time.monotonic()
             # Where nobody can tell how long a step takes, its name is all there is to see.
             self._bar = typer.progressbar(length=progress.total or 1, label=progress.step, file=sys.stderr)
             self._bar.__enter__()
-        elapsed_s = time.monotonic() - self._began_s
+        elapsed_s = time.monotonic() - self._started_s
         if progress.done and elapsed_s > 0:
             self._bar.label = f"{progress.step} ({progress.done / elapsed_s:,.0f}/s)"
         self._bar.update(max(0, progress.done - self._bar.pos))

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 
-def utc(time_ms: int) -> str:
+def format_utc(time_ms: int) -> str:
     """Milliseconds since 1970 as a time in UTC; the number itself where no calendar goes."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)

@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 import typer
 
-from oncelog.cli.secret_files import secret_check
-from oncelog.cli.terminal import ending_well
-from oncelog.doors.grants import granted
+from oncelog.cli.secret_files import get_secret_check
+from oncelog.cli.terminal import translate_errors
 from oncelog.errors import OncelogError
-from oncelog.stores.clock import SystemClock
+from oncelog.server.auth.grants import parse_grants
+from oncelog.storage.clock import SystemClock
 
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -53,24 +53,24 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     Example:  oncelog token --key secret.txt --alg HS256 --sub ada --read 'orders/*' --write orders/1 --expires 1h
     """
     # It takes a tenth of a second, which every other command would pay for too.
-    from oncelog.doors.signing import key_for_signing  # noqa: PLC0415
-    from oncelog.doors.tokens import Claims, issued  # noqa: PLC0415
+    from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
+    from oncelog.server.auth.tokens import Claims, issue_token  # noqa: PLC0415
 
-    with ending_well():
+    with translate_errors():
         now_ms = SystemClock().wall_ms()
         claims = Claims(
             subject=sub,
-            grants=granted(read or [], write or [], audit or []),
+            grants=parse_grants(read or [], write or [], audit or []),
             issued_ms=now_ms,
-            expires_ms=now_ms + duration_ms(expires),
+            expires_ms=now_ms + parse_duration_ms(expires),
             client_id=client_id,
             issuer=issuer,
             audience=audience,
         )
-        typer.echo(issued(claims, key_for_signing(key, alg.value, kid, secret_check())))
+        typer.echo(issue_token(claims, load_signing_key(key, alg.value, kid, get_secret_check())))
 
 
-def duration_ms(text: str) -> int:
+def parse_duration_ms(text: str) -> int:
     """Return the milliseconds of a duration such as `15m` or `30d`. Raises OncelogError."""
     parts = _DURATION.fullmatch(text)
     if parts is None:

@@ -6,9 +6,24 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, Meter, count_in_words, ending_well, print_json, printable
-from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.verifying.findings import Lie, Options, Passed, Progress, exported_head
+from oncelog.cli.terminal import (
+    EXIT_FOUND_NOTHING,
+    AsJson,
+    LogArgument,
+    ProgressMeter,
+    escape_unprintable,
+    format_record_counts,
+    print_json,
+    translate_errors,
+)
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.verify.findings import (
+    Inconsistency,
+    Progress,
+    VerificationSummary,
+    VerifyOptions,
+    decode_exported_head,
+)
 
 FINDINGS_SHOWN: Final = 20
 """Findings that are printed. `--json` prints up to `comparison.FINDINGS_MAX`."""
@@ -31,7 +46,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
 def verify(
-    log: Log,
+    log: LogArgument,
     head: Head = None,
     no_side_state: NoSideState = False,
     temp_dir: TempDir = None,
@@ -51,39 +66,39 @@ def verify(
 
     Example:  oncelog verify postgresql://oncelog@db.example.org/orders
     """
-    with ending_well():
-        exported = None if head is None else exported_head(head.read_bytes())
-        result: Lie | Passed = Lie("the verification did not come to an end")
-        options = Options(not no_side_state, None if temp_dir is None else str(temp_dir))
-        with Meter() as meter:
-            for finding in inspector_of(log).verify(exported, options):
+    with translate_errors():
+        exported = None if head is None else decode_exported_head(head.read_bytes())
+        result: Inconsistency | VerificationSummary = Inconsistency("the verification did not come to an end")
+        options = VerifyOptions(not no_side_state, None if temp_dir is None else str(temp_dir))
+        with ProgressMeter() as meter:
+            for finding in create_inspector(log).verify(exported, options):
                 if isinstance(finding, Progress):
                     if not quiet:
                         meter(finding)
                 else:
                     result = finding
-        is_whole = isinstance(result, Passed)
+        is_whole = isinstance(result, VerificationSummary)
         if as_json:
             print_json({"ok": is_whole, **msgspec.structs.asdict(result)})
-        elif isinstance(result, Passed):
-            typer.echo(summary(result))
+        elif isinstance(result, VerificationSummary):
+            typer.echo(format_summary(result))
         else:
             typer.echo("\n".join(describe_damage(result)))
         if not is_whole:
-            raise typer.Exit(FOUND_NOTHING)
+            raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-def summary(passed: Passed) -> str:
+def format_summary(passed: VerificationSummary) -> str:
     """One line for people."""
     sealed = f" ({passed.sealed_keys} in {passed.segments} segments)" if passed.segments else ""
     return (
-        f"ok: {count_in_words(passed.records, passed.restore_records, passed.audit_records)} in {passed.lanes} lanes, "
+        f"ok: {format_record_counts(passed.records, passed.restore_records, passed.audit_records)} in {passed.lanes} lanes, "
         f"{passed.blocks} blocks, {passed.erased} erased, "
-        f"{passed.keys} keys{sealed}, {side_state_summary(passed)}epoch {passed.epoch}"
+        f"{passed.keys} keys{sealed}, {format_side_state(passed)}epoch {passed.epoch}"
     )
 
 
-def side_state_summary(passed: Passed) -> str:
+def format_side_state(passed: VerificationSummary) -> str:
     """Return the counts of rebuilt side state, and of what could not be checked."""
     same = ", ".join(f"{count} {name}" for name, count in passed.same.items() if count)
     unknown = ", ".join(f"{count} {name}" for name, count in passed.not_checkable.items() if count)
@@ -91,12 +106,12 @@ def side_state_summary(passed: Passed) -> str:
     return text + (f"not checkable because records are erased or compacted: {unknown}, " if unknown else "")
 
 
-def describe_damage(found: Lie) -> list[str]:
+def describe_damage(lie: Inconsistency) -> list[str]:
     """Return the lines that describe the damage."""
-    if not found.findings:
-        return [f"not whole: {printable(found.message)}"]
-    shown = found.findings[:FINDINGS_SHOWN]
-    lines = [f"not whole: {found.findings_total} entries differ from what the records make them:"]
-    lines += [f"  {printable(one)}" for one in shown]
-    more = found.findings_total - len(shown)
+    if not lie.findings:
+        return [f"not whole: {escape_unprintable(lie.message)}"]
+    shown = lie.findings[:FINDINGS_SHOWN]
+    lines = [f"not whole: {lie.findings_total} entries differ from what the records make them:"]
+    lines += [f"  {escape_unprintable(one)}" for one in shown]
+    more = lie.findings_total - len(shown)
     return [*lines, f"  and {more} more"] if more else lines

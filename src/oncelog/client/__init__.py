@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from oncelog.client.limits import ClientLimits
-from oncelog.client.pending import Draft, Pending
-from oncelog.client.values import (
+from oncelog.client.events.limits import ClientLimits
+from oncelog.client.events.submissions import Draft, Pending
+from oncelog.client.events.values import (
     Committed,
+    ConnectionState,
     Event,
     Fault,
     HistoryChange,
@@ -14,19 +15,18 @@ from oncelog.client.values import (
     Rejected,
     Rejection,
     SetAside,
-    State,
     Status,
 )
-from oncelog.client.wire import Socket, Transport, WebSocketTransport
+from oncelog.client.runtime.websocket import Socket, Transport, WebSocketTransport
 
 if TYPE_CHECKING:
-    from oncelog.client.blocking import BlockingClient, BlockingPending
-    from oncelog.client.client import Client
+    from oncelog.client.events.blocking import BlockingClient, BlockingPending
+    from oncelog.client.events.client import Client
 
 _LATER: Final = {
-    "BlockingClient": "oncelog.client.blocking",
-    "BlockingPending": "oncelog.client.blocking",
-    "Client": "oncelog.client.client",
+    "BlockingClient": "oncelog.client.events.blocking",
+    "BlockingPending": "oncelog.client.events.blocking",
+    "Client": "oncelog.client.events.client",
 }
 """What a command that only speaks to a server does not need at its start: threads, SQLite, a client's store."""
 
@@ -49,6 +49,7 @@ __all__ = [
     "Client",
     "ClientLimits",
     "Committed",
+    "ConnectionState",
     "Draft",
     "Event",
     "Fault",
@@ -59,7 +60,6 @@ __all__ = [
     "Rejection",
     "SetAside",
     "Socket",
-    "State",
     "Status",
     "Transport",
     "WebSocketTransport",

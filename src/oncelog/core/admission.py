@@ -10,23 +10,23 @@ class Admission:
     waiting would ever make room for such a request. The debt is paid back before the next token.
     """
 
-    __slots__ = ("_before_us", "_missing_us", "refused")
+    __slots__ = ("_full_at_us", "_longest_wait_us", "refusal")
 
     def __init__(self) -> None:
-        self._before_us: dict[object, int] = {}
+        self._full_at_us: dict[object, int] = {}
         """When each bucket would have been full, before the request."""
-        self._missing_us = 0
-        self.refused: Refused | None = None
+        self._longest_wait_us = 0
+        self.refusal: Refused | None = None
         """The refusal with the longest wait; None while the request is admitted."""
 
-    def missing_us(self, bucket: object, before_us: int, missing_us: int, now_us: int) -> int:
+    def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
         """Return how long the request must wait for a bucket that one of its items takes a token of.
 
         `before_us` is when the bucket would be full without that token, `missing_us` how long the token takes to come.
         """
-        return min(self._before_us.setdefault(bucket, before_us) - now_us, missing_us)
+        return min(self._full_at_us.setdefault(bucket, full_at_us) - now_us, wait_us)
 
-    def refuse(self, refused: Refused, missing_us: int) -> None:
+    def refuse(self, refusal: Refused, wait_us: int) -> None:
         """Refuse the request, unless a longer wait is known already."""
-        if missing_us > self._missing_us:
-            self._missing_us, self.refused = missing_us, refused
+        if wait_us > self._longest_wait_us:
+            self._longest_wait_us, self.refusal = wait_us, refusal

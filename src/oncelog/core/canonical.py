@@ -31,7 +31,7 @@ JsonValue = Any
 """A value of exactly the types JSON has: dict with str keys, list, str, int, float, bool, None."""
 
 INTEGER_MAX: Final = 2**53 - 1
-"""Up to here doubles hold every integer. Of larger integers only some have a form (see `_integer_text`)."""
+"""Up to here doubles hold every integer. Of larger integers only some have a form (see `_format_integer`)."""
 
 ARGS_INTEGER_MAX: Final = 2**63 - 1
 ARGS_INTEGER_MIN: Final = -(2**63)
@@ -62,8 +62,8 @@ _FAST_FLOAT_MIN: Final = 1e-4
 _FAST_SMALL_FLOAT_MAX: Final = 1e-6
 """Below it both write an exponent; between the two only the native encoder does."""
 _FAST_FLOAT_MAX: Final = 1e15
-_LAST_OF_BMP: Final = "\uffff"
-_FIRST_OF_FOUR_BYTES: Final = b"\xf0\xf1\xf2\xf3\xf4"
+_BMP_MAX: Final = "\uffff"
+_FOUR_BYTE_PREFIXES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
 """orjson leaves every text in the 4 KiB in which it was written, however short it is. So what may be kept is copied."""
@@ -111,11 +111,11 @@ def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
     writes in another way. Whether a key was there twice the caller must tell by counting colons (see `canonical_text`).
     """
     try:
-        value = _plain_value(text)
+        value = _decode_plain(text)
         encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONEncodeError, _NotPlain):
         return None
-    if encoded.isascii() or _is_in_bmp(encoded) or _keys_are_in_bmp(value):
+    if encoded.isascii() or _is_in_bmp(encoded) or _has_only_bmp_keys(value):
         return value, encoded
     return None
 
@@ -124,11 +124,11 @@ def canonical_fast(value: JsonValue) -> bytes | None:
     """The JCS form by the native encoder, or None where only the exact way can tell."""
     try:
         if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
-            value = _with_whole_floats_as_integers(value, FAST_DEPTH_LEVELS_MAX)
+            value = _convert_whole_floats(value, FAST_DEPTH_LEVELS_MAX)
         encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
     except (orjson.JSONEncodeError, _NotPlain, RecursionError):
         return None
-    if encoded.isascii() or _is_in_bmp(encoded) or _keys_are_in_bmp(value):
+    if encoded.isascii() or _is_in_bmp(encoded) or _has_only_bmp_keys(value):
         return encoded
     return None
 
@@ -151,17 +151,17 @@ def parse(text: bytes | str) -> JsonValue:
     Raises CanonicalError for what is no JSON, and for what JSON's grammar allows but no form here has: one key
     twice in an object, an integer so long that Python will not read it, depth without end.
     """
-    reader = _Reader()
-    value = _read(text, reader)
-    if reader.met_unreadable:
-        _refuse_unreadable(value)
+    reader = _ParseHooks()
+    value = _decode_json(text, reader)
+    if reader.has_unreadable:
+        _check_readable(value)
     return value
 
 
 def parse_parts(data: bytes) -> JsonValue:
     """The value of a JSON text whose parts are judged apart: one that is at fault does not make all of it refused.
 
-    What `parse` refuses by its path stands in the value as an `Unreadable`, which has no canonical form and says why.
+    What `parse` refuses by its path stands in the value as an `UnreadableValue`, which has no canonical form and says why.
     Raises CanonicalError for what is no JSON at all. The native decoder does what it can (see `canonical_text`).
     """
     if b"\\u" not in data:
@@ -171,15 +171,18 @@ def parse_parts(data: bytes) -> JsonValue:
                 return value
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONEncodeError):
             pass
-    return _read(data, _Reader())
+    return _decode_json(data, _ParseHooks())
 
 
-def _read(text: bytes | str, reader: "_Reader") -> JsonValue:
+def _decode_json(text: bytes | str, reader: "_ParseHooks") -> JsonValue:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         return json.loads(
-            text, object_pairs_hook=reader.object, parse_int=reader.integer, parse_constant=reader.constant
+            text,
+            object_pairs_hook=reader.parse_object,
+            parse_int=reader.parse_integer,
+            parse_constant=reader.parse_constant,
         )
     except UnicodeDecodeError as error:
         raise CanonicalError("$", f"not UTF-8 at byte {error.start}") from error
@@ -189,9 +192,9 @@ def _read(text: bytes | str, reader: "_Reader") -> JsonValue:
         raise CanonicalError("$", _TOO_DEEP_FOR_STACK) from error
 
 
-def path_of(steps: Iterable[str | int]) -> str:
+def format_path(steps: Iterable[str | int]) -> str:
     """A path as people write it: `$.items[2].price`; keys that are no names in quotes."""
-    return "$" + "".join(map(_path_step, steps))
+    return "$" + "".join(map(_format_step, steps))
 
 
 def nfc(text: str) -> str:
@@ -205,7 +208,7 @@ def nfc(text: str) -> str:
     if text.isascii():
         return text
     if len(text) > _SHORT_TEXT_CHARACTERS and _may_have_long_run(text):
-        text = _with_sorted_marks(text)
+        text = _sort_long_runs(text)
     return unicodedata.normalize("NFC", text)
 
 
@@ -226,18 +229,18 @@ def _may_have_long_run(text: str) -> bool:
     return first in text or second in text or third in text
 
 
-def _with_sorted_marks(text: str) -> str:
+def _sort_long_runs(text: str) -> str:
     """Decompose and sort long runs of combining marks."""
-    long_run, decompositions = _combining_marks()
-    return long_run.sub(lambda run: _sorted_marks(run[0].translate(decompositions)), text)
+    long_run, decompositions = _compile_mark_tables()
+    return long_run.sub(lambda run: _sort_marks(run[0].translate(decompositions)), text)
 
 
-def _sorted_marks(marks: str) -> str:
+def _sort_marks(marks: str) -> str:
     return "".join(sorted(marks, key=unicodedata.combining))
 
 
 @cache
-def _combining_marks() -> tuple[re.Pattern[str], dict[int, str]]:
+def _compile_mark_tables() -> tuple[re.Pattern[str], dict[int, str]]:
     """Return a pattern of long runs of characters that decompose to combining marks, and their decompositions.
 
     Built for the first text that may have such a run, because it takes 13 to 20 ms.
@@ -248,7 +251,7 @@ def _combining_marks() -> tuple[re.Pattern[str], dict[int, str]]:
     return pattern, {code: text for code, text in decomposed.items() if text != chr(code)}
 
 
-def utf16_order(text: str) -> bytes:
+def utf16_sort_key(text: str) -> bytes:
     """Sort key for the order of UTF-16 code units, in which JCS and JavaScript compare strings."""
     return text.encode("utf-16-be", "surrogatepass")
 
@@ -284,17 +287,17 @@ class _NotPlain(Exception):  # noqa: N818 - it never leaves this module
     """Only the exact way can tell."""
 
 
-def _plain_float(text: str) -> float:
+def _parse_plain_float(text: str) -> float:
     value = float(text)
     if not _is_plain_float(value):
         raise _NotPlain
     return value
 
 
-_plain_value: Final = msgspec.json.Decoder(float_hook=_plain_float).decode
+_decode_plain: Final = msgspec.json.Decoder(float_hook=_parse_plain_float).decode
 
 
-def _with_whole_floats_as_integers(value: JsonValue, levels: int) -> JsonValue:
+def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
     """A plain copy: `1.0` is the one odd thing that is common, since many programs send their numbers so."""
     kind = type(value)
     if kind in _SIMPLE_SCALARS:
@@ -305,25 +308,25 @@ def _with_whole_floats_as_integers(value: JsonValue, levels: int) -> JsonValue:
         if value.is_integer() and abs(value) <= INTEGER_MAX:
             return int(value)
     elif levels >= 0 and kind is dict:
-        return {key: _with_whole_floats_as_integers(item, levels - 1) for key, item in value.items()}
+        return {key: _convert_whole_floats(item, levels - 1) for key, item in value.items()}
     elif levels >= 0 and kind is list:
-        return [_with_whole_floats_as_integers(item, levels - 1) for item in value]
+        return [_convert_whole_floats(item, levels - 1) for item in value]
     raise _NotPlain
 
 
 def _is_in_bmp(encoded: bytes) -> bool:
     """True if no character needs four bytes. Deleting them and comparing lengths is the quickest way to look."""
-    return len(encoded.translate(None, _FIRST_OF_FOUR_BYTES)) == len(encoded)
+    return len(encoded.translate(None, _FOUR_BYTE_PREFIXES)) == len(encoded)
 
 
-def _keys_are_in_bmp(value: JsonValue) -> bool:
+def _has_only_bmp_keys(value: JsonValue) -> bool:
     """True if sorting by UTF-8, as the native encoder does, is sorting by UTF-16."""
     if type(value) is dict:
         keys = "".join(value)
-        if not keys.isascii() and max(keys) > _LAST_OF_BMP:
+        if not keys.isascii() and max(keys) > _BMP_MAX:
             return False
         value = value.values()
-    return all(_keys_are_in_bmp(item) for item in value if type(item) is dict or type(item) is list)
+    return all(_has_only_bmp_keys(item) for item in value if type(item) is dict or type(item) is list)
 
 
 def _is_plain_float(value: float) -> bool:
@@ -339,7 +342,7 @@ _Entry = tuple[str | int, str, JsonValue]
 """A member or element: its step in the path, what is written before it, the value itself."""
 
 
-class _Form(NamedTuple):
+class _CanonicalForm(NamedTuple):
     """What differs between the two forms; the walk is the same."""
 
     scalar: Callable[[JsonValue], str]
@@ -355,7 +358,7 @@ class _Refusal(Exception):  # noqa: N818 - it never leaves this module
         self.steps = steps
 
 
-def _encode(value: JsonValue, form: _Form) -> bytes:
+def _encode(value: JsonValue, form: _CanonicalForm) -> bytes:
     written: list[str] = []
     # One entry a container that is open: how it closes, and what of it is still to be written.
     stack: list[tuple[str, Iterator[_Entry]]] = [("", iter([("$", "", value)]))]
@@ -382,30 +385,30 @@ def _encode(value: JsonValue, form: _Form) -> bytes:
                 stack.append(("}", form.members(item)))
             else:
                 written.append("[")
-                stack.append(("]", _elements(item)))
+                stack.append(("]", _encode_elements(item)))
             steps.append("")
     except _Refusal as refusal:
-        raise CanonicalError(path_of([*steps[1:], *refusal.steps]), refusal.reason) from None
+        raise CanonicalError(format_path([*steps[1:], *refusal.steps]), refusal.reason) from None
     return "".join(written).encode()
 
 
-def _elements(items: list[JsonValue]) -> Iterator[_Entry]:
+def _encode_elements(items: list[JsonValue]) -> Iterator[_Entry]:
     return ((index, "," if index else "", item) for index, item in enumerate(items))
 
 
-def _written_members(members: list[tuple[str, JsonValue]]) -> Iterator[_Entry]:
+def _encode_members(members: list[tuple[str, JsonValue]]) -> Iterator[_Entry]:
     return (
         (key, f"{',' if index else ''}{encode_basestring(key)}:", item) for index, (key, item) in enumerate(members)
     )
 
 
-def _jcs_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
+def _encode_jcs_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
     for key in value:
         _check_key(key)
-    return _written_members(sorted(value.items(), key=lambda member: utf16_order(member[0])))
+    return _encode_members(sorted(value.items(), key=lambda member: utf16_sort_key(member[0])))
 
 
-def _args_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
+def _encode_args_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
     members: dict[str, JsonValue] = {}
     for key, item in value.items():
         _check_key(key)
@@ -413,41 +416,41 @@ def _args_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
         if normal in members:
             raise _Refusal("two keys become one in Unicode normal form C", key)
         members[normal] = item
-    return _written_members([(key, members[key]) for key in sorted(members) if members[key] is not None])
+    return _encode_members([(key, members[key]) for key in sorted(members) if members[key] is not None])
 
 
-def _jcs_scalar(value: JsonValue) -> str:
+def _encode_jcs_scalar(value: JsonValue) -> str:
     kind = type(value)
     if kind is str:
-        return encode_basestring(_checked(value))
+        return encode_basestring(_check_text(value))
     if kind is int:
-        return str(value) if -INTEGER_MAX <= value <= INTEGER_MAX else _integer_text(value)
+        return str(value) if -INTEGER_MAX <= value <= INTEGER_MAX else _format_integer(value)
     if kind is float:
-        return _ecmascript_number(value)
-    return _other_scalar(value)
+        return _format_number(value)
+    return _encode_other_scalar(value)
 
 
-def _args_scalar(value: JsonValue) -> str:
+def _encode_args_scalar(value: JsonValue) -> str:
     kind = type(value)
     if kind is str:
-        return encode_basestring(nfc(_checked(value)))
+        return encode_basestring(nfc(_check_text(value)))
     if kind is int:
         if not ARGS_INTEGER_MIN <= value <= ARGS_INTEGER_MAX:
             raise _Refusal(f"integer beyond 64 bits signed{SEND_AS_STRING}")
         return str(value)
     if kind is float:
         raise _Refusal("floats are refused in run arguments; send an integer or a string")
-    return _other_scalar(value)
+    return _encode_other_scalar(value)
 
 
-def _other_scalar(value: JsonValue) -> str:
+def _encode_other_scalar(value: JsonValue) -> str:
     if value is True:
         return "true"
     if value is False:
         return "false"
     if value is None:
         return "null"
-    if type(value) is Unreadable:
+    if type(value) is UnreadableValue:
         raise _Refusal(value.reason, *value.steps)
     raise _Refusal(f"JSON has no form for {type(value).__name__}")
 
@@ -459,7 +462,7 @@ def _check_key(key: object) -> None:
         raise _Refusal("lone surrogate in a key", key)
 
 
-def _checked(text: str) -> str:
+def _check_text(text: str) -> str:
     if not _is_unicode(text):
         raise _Refusal("lone surrogate in a string")
     return text
@@ -473,19 +476,19 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _integer_text(value: int) -> str:
+def _format_integer(value: int) -> str:
     """Return the ECMAScript text of the nearest double. Refuse the integer if that text denotes another number."""
     try:
         nearest = float(value)
     except OverflowError:
         raise _Refusal(f"integer {_TOO_LARGE}") from None
-    text = _ecmascript_number(nearest)
+    text = _format_number(nearest)
     if int(Decimal(text)) != value:
         raise _Refusal(f"integer that would become {text} as a double{SEND_AS_STRING}")
     return text
 
 
-def _ecmascript_number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Number::toString of ECMAScript, from the shortest digits that read back as `value`."""
     if not isfinite(value):
         raise _Refusal(_NOT_FINITE if isnan(value) else _INFINITE)
@@ -496,10 +499,10 @@ def _ecmascript_number(value: float) -> str:
     digits = "".join(map(str, digit_tuple))
     point = len(digits) + exponent  # where the decimal point stands, counted from the first digit
     digits = digits.rstrip("0")
-    return ("-" if negative else "") + _with_point(digits, point)
+    return ("-" if negative else "") + _place_point(digits, point)
 
 
-def _with_point(digits: str, point: int) -> str:
+def _place_point(digits: str, point: int) -> str:
     if len(digits) <= point <= 21:
         return digits + "0" * (point - len(digits))
     if 0 < point <= 21:
@@ -510,14 +513,14 @@ def _with_point(digits: str, point: int) -> str:
     return f"{mantissa}e{point - 1:+d}"
 
 
-_JCS: Final = _Form(_jcs_scalar, _jcs_members)
-_ARGS: Final = _Form(_args_scalar, _args_members)
+_JCS: Final = _CanonicalForm(_encode_jcs_scalar, _encode_jcs_members)
+_ARGS: Final = _CanonicalForm(_encode_args_scalar, _encode_args_members)
 
 
 # --- reading text ------------------------------------------------------------------------------------
 
 
-class Unreadable:
+class UnreadableValue:
     """Stands in a parsed text for what cannot be read, until the whole text is there and its path is known."""
 
     def __init__(self, reason: str, *steps: str) -> None:
@@ -525,13 +528,13 @@ class Unreadable:
         self.steps = steps
 
 
-class _Reader:
+class _ParseHooks:
     """The hooks of one parse. Most texts have nothing unreadable, and then nobody looks for it."""
 
     def __init__(self) -> None:
-        self.met_unreadable = False
+        self.has_unreadable = False
 
-    def object(self, pairs: list[tuple[str, JsonValue]]) -> JsonValue:
+    def parse_object(self, pairs: list[tuple[str, JsonValue]]) -> JsonValue:
         members = dict(pairs)
         if len(members) == len(pairs):
             return members
@@ -542,23 +545,23 @@ class _Reader:
                 repeated = key
                 break
             seen.add(key)
-        return self._unreadable("the same key twice in one object", repeated)
+        return self._record_unreadable("the same key twice in one object", repeated)
 
-    def integer(self, digits: str) -> JsonValue:
+    def parse_integer(self, digits: str) -> JsonValue:
         try:
             return int(digits)
         except ValueError:
-            return self._unreadable(f"integer of too many digits{SEND_AS_STRING}")
+            return self._record_unreadable(f"integer of too many digits{SEND_AS_STRING}")
 
-    def constant(self, _name: str) -> JsonValue:
-        return self._unreadable(_NOT_FINITE)
+    def parse_constant(self, _name: str) -> JsonValue:
+        return self._record_unreadable(_NOT_FINITE)
 
-    def _unreadable(self, reason: str, *steps: str) -> Unreadable:
-        self.met_unreadable = True
-        return Unreadable(reason, *steps)
+    def _record_unreadable(self, reason: str, *steps: str) -> UnreadableValue:
+        self.has_unreadable = True
+        return UnreadableValue(reason, *steps)
 
 
-def _refuse_unreadable(value: JsonValue) -> None:
+def _check_readable(value: JsonValue) -> None:
     """Finds the first unreadable place. One path is kept and changed: a copy an element would cost depth × width."""
     stack: list[Iterator[tuple[str | int, JsonValue]]] = [iter([("$", value)])]
     steps: list[str | int] = [""]
@@ -569,8 +572,8 @@ def _refuse_unreadable(value: JsonValue) -> None:
             steps.pop()
             continue
         steps[-1], item = entry
-        if type(item) is Unreadable:
-            raise CanonicalError(path_of([*steps[1:], *item.steps]), item.reason)
+        if type(item) is UnreadableValue:
+            raise CanonicalError(format_path([*steps[1:], *item.steps]), item.reason)
         if type(item) is dict:
             stack.append(iter(item.items()))
             steps.append("")
@@ -579,7 +582,7 @@ def _refuse_unreadable(value: JsonValue) -> None:
             steps.append("")
 
 
-def _path_step(step: str | int) -> str:
+def _format_step(step: str | int) -> str:
     if isinstance(step, int):
         return f"[{step}]"
     return f".{step}" if step.isidentifier() and step.isascii() else f"[{json.dumps(step)}]"

@@ -23,7 +23,7 @@ def chat_scope(chat_id: str) -> str:
     return CHAT_PREFIX + chat_id
 
 
-def chat_of(scope: str) -> str:
+def parse_chat_scope(scope: str) -> str:
     """The chat of a stream."""
     return scope.removeprefix(CHAT_PREFIX)
 
@@ -33,12 +33,12 @@ def is_message_key(key: bytes) -> bool:
     return key[6] >> 4 == 4 and key[8] >> 6 == 2
 
 
-def message_id(lane: int, position: int) -> str:
+def format_message_id(lane: int, position: int) -> str:
     """What a message is called by its place in the log: derived, and kept nowhere."""
     return f"msg_{lane << _POSITION_BITS | position:026x}"
 
 
-def message_place(text: str) -> tuple[int, int] | None:
+def parse_message_id(text: str) -> tuple[int, int] | None:
     """Return lane and position of a message by its id; None for a text that is not a message's id."""
     if _MESSAGE_ID.fullmatch(text) is None:
         return None
@@ -46,7 +46,7 @@ def message_place(text: str) -> tuple[int, int] | None:
     return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)
 
 
-def message_body(content: str, content_type: str) -> bytes:
+def encode_message(content: str, content_type: str) -> bytes:
     """What is stored of a message, in canonical form: orjson escapes a text as RFC 8785 says."""
     return b'{"content":%b,"content_type":%b}' % (orjson.dumps(content), orjson.dumps(content_type))
 

@@ -15,8 +15,8 @@ import orjson
 from msgspec import Raw, Struct
 
 from oncelog.core.canonical import canonical_text, nfc
-from oncelog.core.hlc import hlc_text, parse_hlc
-from oncelog.core.identity import CONTROL_CHARACTER, scope_of, text_field
+from oncelog.core.hlc import format_hlc, parse_hlc
+from oncelog.core.identity import CONTROL_CHARACTER, check_text, scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.policy import DELTAS
@@ -29,10 +29,10 @@ PUSH_DELTAS_MAX: Final = 10_000
 IDENTIFIER_CHARACTERS_MAX: Final = 128
 """Of the names of tables and columns."""
 ROW_ID_CHARACTERS_MAX: Final = 512
-_MISSING: Final = re.compile("Object missing required field `(.+)`")
+_MISSING_FIELD: Final = re.compile("Object missing required field `(.+)`")
 
 
-def gateway_fault(name: str) -> str | None:
+def find_gateway_fault(name: str) -> str | None:
     """Return the fault of a gateway's name, or None. Servers, clients and commands use this one check."""
     if not isinstance(name, str) or not 1 <= len(name) <= GATEWAY_CHARACTERS_MAX:
         what = f"{len(name)}" if isinstance(name, str) else f"{type(name).__name__}"
@@ -77,26 +77,34 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
     row_id: str
     table: str
 
-    def identity(self) -> bytes:
+    def compute_id(self) -> bytes:
         """The id that its content has, whatever it says itself."""
-        return self.made()[0]
+        return self.compute_id_and_body()[0]
 
-    def made(self) -> tuple[bytes, bytes]:
-        """That id, and the delta as it is kept (`delta_body`): in canonical form, if its columns are."""
+    def compute_id_and_body(self) -> tuple[bytes, bytes]:
+        """That id, and the delta as it is kept (`encode_delta`): in canonical form, if its columns are."""
         client, hlc, row, table = (
-            _quoted(self.client_id),
+            _quote(self.client_id),
             self.hlc.encode(),
             orjson.dumps(self.row_id),
-            _quoted(self.table),
+            _quote(self.table),
         )
         # The clock as it is: one with a quote or a backslash is no clock, and passes neither `row_delta` nor the
-        # comparison of `read_plain_push`.
+        # comparison of `decode_canonical_push`.
         parts = (client, self.columns, hlc, row, table)
         identity = sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
-        return identity, _BODY % (client, self.columns, identity.hex().encode(), hlc, _OPS[self.op], row, table)
+        return identity, _BODY_TEMPLATE % (
+            client,
+            self.columns,
+            identity.hex().encode(),
+            hlc,
+            _ENCODED_OPS[self.op],
+            row,
+            table,
+        )
 
 
-class Pushed(Struct, frozen=True):
+class DecodedPush(Struct, frozen=True):
     """The deltas of a push, and of each the id that its content has, and how it would be kept."""
 
     deltas: list[DeltaJson]
@@ -112,42 +120,42 @@ class _PartsJson(Struct, frozen=True, gc=False):
     deltas: list[Raw]
 
 
-_PUSH: Final = msgspec.json.Decoder(_PushJson)
-_PARTS: Final = msgspec.json.Decoder(_PartsJson)
-_DELTA: Final = msgspec.json.Decoder(DeltaJson)
-_COLUMNS: Final = msgspec.json.Decoder(list[ColumnJson])
-_COLUMN: Final = msgspec.json.Decoder(ColumnJson)
-_RAWS: Final = msgspec.json.Decoder(list[Raw])
+_PUSH_DECODER: Final = msgspec.json.Decoder(_PushJson)
+_PARTS_DECODER: Final = msgspec.json.Decoder(_PartsJson)
+_DELTA_DECODER: Final = msgspec.json.Decoder(DeltaJson)
+_COLUMNS_DECODER: Final = msgspec.json.Decoder(list[ColumnJson])
+_COLUMN_DECODER: Final = msgspec.json.Decoder(ColumnJson)
+_RAW_LIST_DECODER: Final = msgspec.json.Decoder(list[Raw])
 
 
-def read_push(body: bytes) -> Pushed:
+def decode_push(body: bytes) -> DecodedPush:
     """The deltas of `{"deltas": […]}`. Raises CanonicalError with the path of what is none."""
     text = canonical_text(body)  # nothing is rounded, no key is there twice, and −0 is 0
     try:
-        return _pushed(_PUSH.decode(text).deltas)
+        return _build_push(_PUSH_DECODER.decode(text).deltas)
     except msgspec.ValidationError as error:
-        raise _fault(text, error) from error
+        raise _locate_push_fault(text, error) from error
 
 
-def read_plain_push(body: bytes) -> Pushed | None:
-    """The same of a push in canonical form, whose deltas have their ids; None where only `read_push` can tell.
+def decode_canonical_push(body: bytes) -> DecodedPush | None:
+    """The same of a push in canonical form, whose deltas have their ids; None where only `decode_push` can tell.
 
     The columns have not been looked into. An id that is known proves them, since it is their hash; of one that is new
-    they are to be checked (`are_canonical`).
+    they are to be checked (`has_canonical_columns`).
     """
     try:
-        pushed = _pushed(_PUSH.decode(body).deltas)
+        pushed = _build_push(_PUSH_DECODER.decode(body).deltas)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return pushed if deltas_body(pushed.bodies) == body else None  # with the ids that were made here
+    return pushed if encode_push(pushed.bodies) == body else None  # with the ids that were made here
 
 
-def _pushed(deltas: list[DeltaJson]) -> Pushed:
-    made = [one.made() for one in deltas]
-    return Pushed(deltas, [key for key, _ in made], [body for _, body in made])
+def _build_push(deltas: list[DeltaJson]) -> DecodedPush:
+    made = [one.compute_id_and_body() for one in deltas]
+    return DecodedPush(deltas, [key for key, _ in made], [body for _, body in made])
 
 
-def are_canonical(deltas: Sequence[DeltaJson]) -> bool:
+def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
     """Whether all columns are in canonical form."""
     text = b"[%b]" % b",".join([one.columns for one in deltas])
     try:
@@ -156,27 +164,27 @@ def are_canonical(deltas: Sequence[DeltaJson]) -> bool:
         return False
 
 
-def read_delta(text: bytes, path: str = "$") -> RowDelta:
+def decode_delta(text: bytes, path: str = "$") -> RowDelta:
     """A delta in JSON, checked as one that is pushed. Raises CanonicalError."""
     try:
-        given = _DELTA.decode(canonical_text(text))
+        given = _DELTA_DECODER.decode(canonical_text(text))
     except msgspec.ValidationError as error:
-        raise _told(error, path) from error
-    identity = given.identity()
-    change = row_delta(given, identity, path)  # what is no delta at all is told first, as the door does
-    demand_identity(given, identity, path)
+        raise _to_canonical_error(error, path) from error
+    identity = given.compute_id()
+    change = to_row_delta(given, identity, path)  # what is no delta at all is told first, as the door does
+    check_delta_id(given, identity, path)
     return change
 
 
-def stored_delta(body: bytes) -> RowDelta:
+def decode_stored_delta(body: bytes) -> RowDelta:
     """Return the delta of a record's body, with the id of its content. Raises CanonicalError or MsgspecError."""
-    given = _DELTA.decode(body)
-    return row_delta(given, given.identity(), "body")
+    given = _DELTA_DECODER.decode(body)
+    return to_row_delta(given, given.compute_id(), "body")
 
 
-def demand_identity(given: DeltaJson, identity: bytes, path: str) -> None:
+def check_delta_id(delta: DeltaJson, identity: bytes, path: str) -> None:
     """Raises WrongIdError for a delta that says another id than its own (DE-3)."""
-    if given.delta_id != identity.hex():
+    if delta.delta_id != identity.hex():
         raise WrongIdError(f"{path}.deltaId", identity.hex())
 
 
@@ -188,26 +196,26 @@ class WrongIdError(CanonicalError):
         self.expected = expected
 
 
-def row_delta(given: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
+def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
     """What it says, checked (DE-10). Raises CanonicalError with the path of what cannot be."""
-    table, row_id, client_id = given.table, given.row_id, given.client_id
+    table, row_id, client_id = delta.table, delta.row_id, delta.client_id
     if not is_identifier(table) or not _is_text(row_id, ROW_ID_CHARACTERS_MAX) or not _is_text(client_id):
-        _check_names(given, path)
+        _check_names(delta, path)
     try:
-        hlc = parse_hlc(given.hlc)
-        columns = _COLUMNS.decode(given.columns)
+        hlc = parse_hlc(delta.hlc)
+        columns = _COLUMNS_DECODER.decode(delta.columns)
     except CanonicalError as error:
         raise CanonicalError(f"{path}.hlc", error.reason) from error
     except msgspec.ValidationError as error:
-        raise _column_fault(given.columns, error, path) from error
+        raise _locate_column_fault(delta.columns, error, path) from error
     if len(columns) > ROW_COLUMNS_MAX:
         raise CanonicalError(f"{path}.columns", f"must be at most {ROW_COLUMNS_MAX}, not {len(columns)}")
     named = {one.column: bytes(one.value) for one in columns}
     if len(named) < len(columns) or not all(map(is_identifier, named)):
         _check_column_names([one.column for one in columns], path)
-    if len(given.columns) > value_bytes_max:
+    if len(delta.columns) > value_bytes_max:
         _check_values(named.values(), value_bytes_max, path)
-    return RowDelta(given.op, table, row_id, client_id, hlc, tuple(named.items()), identity)
+    return RowDelta(delta.op, table, row_id, client_id, hlc, tuple(named.items()), identity)
 
 
 def is_identifier(name: str) -> bool:
@@ -219,10 +227,10 @@ def _is_text(text: str, characters_max: int = NAME_CHARACTERS_MAX) -> bool:
     return 1 <= len(text) <= characters_max and "\0" not in text
 
 
-def _check_names(given: DeltaJson, path: str) -> None:
-    _check_identifier(given.table, f"{path}.table")
-    _check_text(given.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
-    _check_text(given.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
+def _check_names(delta: DeltaJson, path: str) -> None:
+    _check_identifier(delta.table, f"{path}.table")
+    _check_text(delta.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
+    _check_text(delta.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
 
 
 def _check_column_names(names: Sequence[str], path: str) -> None:
@@ -255,38 +263,38 @@ def _check_text(text: str, path: str, characters_max: int) -> None:
 # --- what is wrong with them, and where ----------------------------------------------------------------
 
 
-def _fault(text: bytes, error: msgspec.ValidationError) -> CanonicalError:
+def _locate_push_fault(text: bytes, error: msgspec.ValidationError) -> CanonicalError:
     """The decoder does not say which of the deltas it is about, so they are looked at one by one."""
     try:
-        parts = _PARTS.decode(text).deltas
+        parts = _PARTS_DECODER.decode(text).deltas
     except msgspec.ValidationError as whole:
-        return _told(whole, "")
+        return _to_canonical_error(whole, "")
     for index, part in enumerate(parts):
         try:
-            _DELTA.decode(part)
+            _DELTA_DECODER.decode(part)
         except msgspec.ValidationError as one:
-            return _told(one, f"deltas[{index}]")
-    return _told(error, "")
+            return _to_canonical_error(one, f"deltas[{index}]")
+    return _to_canonical_error(error, "")
 
 
-def _column_fault(columns: bytes, error: msgspec.ValidationError, path: str) -> CanonicalError:
+def _locate_column_fault(columns: bytes, error: msgspec.ValidationError, path: str) -> CanonicalError:
     try:
-        parts = _RAWS.decode(columns)
+        parts = _RAW_LIST_DECODER.decode(columns)
     except msgspec.ValidationError as whole:
-        return _told(whole, f"{path}.columns")
+        return _to_canonical_error(whole, f"{path}.columns")
     for index, part in enumerate(parts):
         try:
-            _COLUMN.decode(part)
+            _COLUMN_DECODER.decode(part)
         except msgspec.ValidationError as one:
-            return _told(one, f"{path}.columns[{index}]")
-    return _told(error, f"{path}.columns")
+            return _to_canonical_error(one, f"{path}.columns[{index}]")
+    return _to_canonical_error(error, f"{path}.columns")
 
 
-def _told(error: msgspec.ValidationError, path: str) -> CanonicalError:
+def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalError:
     reason, _, where = str(error).partition(" - at `")
     is_body = not path
     path += where.rstrip("`").removeprefix("$")
-    missing = _MISSING.fullmatch(reason)
+    missing = _MISSING_FIELD.fullmatch(reason)
     if missing is not None:
         path, reason = f"{path}.{missing[1]}", "is missing"
     if reason.startswith("Invalid enum value"):
@@ -297,36 +305,36 @@ def _told(error: msgspec.ValidationError, path: str) -> CanonicalError:
 # --- as they are kept --------------------------------------------------------------------------------
 
 
-_BODY: Final = b'{"clientId":%b,"columns":%b,"deltaId":"%b","hlc":"%b","op":"%b","rowId":%b,"table":%b}'
-_OPS: Final = {op: op.value.encode() for op in Op}
+_BODY_TEMPLATE: Final = b'{"clientId":%b,"columns":%b,"deltaId":"%b","hlc":"%b","op":"%b","rowId":%b,"table":%b}'
+_ENCODED_OPS: Final = {op: op.value.encode() for op in Op}
 
 
-def op_name(op: Op) -> bytes:
+def encode_op(op: Op) -> bytes:
     """What of a delta its fingerprint is: two deltas of one id can differ in nothing else."""
-    return _OPS[op]
+    return _ENCODED_OPS[op]
 
 
-def _quoted(text: str) -> bytes:
+def _quote(text: str) -> bytes:
     """The same clients and tables come again and again; what is too long to be one is not kept."""
-    return _quoted_short(text) if len(text) <= NAME_CHARACTERS_MAX else orjson.dumps(text)
+    return _quote_cached(text) if len(text) <= NAME_CHARACTERS_MAX else orjson.dumps(text)
 
 
 @lru_cache(maxsize=4096)
-def _quoted_short(text: str) -> bytes:
+def _quote_cached(text: str) -> bytes:
     return b"%b" % orjson.dumps(text)  # as `canonical` says: it would keep 4 KiB
 
 
-def delta_body(delta: RowDelta) -> bytes:
+def encode_delta(delta: RowDelta) -> bytes:
     """A delta in canonical JSON: how it is kept, and how whoever reads it gets it."""
     columns = ",".join([f'{{"column":"{name}","value":{value.decode()}}}' for name, value in delta.columns])
-    return _BODY % (
-        _quoted(delta.client_id),
+    return _BODY_TEMPLATE % (
+        _quote(delta.client_id),
         f"[{columns}]".encode(),
         delta.delta_id.hex().encode(),
         str(delta.hlc).encode(),
-        _OPS[delta.op],
+        _ENCODED_OPS[delta.op],
         orjson.dumps(delta.row_id),
-        _quoted(delta.table),
+        _quote(delta.table),
     )
 
 
@@ -336,10 +344,10 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
     Raises CanonicalError for a delta that no door would take.
     """
     check_delta(change)
-    return submission_of(scope, change, delta_body(change), actor=actor, rate=rate)
+    return build_submission(scope, change, encode_delta(change), actor=actor, rate=rate)
 
 
-def submission_of(
+def build_submission(
     scope: str, change: RowDelta, body: bytes, *, actor: str = "", rate: Rate | None = None
 ) -> Submission:
     """The same of a delta that has been checked (`row_delta`), and its body."""
@@ -347,7 +355,7 @@ def submission_of(
         policy=DELTAS,
         scope=scope,
         key=change.delta_id,
-        fingerprint=_OPS[change.op],
+        fingerprint=_ENCODED_OPS[change.op],
         body=body,
         actor=actor,
         client=change.client_id,
@@ -359,7 +367,7 @@ def submission_of(
 def check_delta(change: RowDelta, path: str = "$") -> None:
     """Raises CanonicalError for a delta that could not be pushed."""
     for name, text in (("clientId", change.client_id), ("rowId", change.row_id), ("table", change.table)):
-        text_field(text, f"{path}.{name}")
+        check_text(text, f"{path}.{name}")
     for index, (name, value) in enumerate(change.columns):
         _check_identifier(name, f"{path}.columns[{index}].column")
         if not _is_canonical(value):  # one by one: joined, two that are no values could come to one that is
@@ -369,14 +377,14 @@ def check_delta(change: RowDelta, path: str = "$") -> None:
         change.client_id,
         Raw(columns),
         change.delta_id.hex(),
-        hlc_text(change.hlc, f"{path}.hlc"),
+        format_hlc(change.hlc, f"{path}.hlc"),
         change.op,
         change.row_id,
         change.table,
     )
-    identity = given.identity()
-    row_delta(given, identity, path)
-    demand_identity(given, identity, path)
+    identity = given.compute_id()
+    to_row_delta(given, identity, path)
+    check_delta_id(given, identity, path)
 
 
 def _is_canonical(value: bytes) -> bool:
@@ -386,6 +394,6 @@ def _is_canonical(value: bytes) -> bool:
         return False
 
 
-def deltas_body(bodies: Sequence[bytes]) -> bytes:
+def encode_push(bodies: Sequence[bytes]) -> bytes:
     """A push of deltas in canonical form."""
     return b'{"deltas":[%b]}' % b",".join(bodies)

@@ -1,4 +1,4 @@
-"""Gaps: numbers that a leap has passed over. They are valid before a restore record only (core/leaps.py)."""
+"""Gaps: numbers that a leap has passed over. They are valid before a restore record only (core/rules/leaps.py)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -12,9 +12,9 @@ __all__ = [
     "RESTORE_POLICY",
     "Gap",
     "check_restore_record",
-    "gap_at",
-    "last_evicting",
-    "missing_numbers",
+    "count_missing_numbers",
+    "find_gap",
+    "find_last_eviction",
 ]
 
 RESTORE_ACTOR: Final = "system:restore"
@@ -34,17 +34,17 @@ def check_restore_record(record: Record) -> str | None:
     return check_internal_record(record)
 
 
-def gap_at(gaps: Iterable[Gap], number: int) -> Gap | None:
+def find_gap(gaps: Iterable[Gap], number: int) -> Gap | None:
     """Return the gap that contains a number, or None."""
     return next((gap for gap in gaps if gap[0] < number < gap[1]), None)
 
 
-def missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
+def count_missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
     """Count the numbers above `after` and up to `upto` that leaps have passed over."""
     return sum(max(0, min(upto, behind - 1) - max(after, before)) for before, behind in gaps)
 
 
-def last_evicting(upto: int, interval: int, gaps: Sequence[Gap]) -> int:
+def find_last_eviction(upto: int, interval: int, gaps: Sequence[Gap]) -> int:
     """Return the highest position up to `upto` that evicts: a multiple of the interval at which a record stands.
 
     Return 0 without one. `gaps` are those of the lane, in ascending order.

@@ -39,18 +39,18 @@ def counter(hlc: int) -> int:
     return hlc & (2**COUNTER_BITS - 1)
 
 
-def now(last: int, wall_now_ms: int) -> int | ClockExhausted:
+def tick(last: int, wall_now_ms: int) -> int | ClockExhausted:
     """The next local reading: larger than `last`, and not behind the wall clock."""
-    return _in_range(max(last + 1, wall_now_ms << COUNTER_BITS))
+    return _check_range(max(last + 1, wall_now_ms << COUNTER_BITS))
 
 
 def receive(last: int, remote: int, wall_now_ms: int) -> int | ClockDrift | ClockExhausted:
     """The reading after a remote one has been seen: larger than both."""
-    drift = drift_of(remote, wall_now_ms)
-    return drift or _in_range(max(last + 1, remote + 1, wall_now_ms << COUNTER_BITS))
+    drift = check_drift(remote, wall_now_ms)
+    return drift or _check_range(max(last + 1, remote + 1, wall_now_ms << COUNTER_BITS))
 
 
-def drift_of(remote: int, wall_now_ms: int) -> ClockDrift | None:
+def check_drift(remote: int, wall_now_ms: int) -> ClockDrift | None:
     """None if the remote reading can be believed: exactly the limit still can."""
     ahead_ms = wall_ms(remote) - wall_now_ms
     return ClockDrift(ahead_ms) if ahead_ms > CLOCK_DRIFT_MS_MAX else None
@@ -64,12 +64,12 @@ def parse_hlc(text: str, path: str = "$.hlc") -> int:
     return hlc
 
 
-def hlc_text(hlc: int, path: str = "$.hlc") -> str:
+def format_hlc(hlc: int, path: str = "$.hlc") -> str:
     """The decimal text of the wire. Raises CanonicalError for a number that no clock has."""
     if not 0 <= hlc <= HLC_MAX:
         raise CanonicalError(path, "must be from 0 to 2^64−1")
     return str(hlc)
 
 
-def _in_range(hlc: int) -> int | ClockExhausted:
+def _check_range(hlc: int) -> int | ClockExhausted:
     return hlc if hlc <= HLC_MAX else ClockExhausted()

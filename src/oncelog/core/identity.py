@@ -15,13 +15,13 @@ import orjson
 
 from oncelog.core.canonical import (
     JsonValue,
-    Unreadable,
+    UnreadableValue,
     canonical,
     canonical_args,
     canonical_at,
+    format_path,
     nfc,
-    path_of,
-    utf16_order,
+    utf16_sort_key,
 )
 from oncelog.core.hlc import parse_hlc
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX
@@ -47,13 +47,13 @@ def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> 
         raise CanonicalError(path, "must be an array, not a string")
     if len(partitions) == 1 and type(partitions[0]) is str and partitions[0].isascii():
         return (partitions[0],)
-    normal = {_normal_partition(partition, f"{path}[{index}]") for index, partition in enumerate(partitions)}
-    return tuple(sorted(normal, key=utf16_order))
+    normal = {_normalize_partition(partition, f"{path}[{index}]") for index, partition in enumerate(partitions)}
+    return tuple(sorted(normal, key=utf16_sort_key))
 
 
-def _normal_partition(partition: str, path: str) -> str:
+def _normalize_partition(partition: str, path: str) -> str:
     """Return a partition in NFC. One that is too long in every form is refused before the work of normalising."""
-    text = text_field(partition, path)
+    text = check_text(partition, path)
     if len(text) > DECOMPOSED_CHARACTERS_MAX * PARTITION_CHARACTERS_MAX:
         raise CanonicalError(path, f"must have 1 to {PARTITION_CHARACTERS_MAX} characters, not {len(text)}")
     return nfc(text)
@@ -68,13 +68,13 @@ def fingerprint(partitions: Sequence[str], event: bytes) -> bytes:
     return sha256(b'{"event":%b,"partitions":%b}' % (event, orjson.dumps(normal_partitions(partitions)))).digest()
 
 
-def fingerprint_of(value: JsonValue) -> bytes:
+def fingerprint_from_json(value: JsonValue) -> bytes:
     """The fingerprint of `{partitions, event}` as it comes from outside."""
-    members = object_field(value, "$")
-    partitions = required(members, "partitions")
+    members = check_object(value, "$")
+    partitions = get_required(members, "partitions")
     if type(partitions) is not list:
-        raise CanonicalError("$.partitions", f"must be an array, not {_kind(partitions)}")
-    event = canonical_at(required(members, "event"), "$.event")
+        raise CanonicalError("$.partitions", f"must be an array, not {_json_type_name(partitions)}")
+    event = canonical_at(get_required(members, "event"), "$.event")
     return fingerprint(partitions, event)
 
 
@@ -90,17 +90,17 @@ def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequenc
     """
     identity = {"clientId": client_id, "hlc": hlc, "table": table, "rowId": row_id}
     for name, value in identity.items():
-        text_field(value, f"$.{name}")
+        check_text(value, f"$.{name}")
     parse_hlc(hlc)
     return sha256(canonical({**identity, "columns": list(columns)})).digest()
 
 
-def delta_id_of(value: JsonValue) -> bytes:
+def delta_id_from_json(value: JsonValue) -> bytes:
     """The id of a delta as it comes from outside; `op` and other members have no part in it."""
-    members = object_field(value, "$")
-    client_id, hlc, table, row_id, columns = (required(members, name) for name in DELTA_FIELDS)
+    members = check_object(value, "$")
+    client_id, hlc, table, row_id, columns = (get_required(members, name) for name in DELTA_FIELDS)
     if type(columns) is not list:
-        raise CanonicalError("$.columns", f"must be an array, not {_kind(columns)}")
+        raise CanonicalError("$.columns", f"must be an array, not {_json_type_name(columns)}")
     return delta_id(client_id, hlc, table, row_id, columns)
 
 
@@ -116,12 +116,12 @@ def run_key(
     args: JsonValue,
 ) -> bytes:
     """The key of a run (v2): these six fields and nothing else decide it."""
-    return _framed_key(
-        (b"plan_id", _nullable_text(plan_id, "$.plan_id")),
-        (b"campaign_id", _decimal(campaign_id, "$.campaign_id")),
-        (b"event_type", text_field(event_type, "$.event_type").encode()),
-        (b"tool_name", _nullable_text(tool_name, "$.tool_name")),
-        (b"ruleset_version", _nullable_text(ruleset_version, "$.ruleset_version")),
+    return _hash_fields(
+        (b"plan_id", _encode_nullable_text(plan_id, "$.plan_id")),
+        (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),
+        (b"event_type", check_text(event_type, "$.event_type").encode()),
+        (b"tool_name", _encode_nullable_text(tool_name, "$.tool_name")),
+        (b"ruleset_version", _encode_nullable_text(ruleset_version, "$.ruleset_version")),
         (b"args_json", canonical_at(args, "$.args_json", canonical_args)),
     )
 
@@ -138,40 +138,40 @@ def run_key_v1(
 
     It is framed as v2 is, over other fields in another order. A payload of None is the empty object.
     """
-    return _framed_key(
-        (b"campaign_id", _decimal(campaign_id, "$.campaign_id")),
-        (b"event_type", text_field(event_type, "$.event_type").encode()),
-        (b"execution_request_id", _nullable_text(execution_request_id, "$.execution_request_id")),
-        (b"plan_id", _nullable_text(plan_id, "$.plan_id")),
-        (b"replay_ordinal", _decimal(replay_ordinal, "$.replay_ordinal")),
+    return _hash_fields(
+        (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),
+        (b"event_type", check_text(event_type, "$.event_type").encode()),
+        (b"execution_request_id", _encode_nullable_text(execution_request_id, "$.execution_request_id")),
+        (b"plan_id", _encode_nullable_text(plan_id, "$.plan_id")),
+        (b"replay_ordinal", _encode_decimal(replay_ordinal, "$.replay_ordinal")),
         (b"payload", canonical_at(payload, "$.payload", canonical_args)),
     )
 
 
-def run_key_of(value: JsonValue) -> bytes:
+def run_key_from_json(value: JsonValue) -> bytes:
     """The key (v2) of a run as it comes from outside."""
-    members = object_field(value, "$")
+    members = check_object(value, "$")
     return run_key(
         members.get("plan_id"),
-        required(members, "campaign_id"),
-        required(members, "event_type"),
+        get_required(members, "campaign_id"),
+        get_required(members, "event_type"),
         members.get("tool_name"),
         members.get("ruleset_version"),
         members.get("args_json"),
     )
 
 
-def _framed_key(*fields: tuple[bytes, bytes]) -> bytes:
+def _hash_fields(*fields: tuple[bytes, bytes]) -> bytes:
     return sha256(b"".join(frame(label, value) for label, value in fields)).digest()[:RUN_KEY_BYTES]
 
 
-def _nullable_text(value: JsonValue, path: str) -> bytes:
-    return b"" if value is None else text_field(value, path).encode()
+def _encode_nullable_text(value: JsonValue, path: str) -> bytes:
+    return b"" if value is None else check_text(value, path).encode()
 
 
-def _decimal(value: JsonValue, path: str) -> bytes:
+def _encode_decimal(value: JsonValue, path: str) -> bytes:
     if type(value) is not int:
-        raise CanonicalError(path, f"must be an integer, not {_kind(value)}")
+        raise CanonicalError(path, f"must be an integer, not {_json_type_name(value)}")
     try:
         return str(value).encode()
     except ValueError as error:
@@ -181,7 +181,7 @@ def _decimal(value: JsonValue, path: str) -> bytes:
 # --- the ledger --------------------------------------------------------------------------------------
 
 
-_SET: Final = frame(b"kind", b"set") + b"key"
+_SET_PREFIX: Final = frame(b"kind", b"set") + b"key"
 _NO_EXPIRY: Final = frame(b"expires_at_ms", b"")
 _NO_CONDITION: Final = frame(b"condition", b"")
 
@@ -190,34 +190,34 @@ def request_hash(operations: Sequence[Operation]) -> bytes:
     """What a ledger transaction says: SHA-256 over its operations and their conditions, each framed whole."""
     return sha256(
         b"".join(
-            [frame(b"operation", _framed_operation(operation, index)) for index, operation in enumerate(operations)]
+            [frame(b"operation", _encode_operation(operation, index)) for index, operation in enumerate(operations)]
         )
     ).digest()
 
 
-def _framed_operation(operation: Operation, index: int) -> bytes:
+def _encode_operation(operation: Operation, index: int) -> bytes:
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
-            named = _utf8(key, index, "key")
+            named = _encode_utf8(key, index, "key")
             return b"".join(
                 (
-                    _SET,
+                    _SET_PREFIX,
                     len(named).to_bytes(4, "big"),
                     named,
                     frame(b"value", value),
                     _NO_EXPIRY if expires_at_ms is None else frame(b"expires_at_ms", str(expires_at_ms).encode()),
-                    _NO_CONDITION if condition is None else frame(b"condition", _framed_condition(condition)),
+                    _NO_CONDITION if condition is None else frame(b"condition", _encode_condition(condition)),
                 )
             )
         case DeleteEntity(key):
-            return frame(b"kind", b"delete") + frame(b"key", _utf8(key, index, "key"))
+            return frame(b"kind", b"delete") + frame(b"key", _encode_utf8(key, index, "key"))
         case Relate():
-            return frame(b"kind", b"relate") + _framed_relationship(operation, index)
+            return frame(b"kind", b"relate") + _encode_relationship(operation, index)
         case Unrelate():
-            return frame(b"kind", b"unrelate") + _framed_relationship(operation, index)
+            return frame(b"kind", b"unrelate") + _encode_relationship(operation, index)
 
 
-def _framed_condition(condition: Condition) -> bytes:
+def _encode_condition(condition: Condition) -> bytes:
     return (
         frame(b"must", condition.must.value.encode())
         + frame(b"version", str(condition.version).encode())
@@ -225,16 +225,16 @@ def _framed_condition(condition: Condition) -> bytes:
     )
 
 
-def _framed_relationship(operation: Relate | Unrelate, index: int) -> bytes:
+def _encode_relationship(operation: Relate | Unrelate, index: int) -> bytes:
     names = ("resource", "relation", "subject")
-    return b"".join([frame(name.encode(), _utf8(getattr(operation, name), index, name)) for name in names])
+    return b"".join([frame(name.encode(), _encode_utf8(getattr(operation, name), index, name)) for name in names])
 
 
-def _utf8(text: str, index: int, name: str) -> bytes:
+def _encode_utf8(text: str, index: int, name: str) -> bytes:
     try:
         return text.encode()
     except (AttributeError, UnicodeEncodeError):
-        return text_field(text, f"$.operations[{index}].{name}").encode()  # which knows what is wrong with it
+        return check_text(text, f"$.operations[{index}].{name}").encode()  # which knows what is wrong with it
 
 
 # --- scopes and lanes -------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def scope_of(*parts: str | int) -> str:
 
 
 @lru_cache(maxsize=8192)  # the same streams are written to again and again
-def lane_of(stream: str, lanes: int) -> int:
+def compute_lane(stream: str, lanes: int) -> int:
     """The lane (1 to `lanes`) of a stream. Kept for ever: a stream that moved would lose its order."""
     return 1 + int.from_bytes(sha256(stream.encode()).digest()[:8], "big") % lanes
 
@@ -254,12 +254,12 @@ def lane_of(stream: str, lanes: int) -> int:
 # --- fields as they come from outside ----------------------------------------------------------------
 
 
-def object_field(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
+def check_object(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
     """`value` if it is an object. Raises CanonicalError with the path if not."""
     if type(value) is not dict:
-        if type(value) is Unreadable:
-            raise CanonicalError(path + path_of(value.steps).removeprefix("$"), value.reason)
-        raise CanonicalError(path, f"must be an object, not {_kind(value)}")
+        if type(value) is UnreadableValue:
+            raise CanonicalError(path + format_path(value.steps).removeprefix("$"), value.reason)
+        raise CanonicalError(path, f"must be an object, not {_json_type_name(value)}")
     return value
 
 
@@ -267,10 +267,10 @@ CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """C0, DEL and C1: in names they break lines of logs and terminals, and hide what a name is."""
 
 
-def text_field(value: JsonValue, path: str) -> str:
+def check_text(value: JsonValue, path: str) -> str:
     """`value` if it is a string that Unicode allows. Raises CanonicalError with the path if not."""
     if type(value) is not str:
-        raise CanonicalError(path, f"must be a string, not {_kind(value)}")
+        raise CanonicalError(path, f"must be a string, not {_json_type_name(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -278,7 +278,7 @@ def text_field(value: JsonValue, path: str) -> str:
     return value
 
 
-def required(members: Mapping[str, JsonValue], name: str, path: str = "$") -> JsonValue:
+def get_required(members: Mapping[str, JsonValue], name: str, path: str = "$") -> JsonValue:
     """The member of that name of the object at `path`. Raises CanonicalError with the path if there is none."""
     if name not in members:
         raise CanonicalError(f"{path}.{name}", "is missing")
@@ -293,9 +293,9 @@ _JSON_NAMES: Final = {
     float: "a float",
     bool: "a boolean",
     type(None): "null",
-    Unreadable: "what cannot be read",
+    UnreadableValue: "what cannot be read",
 }
 
 
-def _kind(value: object) -> str:
+def _json_type_name(value: object) -> str:
     return _JSON_NAMES.get(type(value), type(value).__name__)

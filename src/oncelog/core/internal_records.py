@@ -1,6 +1,6 @@
 """Internal records: records that Oncelog writes about the log itself. They do not come from submissions.
 
-Restore records (core/leaps.py), audit records (core/audit.py) and fold records (core/folds.py) are internal. They have
+Restore records (core/rules/leaps.py), audit records (core/rules/audit.py) and fold records (core/rules/folds.py) are internal. They have
 a position in their lane and stand in its hash chain. They have no sequence, no client and no partition, so that a
 reader of a stream or of a partition does not get them. A reader of a lane gets them, and recognises them by their
 policy.

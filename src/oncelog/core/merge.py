@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.canonical import JsonValue, canonical_at, parse, path_of, utf16_order
-from oncelog.core.hlc import hlc_text
-from oncelog.core.identity import delta_id, text_field
+from oncelog.core.canonical import JsonValue, canonical_at, format_path, parse, utf16_sort_key
+from oncelog.core.hlc import format_hlc
+from oncelog.core.identity import check_text, delta_id
 from oncelog.errors import CanonicalError
 
 Stamp = tuple[int, bytes, bytes]
@@ -36,7 +36,7 @@ class Op(Enum):
 
 _DELETE: Final = Op.DELETE  # as in `desk`: Python 3.11 takes long to find an enum's member
 
-_utf16_order: Final = lru_cache(maxsize=4096)(utf16_order)  # the same clients come again and again
+_utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # the same clients come again and again
 
 
 class RowDelta(Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class RowDelta(Struct, frozen=True, gc=False):
     @property
     def stamp(self) -> Stamp:
         """Its rank among all deltas of the row."""
-        return (self.hlc, _utf16_order(self.client_id), self.delta_id)
+        return (self.hlc, _utf16_sort_key(self.client_id), self.delta_id)
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -118,29 +118,29 @@ def extract(
     delta again after a crash, from the same two rows, clock and names, makes the same id again.
     """
     if after is None:
-        return None if before is None else _delta(Op.DELETE, {}, client_id, hlc, table, row_id)
-    changed = _changed_columns(before or {}, after)
+        return None if before is None else _build_delta(Op.DELETE, {}, client_id, hlc, table, row_id)
+    changed = _diff_columns(before or {}, after)
     if before is not None and not changed:
         return None
-    return _delta(Op.INSERT if before is None else Op.UPDATE, changed, client_id, hlc, table, row_id)
+    return _build_delta(Op.INSERT if before is None else Op.UPDATE, changed, client_id, hlc, table, row_id)
 
 
-def _changed_columns(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> dict[str, bytes]:
+def _diff_columns(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> dict[str, bytes]:
     for name in after:
-        text_field(name, "$")
+        check_text(name, "$")
     for name in before:
         if name not in after:
             reason = "is missing after the change; a column cannot be removed, set it to null"
-            raise CanonicalError(path_of([name]), reason)
-    forms = {name: canonical_at(after[name], path_of([name])) for name in sorted(after, key=utf16_order)}
+            raise CanonicalError(format_path([name]), reason)
+    forms = {name: canonical_at(after[name], format_path([name])) for name in sorted(after, key=utf16_sort_key)}
     return {
         name: form
         for name, form in forms.items()
-        if name not in before or form != canonical_at(before[name], path_of([name]))
+        if name not in before or form != canonical_at(before[name], format_path([name]))
     }
 
 
-def _delta(op: Op, columns: Mapping[str, bytes], client_id: str, hlc: int, table: str, row_id: str) -> RowDelta:
+def _build_delta(op: Op, columns: Mapping[str, bytes], client_id: str, hlc: int, table: str, row_id: str) -> RowDelta:
     listed = [{"column": name, "value": parse(form)} for name, form in columns.items()]
     return RowDelta(
         op=op,
@@ -149,5 +149,5 @@ def _delta(op: Op, columns: Mapping[str, bytes], client_id: str, hlc: int, table
         client_id=client_id,
         hlc=hlc,
         columns=tuple(columns.items()),
-        delta_id=delta_id(client_id, hlc_text(hlc), table, row_id, listed),
+        delta_id=delta_id(client_id, format_hlc(hlc), table, row_id, listed),
     )

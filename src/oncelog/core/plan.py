@@ -21,24 +21,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.admission import Admission
-from oncelog.core.audit import record_act
-from oncelog.core.consumers import set_cursor
-from oncelog.core.desk import Desk, LaneDesk
-from oncelog.core.effects import effects_of
-from oncelog.core.event_ids import other_identities, wrong_scope
-from oncelog.core.folds import fold_rows
-from oncelog.core.hlc import drift_of
-from oncelog.core.leaps import leap
-from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
-from oncelog.core.members import acknowledge, not_a_member, open_stream, set_member
+from oncelog.core.batch_state import BatchState, LaneDraft
+from oncelog.core.hlc import check_drift
 from oncelog.core.merge import RowDelta
 from oncelog.core.policy import OnReuse
-from oncelog.core.quotas import beyond_quota, count_write, of_request
-from oncelog.core.rates import held_back, take
-from oncelog.core.sequences import advance, not_the_next
-from oncelog.core.shape import malformed, malformed_request
+from oncelog.core.rules.audit import record_act
+from oncelog.core.rules.consumers import set_cursor
+from oncelog.core.rules.effects import compute_effects
+from oncelog.core.rules.event_ids import check_event_scope, iterate_other_identities
+from oncelog.core.rules.folds import fold_rows
+from oncelog.core.rules.leaps import decide_leap
+from oncelog.core.rules.leases import check_lease, claim, clear_lease, release, renew
+from oncelog.core.rules.members import acknowledge, check_member, open_stream, set_member
+from oncelog.core.rules.quotas import check_quota, count_write, restate_refusal
+from oncelog.core.rules.rates import refuse_known_only, take_tokens
+from oncelog.core.rules.sequences import advance_client, check_client_sequence
+from oncelog.core.rules.tombstones import drop_tombstones
 from oncelog.core.tenants import Tenants
-from oncelog.core.tombstones import drop_tombstones
+from oncelog.core.validation import check_item, check_request
 from oncelog.core.values import (
     Acknowledge,
     Applied,
@@ -75,7 +75,7 @@ from oncelog.core.values import (
 _EACH: Final = Mode.EACH  # Python 3.11 takes long to find an enum's member
 _ALL: Final = Mode.ALL
 _ANY_REASON: Final = frozenset(Reason)
-_LIMITS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED})
+_LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED})
 """Refusals of the last check: nothing is wrong with the write."""
 
 Validate = Callable[[Submission], str | None]
@@ -101,65 +101,65 @@ def plan(
 
     `faults` are those that the batch's footprint found, so that shapes are checked once.
     """
-    desk = Desk(snapshot, now_ms, faults)
-    verdicts = [_decide_request(request, desk, validate) for request in batch]
-    if desk.leap and len(desk.records) > snapshot.settings.lanes + 1:
+    state = BatchState(snapshot, now_ms, faults)
+    verdicts = [_decide_request(request, state, validate) for request in batch]
+    if state.leap_above and len(state.records) > snapshot.settings.lanes + 1:
         raise ValueError("a leap must be the only item of its batch: a restore record is the only one of its block")
-    return Plan(verdicts, desk.changes())
+    return Plan(verdicts, state.collect_changes())
 
 
-def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
+def _decide_request(request: Request, state: BatchState, validate: Validate | None) -> list[Verdict]:
     if request.mode is not _EACH or request.is_admitted_whole:
-        refused = malformed_request(request)
+        refused = check_request(request)
         if refused is not None:
             return [refused] * len(request.items)
-    if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, desk)):
-        return _decide_undoable(request, desk, validate)
-    return _decide_items(request, desk, validate)
+    if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, state)):
+        return _decide_atomically(request, state, validate)
+    return _decide_items(request, state, validate)
 
 
-def _decide_items(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
+def _decide_items(request: Request, state: BatchState, validate: Validate | None) -> list[Verdict]:
     if request.mode is _EACH:
-        return [_decide(item, desk, validate) for item in request.items]
-    return _until_refused(request.items, desk, validate)
+        return [_decide(item, state, validate) for item in request.items]
+    return _decide_until_refused(request.items, state, validate)
 
 
-def _until_refused(items: Sequence[Item], desk: Desk, validate: Validate | None) -> list[Verdict]:
+def _decide_until_refused(items: Sequence[Item], state: BatchState, validate: Validate | None) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for index, item in enumerate(items):
-        verdicts.append(_decide(item, desk, validate))
+        verdicts.append(_decide(item, state, validate))
         if isinstance(verdicts[-1], Refused):
-            return verdicts + [_skipped(index)] * (len(items) - index - 1)
+            return verdicts + [_refuse_skipped(index)] * (len(items) - index - 1)
     return verdicts
 
 
-def _decide_undoable(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
+def _decide_atomically(request: Request, state: BatchState, validate: Validate | None) -> list[Verdict]:
     """Decide a request that one refusal can undo: any refusal with `Mode.ALL`, one of a limit if admitted whole."""
-    mark = desk.mark()
-    admission = desk.admission = Admission() if request.is_admitted_whole else None
-    verdicts = _decide_items(request, desk, validate)
-    desk.admission = None
-    undoing = _ANY_REASON if request.mode is _ALL else _LIMITS
+    mark = state.savepoint()
+    admission = state.admission = Admission() if request.is_admitted_whole else None
+    verdicts = _decide_items(request, state, validate)
+    state.admission = None
+    undoing = _ANY_REASON if request.mode is _ALL else _LIMIT_REASONS
     refused = next(
         (index for index, one in enumerate(verdicts) if isinstance(one, Refused) and one.reason in undoing), None
     )
-    if refused is None and admission is not None and admission.refused is not None:
+    if refused is None and admission is not None and admission.refusal is not None:
         admitted = [index for index, one in enumerate(verdicts) if isinstance(one, Committed)]
         admitted = admitted or [index for index, one in enumerate(verdicts) if _is_change(one)]
         refused = admitted[-1]
-        verdicts[refused] = admission.refused
+        verdicts[refused] = admission.refusal
     if refused is None:
-        desk.keep()
+        state.release()
         return verdicts
-    desk.undo(mark)
-    verdicts[refused] = of_request(verdicts[refused], desk)
+    state.rollback(mark)
+    verdicts[refused] = restate_refusal(verdicts[refused], state)
     others = len(verdicts) - refused - 1
-    return [_skipped(refused)] * refused + verdicts[refused : refused + 1] + [_skipped(refused)] * others
+    return [_refuse_skipped(refused)] * refused + verdicts[refused : refused + 1] + [_refuse_skipped(refused)] * others
 
 
-def _has_limits(request: Request, desk: Desk) -> bool:
+def _has_limits(request: Request, state: BatchState) -> bool:
     """Return whether a limit could refuse a new item of the request."""
-    if desk.tenants is not None:
+    if state.tenants is not None:
         return True
     for item in request.items:
         if isinstance(item, Submission):
@@ -174,136 +174,136 @@ def _is_change(verdict: Verdict) -> bool:
     return isinstance(verdict, Granted) or (isinstance(verdict, Applied) and verdict.changed)
 
 
-def _skipped(index: int) -> Refused:
+def _refuse_skipped(index: int) -> Refused:
     return Refused(Reason.NOT_PROCESSED, f"item {index} was refused", index=index)
 
 
-def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
-    faults = desk.faults
-    refused = malformed(item) if faults is None else faults.get(id(item))
+def _decide(item: Item, state: BatchState, validate: Validate | None) -> Verdict:
+    faults = state.faults
+    refused = check_item(item) if faults is None else faults.get(id(item))
     if refused is not None:
         return refused
     if isinstance(item, Submission):
-        return _decide_submission(item, desk, validate)
-    return _decide_other(item, desk)
+        return _decide_submission(item, state, validate)
+    return _decide_other(item, state)
 
 
-def _decide_other(item: OtherItem, desk: Desk) -> Verdict:
+def _decide_other(item: OtherItem, state: BatchState) -> Verdict:
     match item:
         case Claim():
-            return _decide_claim(item, desk)
+            return _decide_claim(item, state)
         case Renew():
-            return renew(item, desk.lane(item.policy, item.scope), desk)
+            return renew(item, state.get_policy_lane(item.policy, item.scope), state)
         case Release():
-            return release(item, desk.lane(item.policy, item.scope), desk)
+            return release(item, state.get_policy_lane(item.policy, item.scope), state)
         case OpenStream():
-            return open_stream(item, desk)
+            return open_stream(item, state)
         case SetMember():
-            return set_member(item, desk)
+            return set_member(item, state)
         case Acknowledge():
-            return acknowledge(item, desk)
+            return acknowledge(item, state)
         case SetCursor():
-            return set_cursor(item, desk)
+            return set_cursor(item, state)
         case _:
-            return _decide_maintenance(item, desk)
+            return _decide_maintenance(item, state)
 
 
-def _decide_maintenance(item: DropTombstones | FoldRows | Leap | RecordAct, desk: Desk) -> Verdict:
+def _decide_maintenance(item: DropTombstones | FoldRows | Leap | RecordAct, state: BatchState) -> Verdict:
     match item:
         case DropTombstones():
-            return drop_tombstones(item, desk)
+            return drop_tombstones(item, state)
         case FoldRows():
-            return fold_rows(item, desk)
+            return fold_rows(item, state)
         case Leap():
-            return leap(item, desk)
+            return decide_leap(item, state)
         case RecordAct():
-            return record_act(item, desk)
+            return record_act(item, state)
 
 
-def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:
-    lane = desk.lane(item.policy, item.scope)
-    remembered = desk.keys.get(key_identity(item))
-    return (None if remembered is None else _known(item, remembered, lane)) or claim(item, lane, desk)
+def _decide_claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
+    lane = state.get_policy_lane(item.policy, item.scope)
+    remembered = state.keys.get(key_identity(item))
+    return (None if remembered is None else _answer_known(item, remembered, lane)) or claim(item, lane, state)
 
 
-def _decide_submission(submission: Submission, desk: Desk, validate: Validate | None) -> Verdict:
+def _decide_submission(submission: Submission, state: BatchState, validate: Validate | None) -> Verdict:
     policy = submission.policy
     if policy.members_only:
-        refused = not_a_member(submission.scope, submission.actor, desk)
+        refused = check_member(submission.scope, submission.actor, state)
         if refused is not None:
             return refused
-    lane = desk.lane(policy, submission.scope)
+    lane = state.get_policy_lane(policy, submission.scope)
     identity = key_identity(submission)
-    remembered = desk.keys.get(identity) if submission.key else None
-    answer = None if remembered is None else _known(submission, remembered, lane)
-    if desk.tenants is not None and desk.tenants.event_scopes and not isinstance(answer, Replayed):
-        answer = _known_in_other_scope(submission, desk.tenants, desk) or answer
+    remembered = state.keys.get(identity) if submission.key else None
+    answer = None if remembered is None else _answer_known(submission, remembered, lane)
+    if state.tenants is not None and state.tenants.event_scopes and not isinstance(answer, Replayed):
+        answer = _answer_in_other_scope(submission, state.tenants, state) or answer
     if answer is None and policy.client_sequence:
-        answer = not_the_next(submission, lane, desk)
+        answer = check_client_sequence(submission, lane, state)
     if answer is None and policy.leased:
-        answer = lease_in_the_way(submission, lane, desk)
+        answer = check_lease(submission, lane, state)
     if answer is not None:
         return answer
-    last = desk.streams.get(submission.scope) or 0 if lane.number else 0  # streams are not in lane 0
-    refused = _not_expected(submission, lane.position, last)
+    last = state.streams.get(submission.scope) or 0 if lane.number else 0  # streams are not in lane 0
+    refused = _check_expectation(submission, lane.position, last)
     if refused is not None:
         return refused
-    sequence = _next_sequence(submission.scope, last, desk) if lane.number else 0
+    sequence = _next_sequence(submission.scope, last, state) if lane.number else 0
     if policy.entities or policy.rows:
-        return _decide_effects(submission, identity, sequence, lane, desk, validate)
-    refused = _check_content(submission, lane, validate) or _check_limits(submission, lane, desk)
-    return refused or _commit(submission, identity, sequence, lane, desk)
+        return _decide_effects(submission, identity, sequence, lane, state, validate)
+    refused = _check_content(submission, lane, validate) or _check_limits(submission, lane, state)
+    return refused or _commit(submission, identity, sequence, lane, state)
 
 
 def _decide_effects(
     submission: Submission,
     identity: KeyIdentity,
     sequence: int,
-    lane: LaneDesk,
-    desk: Desk,
+    lane: LaneDraft,
+    state: BatchState,
     validate: Validate | None,
 ) -> Verdict:
-    effects = effects_of(submission, sequence, lane.log_time_ms, desk)
+    effects = compute_effects(submission, sequence, lane.log_time_ms, state)
     if isinstance(effects, Refused):
         return effects
     # The application validates the delta of the client; limits count the body that is stored.
     stored = submission if effects.body is None else replace(submission, body=effects.body)
-    growth = 0 if desk.tenants is None else effects.growth(desk)
-    refused = _check_content(submission, lane, validate) or _check_limits(stored, lane, desk, growth)
+    growth = 0 if state.tenants is None else effects.compute_growth(state)
+    refused = _check_content(submission, lane, validate) or _check_limits(stored, lane, state, growth)
     if refused is not None:
         return refused
-    effects.apply(desk)
-    return _commit(stored, identity, sequence, lane, desk, growth)
+    effects.apply(state)
+    return _commit(stored, identity, sequence, lane, state, growth)
 
 
-def _next_sequence(scope: str, last: int, desk: Desk) -> int:
-    floor = (desk.floors.get(scope) or 0) if desk.has_floors else 0
+def _next_sequence(scope: str, last: int, state: BatchState) -> int:
+    floor = (state.floors.get(scope) or 0) if state.has_floors else 0
     return max(last, floor) + 1 if floor else last + 1
 
 
 # --- the checks, in their order ----------------------------------------------------------------------
 
 
-def _known(item: Submission | Claim, remembered: Remembered, lane: LaneDesk) -> Replayed | Refused | None:
+def _answer_known(item: Submission | Claim, remembered: Remembered, lane: LaneDraft) -> Replayed | Refused | None:
     """None if it has been forgotten."""
     if not lane.remembers(item.policy.retention, remembered.receipt.log_time_ms):
         return None
-    return known_answer(item, remembered)
+    return answer_known_key(item, remembered)
 
 
-def _known_in_other_scope(submission: Submission, tenants: Tenants, desk: Desk) -> Replayed | Refused | None:
+def _answer_in_other_scope(submission: Submission, tenants: Tenants, state: BatchState) -> Replayed | Refused | None:
     """Answer an event that was committed in another scope of its id, and refuse a new one in a wrong scope.
 
     Equal content has equal partitions, so it is the same event. Other content may be another tenant's.
     """
-    for identity in other_identities(submission, tenants):
-        remembered = desk.keys.get(identity)
+    for identity in iterate_other_identities(submission, tenants):
+        remembered = state.keys.get(identity)
         if remembered is not None and remembered.fingerprint == submission.fingerprint:
             return Replayed(remembered.receipt, erased=remembered.erased)
-    return wrong_scope(submission, tenants)
+    return check_event_scope(submission, tenants)
 
 
-def known_answer(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
+def answer_known_key(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
     """The answer of a known identity. All it takes is what is remembered of it, so that a cache can give it too.
 
     The caller must know that the item is well formed, that its sender may have the answer (where only members may
@@ -319,42 +319,42 @@ def known_answer(item: Submission | Claim, remembered: Remembered) -> Replayed |
     return Replayed(remembered.receipt, mismatch, remembered.erased)
 
 
-def _not_expected(submission: Submission, position: int, last_sequence: int) -> Refused | None:
+def _check_expectation(submission: Submission, position: int, last_sequence: int) -> Refused | None:
     if submission.expected_position is not None and submission.expected_position != position:
-        return _unexpected("expected_position", submission.expected_position, position)
+        return _refuse_expectation("expected_position", submission.expected_position, position)
     if submission.expected_sequence is not None and submission.expected_sequence != last_sequence:
-        return _unexpected("expected_sequence", submission.expected_sequence, last_sequence)
+        return _refuse_expectation("expected_sequence", submission.expected_sequence, last_sequence)
     return None
 
 
-def _unexpected(field: str, expected: int, current: int) -> Refused:
+def _refuse_expectation(field: str, expected: int, current: int) -> Refused:
     return Refused(
         Reason.UNEXPECTED_POSITION, f"expected {expected} as the newest, but it is {current}", field, current
     )
 
 
-def _check_content(submission: Submission, lane: LaneDesk, validate: Validate | None) -> Refused | None:
+def _check_content(submission: Submission, lane: LaneDraft, validate: Validate | None) -> Refused | None:
     """Check the clock drift, then ask the application's validation."""
-    if submission.delta is not None and (refused := _drifted(submission.delta, lane)) is not None:
+    if submission.delta is not None and (refused := _check_clock_drift(submission.delta, lane)) is not None:
         return refused
-    return None if validate is None else _objected(submission, validate)
+    return None if validate is None else _run_validation(submission, validate)
 
 
-def _check_limits(submission: Submission, lane: LaneDesk, desk: Desk, growth: int = 0) -> Refused | None:
+def _check_limits(submission: Submission, lane: LaneDraft, state: BatchState, growth: int = 0) -> Refused | None:
     """Check the limits of new writes. `growth` is what the write adds to the side state of its stream."""
-    if submission.retry_after_ms > 0 and (refused := held_back(submission)) is not None:
+    if submission.retry_after_ms > 0 and (refused := refuse_known_only(submission)) is not None:
         return refused
-    if desk.tenants is not None:
-        refused = beyond_quota(submission, desk, growth)
+    if state.tenants is not None:
+        refused = check_quota(submission, state, growth)
         if refused is not None:
             return refused
     if submission.rate is not None or submission.stream_rate is not None:
-        return take(submission, lane, desk)  # the last check of all: what passes it is committed
+        return take_tokens(submission, lane, state)  # the last check of all: what passes it is committed
     return None
 
 
-def _drifted(delta: RowDelta, lane: LaneDesk) -> Refused | None:
-    drift = drift_of(delta.hlc, lane.log_time_ms)
+def _check_clock_drift(delta: RowDelta, lane: LaneDraft) -> Refused | None:
+    drift = check_drift(delta.hlc, lane.log_time_ms)
     if drift is None:
         return None
     return Refused(
@@ -365,7 +365,7 @@ def _drifted(delta: RowDelta, lane: LaneDesk) -> Refused | None:
     )
 
 
-def _objected(submission: Submission, validate: Validate) -> Refused | None:
+def _run_validation(submission: Submission, validate: Validate) -> Refused | None:
     objection = validate(submission)
     return None if objection is None else Refused(Reason.INVALID, objection, field="body")
 
@@ -374,25 +374,25 @@ def _objected(submission: Submission, validate: Validate) -> Refused | None:
 
 
 def _commit(
-    submission: Submission, identity: KeyIdentity, sequence: int, lane: LaneDesk, desk: Desk, growth: int = 0
+    submission: Submission, identity: KeyIdentity, sequence: int, lane: LaneDraft, state: BatchState, growth: int = 0
 ) -> Committed:
     policy = submission.policy
-    number, position, log_time_ms, height = lane.number, lane.next_position(), lane.log_time_ms, lane.height
+    number, position, log_time_ms, height = lane.number, lane.advance_position(), lane.log_time_ms, lane.height
     receipt = Receipt(number, position, sequence, log_time_ms, height, submission.client_sequence)
     remembered = Remembered(receipt, submission.fingerprint)
     if submission.key:
-        desk.keys.put(identity, remembered)
+        state.keys.put(identity, remembered)
     if sequence:
-        desk.streams.put(submission.scope, sequence)
-        if desk.has_floors and desk.floors.get(submission.scope) is not None:
-            desk.floors.put(submission.scope, None)
+        state.streams.put(submission.scope, sequence)
+        if state.has_floors and state.floors.get(submission.scope) is not None:
+            state.floors.put(submission.scope, None)
     if policy.client_sequence:
-        advance(submission, remembered, desk)
+        advance_client(submission, remembered, state)
     if policy.leased:
-        settle(submission, desk)
-    if desk.tenants is not None:
-        count_write(submission, desk, growth)
-    desk.records.append(
+        clear_lease(submission, state)
+    if state.tenants is not None:
+        count_write(submission, state, growth)
+    state.records.append(
         Record(
             number,
             position,
@@ -410,7 +410,7 @@ def _commit(
             submission.body,
         )
     )
-    if position % desk.settings.eviction_interval == 0:
+    if position % state.settings.eviction_interval == 0:
         # The record at an evicting position applies first: what it renewed is not evicted by it.
         lane.eviction_time_ms = log_time_ms
     return Committed(receipt)

@@ -25,9 +25,9 @@ from oncelog.errors import PolicyError
 RESTORE_POLICY: Final = "oncelog.restore"
 """Stands in restore records where others name a policy (core/gaps.py). Nothing can be submitted under it."""
 AUDIT_POLICY: Final = "oncelog.audit"
-"""The same in audit records (core/audit.py)."""
+"""The same in audit records (core/rules/audit.py)."""
 FOLD_POLICY: Final = "oncelog.fold"
-"""The same in fold records (core/folds.py)."""
+"""The same in fold records (core/rules/folds.py)."""
 INTERNAL_POLICIES: Final = frozenset({RESTORE_POLICY, AUDIT_POLICY, FOLD_POLICY})
 """Policies of internal records (core/internal_records.py). Nothing can be submitted under them."""
 NAME_CHARACTERS_MAX: Final = 64
@@ -35,11 +35,11 @@ KEY_BYTES_MAX: Final = 255
 TTL_MS_MAX: Final = 100 * 366 * 86_400_000
 """A hundred years: beyond it, say FOREVER."""
 
-_BUILT_IN: Final[dict[str, "Policy"]] = {}
+_BUILT_IN_BY_NAME: Final[dict[str, "Policy"]] = {}
 _NAME: Final = re.compile(rf"[a-z][a-z0-9_.-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 
 
-def _demand(condition: bool, message: str) -> None:
+def _check(condition: bool, message: str) -> None:
     if not condition:
         raise PolicyError(message)
 
@@ -88,11 +88,11 @@ class Retention(Struct, frozen=True):
     ttl_ms: int = 0
 
     def __post_init__(self) -> None:
-        _demand(type(self.forget) is Forget, f"forget must be of type Forget, not {self.forget!r}")
+        _check(type(self.forget) is Forget, f"forget must be of type Forget, not {self.forget!r}")
         if self.forget is Forget.NEVER:
-            _demand(self.ttl_ms == 0, "what is never forgotten has no time to live")
+            _check(self.ttl_ms == 0, "what is never forgotten has no time to live")
         else:
-            _demand(
+            _check(
                 type(self.ttl_ms) is int and 0 < self.ttl_ms <= TTL_MS_MAX,
                 f"a time to live must be 1 to {TTL_MS_MAX} whole milliseconds, not {self.ttl_ms!r}",
             )
@@ -111,12 +111,12 @@ FOREVER: Final = Retention(Forget.NEVER)
 
 def kept_for(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
     """Remembered for that long after creation, by log time."""
-    return Retention(Forget.AT_AGE, _ms(days, hours, seconds, ms))
+    return Retention(Forget.AT_AGE, _to_ms(days, hours, seconds, ms))
 
 
 def evicted_after(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
     """Remembered until an eviction finds it older than that."""
-    return Retention(Forget.AT_EVICTION, _ms(days, hours, seconds, ms))
+    return Retention(Forget.AT_EVICTION, _to_ms(days, hours, seconds, ms))
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -143,28 +143,26 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Writes carry a row delta, and must carry it."""
 
     def __post_init__(self) -> None:
-        _demand(
+        _check(
             isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None,
             f"a policy's name is 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
             f"from a letter on; not {self.name!r}",
         )
-        _demand(
-            self.name not in INTERNAL_POLICIES, f"{self.name} is reserved for internal records; choose another name"
-        )
+        _check(self.name not in INTERNAL_POLICIES, f"{self.name} is reserved for internal records; choose another name")
         self._check_types()
         shortest, longest = self.key_bytes
-        _demand(
+        _check(
             1 <= shortest <= longest <= KEY_BYTES_MAX,
             f"{self.name}: key_bytes must satisfy 1 <= shortest <= longest <= {KEY_BYTES_MAX}, not {self.key_bytes!r}",
         )
-        _demand(
+        _check(
             not (self.identity is Identity.DERIVED and self.on_reuse is OnReuse.REFUSE),
             f"{self.name}: a derived key cannot be reused for another write, so there is nothing to refuse",
         )
         self._check_streams()
         self._check_sequences()
-        _demand(
-            _BUILT_IN.get(self.name, self) == self or is_ledger(self),
+        _check(
+            _BUILT_IN_BY_NAME.get(self.name, self) == self or is_ledger(self),
             f"{self.name} is the name of a built-in policy, and keys are kept by the policy's name",
         )
 
@@ -172,47 +170,47 @@ class Policy(Struct, frozen=True, kw_only=True):
         """The decision compares these by identity: the text "refuse" would not be OnReuse.REFUSE, in silence."""
         for field, kind in _FIELD_TYPES.items():
             value = getattr(self, field)
-            _demand(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}")
-        _demand(
+            _check(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}")
+        _check(
             [type(length) for length in self.key_bytes] == [int, int],
             f"{self.name}: key_bytes must be two whole numbers, not {self.key_bytes!r}",
         )
 
     def _check_streams(self) -> None:
         for needs_stream in _STREAM_FLAGS:
-            _demand(
+            _check(
                 self.order is Order.STREAM or not getattr(self, needs_stream),
                 f"{self.name}: {needs_stream} belongs to a stream, so the order must be Order.STREAM",
             )
-        _demand(
+        _check(
             not (self.leased and self.members_only),
             f"{self.name}: a lease is asked for before there is a write, so there is no member to check",
         )
-        _demand(not (self.entities and self.rows), f"{self.name}: a write carries entities or a row, not both")
+        _check(not (self.entities and self.rows), f"{self.name}: a write carries entities or a row, not both")
 
     def _check_sequences(self) -> None:
         if not self.client_sequence:
             return
-        _demand(
+        _check(
             self.retention.forget is not Forget.AT_AGE,
             f"{self.name}: a client's sequence and its keys must be forgotten at one log position; "
             "use evicted_after or FOREVER",
         )
-        _demand(
+        _check(
             self.identity is Identity.GIVEN,
             f"{self.name}: a derived key already says which write it is; a client sequence could contradict it",
         )
-        _demand(
+        _check(
             self.on_reuse is OnReuse.REFUSE,
             f"{self.name}: a client sequence refuses reuse (SEQUENCE_REUSED), so keys must refuse it too",
         )
-        _demand(
+        _check(
             not self.leased,
             f"{self.name}: a lease lets callers race for a key, a client sequence puts them in order; choose one",
         )
 
 
-def _ms(days: int, hours: int, seconds: int, ms: int) -> int:
+def _to_ms(days: int, hours: int, seconds: int, ms: int) -> int:
     return ((days * 24 + hours) * 3600 + seconds) * 1000 + ms
 
 
@@ -277,7 +275,7 @@ CHAT: Final = Policy(
 )
 
 
-def ledger_policy(ttl_ms: int) -> Policy:
+def build_ledger_policy(ttl_ms: int) -> Policy:
     """The policy LEDGER with another time to live, for a log that is made with it. Raises PolicyError."""
     fields = {name: getattr(LEDGER, name) for name in Policy.__struct_fields__}
     return Policy(**{**fields, "retention": evicted_after(ms=ttl_ms)})
@@ -287,12 +285,12 @@ def is_ledger(policy: Policy) -> bool:
     """Whether this is LEDGER but for its time to live."""
     if policy.name != "ledger" or policy.retention.forget is not Forget.AT_EVICTION:
         return False
-    built_in = _BUILT_IN.get(policy.name, policy)
+    built_in = _BUILT_IN_BY_NAME.get(policy.name, policy)
     names = [name for name in Policy.__struct_fields__ if name != "retention"]
     return all(getattr(policy, name) == getattr(built_in, name) for name in names)
 
 
-def retention_of(name: str, policies: Mapping[str, Policy]) -> Retention | None:
+def find_retention(name: str, policies: Mapping[str, Policy]) -> Retention | None:
     """Return how long keys under a policy are remembered; None if the policy is neither known nor internal."""
     if name in INTERNAL_POLICIES:
         return FOREVER
@@ -300,5 +298,5 @@ def retention_of(name: str, policies: Mapping[str, Policy]) -> Retention | None:
     return None if policy is None else policy.retention
 
 
-BUILT_IN: Final = (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
-_BUILT_IN.update((policy.name, policy) for policy in BUILT_IN)
+BUILT_IN_POLICIES: Final = (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
+_BUILT_IN_BY_NAME.update((policy.name, policy) for policy in BUILT_IN_POLICIES)

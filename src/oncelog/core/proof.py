@@ -58,7 +58,7 @@ class Block(Struct, frozen=True):
 
     @property
     def may_follow_gap(self) -> bool:
-        """Whether heights and positions may leap to this block, as far as its header says (core/leaps.py)."""
+        """Whether heights and positions may leap to this block, as far as its header says (core/rules/leaps.py)."""
         return self.count == 1 and self.first_position == self.height
 
 
@@ -70,7 +70,7 @@ class Proof(Struct, frozen=True):
     path: tuple[bytes, ...]
 
 
-def record_header(record: Record) -> bytes:
+def encode_record_header(record: Record) -> bytes:
     """All of a record but its body, in one spelling."""
     key, said = record.key, record.fingerprint
     numbers = _RECORD_NUMBERS.pack(
@@ -85,13 +85,13 @@ def record_header(record: Record) -> bytes:
     return b"".join(
         (
             numbers,
-            _named(record.policy, record.scope, len(key)),
+            _frame_names(record.policy, record.scope, len(key)),
             key,
             b"fingerprint",
             _LENGTH.pack(len(said)),
             said,
-            _sent(record.actor, record.client),
-            _placed(record.partitions),
+            _frame_sender(record.actor, record.client),
+            _frame_partitions(record.partitions),
         )
     )
 
@@ -100,72 +100,72 @@ def record_header(record: Record) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _named(policy: str, scope: str, key_bytes: int) -> bytes:
-    return _framed("policy", policy) + _framed("scope", scope) + b"key" + _LENGTH.pack(key_bytes)
+def _frame_names(policy: str, scope: str, key_bytes: int) -> bytes:
+    return _frame_text("policy", policy) + _frame_text("scope", scope) + b"key" + _LENGTH.pack(key_bytes)
 
 
 @lru_cache(maxsize=4096)
-def _sent(actor: str, client: str) -> bytes:
-    return _framed("actor", actor) + _framed("client", client)
+def _frame_sender(actor: str, client: str) -> bytes:
+    return _frame_text("actor", actor) + _frame_text("client", client)
 
 
 @lru_cache(maxsize=4096)
-def _placed(partitions: tuple[str, ...]) -> bytes:
-    return b"".join(_framed("partition", partition) for partition in partitions)
+def _frame_partitions(partitions: tuple[str, ...]) -> bytes:
+    return b"".join(_frame_text("partition", partition) for partition in partitions)
 
 
-def _framed(label: str, text: str) -> bytes:
+def _frame_text(label: str, text: str) -> bytes:
     return frame(label.encode(), text.encode())
 
 
 # A copy of a hash that has been begun is cheaper than a new one, for which OpenSSL looks up its SHA-256 again.
-_BODY: Final = sha256()
-_LEAF: Final = sha256(b"\x00")
-_NODE: Final = sha256(b"\x01")
+_BODY_HASHER: Final = sha256()
+_LEAF_HASHER: Final = sha256(b"\x00")
+_NODE_HASHER: Final = sha256(b"\x01")
 
 
-def body_hash(salt: bytes, body: bytes) -> bytes:
+def hash_body(salt: bytes, body: bytes) -> bytes:
     """What stays of a body when it is erased. A salt has SALT_BYTES bytes, no more and no less."""
-    begun = _BODY.copy()
+    begun = _BODY_HASHER.copy()
     begun.update(salt + body)
     return begun.digest()
 
 
-def leaf_hash(header: bytes, salted_body_hash: bytes) -> bytes:
+def hash_leaf(header: bytes, salted_body_hash: bytes) -> bytes:
     """The leaf of a record in its block's tree."""
-    begun = _LEAF.copy()
+    begun = _LEAF_HASHER.copy()
     begun.update(header + salted_body_hash)
     return begun.digest()
 
 
-def node_hash(left: bytes, right: bytes) -> bytes:
+def hash_node(left: bytes, right: bytes) -> bytes:
     """The node over two others."""
-    begun = _NODE.copy()
+    begun = _NODE_HASHER.copy()
     begun.update(left + right)
     return begun.digest()
 
 
-Tree = Sequence[Sequence[bytes]]
+MerkleTree = Sequence[Sequence[bytes]]
 """All levels of a Merkle tree, leaves first, the root alone in the last."""
 
 
-def root_of(leaves: Sequence[bytes]) -> bytes:
+def compute_root(leaves: Sequence[bytes]) -> bytes:
     """The Merkle root over one leaf or more."""
-    return tree_of(leaves)[-1][0]
+    return build_tree(leaves)[-1][0]
 
 
 def prove(leaves: Sequence[bytes], index: int) -> Proof:
     """The inclusion proof of one leaf."""
-    return prove_in(tree_of(leaves), index)
+    return prove_from_tree(build_tree(leaves), index)
 
 
 def prove_all(leaves: Sequence[bytes]) -> list[Proof]:
     """The inclusion proofs of all leaves, from one tree."""
-    tree = tree_of(leaves)
-    return [prove_in(tree, index) for index in range(len(leaves))]
+    tree = build_tree(leaves)
+    return [prove_from_tree(tree, index) for index in range(len(leaves))]
 
 
-def prove_in(levels: Tree, index: int) -> Proof:
+def prove_from_tree(levels: MerkleTree, index: int) -> Proof:
     """The inclusion proof of one leaf of a tree: nothing is hashed for it."""
     if not 0 <= index < len(levels[0]):
         raise IndexError(f"no leaf {index} among {len(levels[0])}")
@@ -188,12 +188,12 @@ def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
         if last == 0:
             return False
         if place & 1 or place == last:
-            reached = node_hash(sibling, reached)
+            reached = hash_node(sibling, reached)
             while not place & 1 and place:
                 place >>= 1
                 last >>= 1
         else:
-            reached = node_hash(reached, sibling)
+            reached = hash_node(reached, sibling)
         place >>= 1
         last >>= 1
     return last == 0 and reached == root
@@ -207,7 +207,7 @@ def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
     if record.erased:
         return False
     # The salt's length is fixed: otherwise a byte could move between salt and body without changing their hash.
-    return len(salt) == SALT_BYTES and verify_header(record, body_hash(salt, record.body), proof, block)
+    return len(salt) == SALT_BYTES and verify_header(record, hash_body(salt, record.body), proof, block)
 
 
 def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: Block) -> bool:
@@ -219,22 +219,22 @@ def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: 
     if record.position != block.first_position + proof.index or proof.count != block.count:
         return False
     try:
-        header = record_header(record)
+        header = encode_record_header(record)
     except (struct.error, UnicodeEncodeError):
         return False  # no log could hold such a record
-    return verify_inclusion(leaf_hash(header, salted_body_hash), proof, block.root)
+    return verify_inclusion(hash_leaf(header, salted_body_hash), proof, block.root)
 
 
-class Sealed(Struct, frozen=True):
+class SealedBatch(Struct, frozen=True):
     """The blocks that close a batch, one a lane, and the lanes' heads with their hashes."""
 
     blocks: list[Block]
-    trees: dict[int, Tree]
+    trees: dict[int, MerkleTree]
     """That of each lane's block: what its proofs are made from."""
     heads: dict[int, LaneHead]
 
 
-def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
+def seal(changes: Changes, salts: Sequence[bytes]) -> SealedBatch:
     """Closes a block in every lane that `changes` writes records to.
 
     `salts` are random, SALT_BYTES long, one a record in the order of `changes.records`. They come from outside
@@ -244,17 +244,17 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
         raise ValueError(f"a salt must have {SALT_BYTES} bytes")
     leaves: defaultdict[int, list[bytes]] = defaultdict(list)
     for record, salt in zip(changes.records, salts, strict=True):
-        leaves[record.lane].append(leaf_hash(record_header(record), body_hash(salt, record.body)))
-    trees = {lane: tree_of(lane_leaves) for lane, lane_leaves in leaves.items()}
-    blocks = [_block(lane, changes.heads[lane], tree) for lane, tree in trees.items()]
+        leaves[record.lane].append(hash_leaf(encode_record_header(record), hash_body(salt, record.body)))
+    trees = {lane: build_tree(lane_leaves) for lane, lane_leaves in leaves.items()}
+    blocks = [_build_block(lane, changes.heads[lane], tree) for lane, tree in trees.items()]
     hashes = {block.lane: block.hash for block in blocks}
     heads = {
         lane: replace(head, block_hash=hashes[lane]) if lane in hashes else head for lane, head in changes.heads.items()
     }
-    return Sealed(blocks, trees, heads)
+    return SealedBatch(blocks, trees, heads)
 
 
-def _block(lane: int, head: LaneHead, tree: Tree) -> Block:
+def _build_block(lane: int, head: LaneHead, tree: MerkleTree) -> Block:
     count = len(tree[0])
     return Block(
         lane=lane,
@@ -267,7 +267,7 @@ def _block(lane: int, head: LaneHead, tree: Tree) -> Block:
     )
 
 
-def tree_of(leaves: Sequence[bytes]) -> Tree:
+def build_tree(leaves: Sequence[bytes]) -> MerkleTree:
     """The tree over one leaf or more. A node without a sibling moves up as it is.
 
     This is the tree that RFC 9162 defines from the top down by powers of two, built from the bottom up.
@@ -275,7 +275,7 @@ def tree_of(leaves: Sequence[bytes]) -> Tree:
     levels = [leaves]
     while len(levels[-1]) > 1:
         below = levels[-1]
-        level = [node_hash(left, right) for left, right in zip(below[::2], below[1::2], strict=False)]
+        level = [hash_node(left, right) for left, right in zip(below[::2], below[1::2], strict=False)]
         if len(below) % 2:
             level.append(below[-1])
         levels.append(level)

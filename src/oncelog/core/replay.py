@@ -8,20 +8,20 @@ not: the sequence of their client is replayed, their effects are not known.
 import msgspec
 from msgspec.structs import replace
 
-from oncelog.core.deltas import op_name, stored_delta
-from oncelog.core.desk import Desk
-from oncelog.core.effects import effects_of
+from oncelog.core.batch_state import BatchState
+from oncelog.core.deltas import decode_stored_delta, encode_op
 from oncelog.core.identity import request_hash
 from oncelog.core.operations import Operation, SetEntity
 from oncelog.core.policy import Policy
-from oncelog.core.sequences import advance, not_the_next
-from oncelog.core.tombstones import horizon_delete
-from oncelog.core.transactions import operations_of
+from oncelog.core.rules.effects import compute_effects
+from oncelog.core.rules.sequences import advance_client, check_client_sequence
+from oncelog.core.rules.tombstones import build_horizon_delete
+from oncelog.core.transactions import decode_operations
 from oncelog.core.values import Record, Refused, Replayed, Submission
 from oncelog.errors import CanonicalError
 
 
-def submission_of(record: Record, policy: Policy) -> Submission:
+def rebuild_submission(record: Record, policy: Policy) -> Submission:
     """Return the submission that a record was made of, with the effects that its body determines."""
     submission = Submission(
         policy=policy,
@@ -36,13 +36,13 @@ def submission_of(record: Record, policy: Policy) -> Submission:
         return submission
     try:
         if policy.entities:
-            operations = operations_of(record)
+            operations = decode_operations(record)
             return replace(submission, operations=operations if request_hash(operations) == record.fingerprint else ())
         if policy.rows:
-            delta = stored_delta(record.body)
-            is_own = delta.delta_id == record.key and op_name(delta.op) == record.fingerprint
+            delta = decode_stored_delta(record.body)
+            is_own = delta.delta_id == record.key and encode_op(delta.op) == record.fingerprint
             # A delta that lost to a tombstone horizon has the DELETE at the horizon as its body.
-            if is_own or delta == horizon_delete(delta.hlc, delta.table, delta.row_id):
+            if is_own or delta == build_horizon_delete(delta.hlc, delta.table, delta.row_id):
                 return replace(submission, delta=delta)
     except (CanonicalError, msgspec.MsgspecError, UnicodeError):
         pass
@@ -54,39 +54,41 @@ def has_effects(submission: Submission) -> bool:
     return bool(submission.operations) or submission.delta is not None
 
 
-def keys_set_by(record: Record, policy: Policy) -> list[str] | None:
+def list_set_keys(record: Record, policy: Policy) -> list[str] | None:
     """Return the keys of the entities that a record sets; None if its body does not determine them."""
-    submission = submission_of(record, policy)
+    submission = rebuild_submission(record, policy)
     if not submission.operations:
         return None
     return list({one.key: None for one in submission.operations if isinstance(one, SetEntity)})
 
 
-def without_conditions(submission: Submission) -> Submission:
+def drop_conditions(submission: Submission) -> Submission:
     """Return the submission with unconditional operations: for a scope whose entities are not all known."""
-    return replace(submission, operations=tuple([_without_condition(one) for one in submission.operations]))
+    return replace(submission, operations=tuple([_drop_condition(one) for one in submission.operations]))
 
 
-def _without_condition(operation: Operation) -> Operation:
+def _drop_condition(operation: Operation) -> Operation:
     return replace(operation, condition=None) if isinstance(operation, SetEntity) else operation
 
 
-def replay(record: Record, submission: Submission, eviction_time_ms: int, desk: Desk) -> Refused | Replayed | None:
+def replay_record(
+    record: Record, submission: Submission, eviction_time_ms: int, state: BatchState
+) -> Refused | Replayed | None:
     """Apply a record to the desk, at its log time and after the lane's last eviction before it.
 
     Return None, or the answer that the write would have got instead of its commit.
     """
     policy = submission.policy
-    lane = desk.lane(policy, record.scope)
+    lane = state.get_policy_lane(policy, record.scope)
     lane.log_time_ms, lane.eviction_time_ms = record.log_time_ms, eviction_time_ms
     if policy.client_sequence:
-        answer = not_the_next(submission, lane, desk)
+        answer = check_client_sequence(submission, lane, state)
         if answer is not None:
             return answer
-        advance(submission, record.remembered, desk)
+        advance_client(submission, record.remembered, state)
     if has_effects(submission):
-        effects = effects_of(submission, record.sequence, record.log_time_ms, desk)
+        effects = compute_effects(submission, record.sequence, record.log_time_ms, state)
         if isinstance(effects, Refused):
             return effects
-        effects.apply(desk)
+        effects.apply(state)
     return None

@@ -15,9 +15,9 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX, RATE_MAX, STORED_INTEGER_MA
 from oncelog.errors import SettingsError
 
 SEPARATOR: Final = "/"
-TENANT: Final = "tenant"
+TENANT_SCOPE_PREFIX: Final = "tenant"
 """First part of the scopes of tenants that have separate ids."""
-_KNOWN_MAX: Final = 10_000
+_CACHE_ENTRIES_MAX: Final = 10_000
 """Writes whose tenants are cached."""
 _KNOWN_PARTITIONS_MAX: Final = 2
 """Partitions of a cached write. 64 long ones take 64 kB, so that one writer could fill the cache with 640 MB."""
@@ -57,56 +57,56 @@ class Tenants:
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self.by_prefix: Mapping[str, Tenant] = {tenant.prefix: tenant for tenant in tenants}
-        self._known: dict[tuple[str, tuple[str, ...]], tuple[Tenant, ...]] = {}
+        self._tenants_cache: dict[tuple[str, tuple[str, ...]], tuple[Tenant, ...]] = {}
         own_scopes = {tenant.prefix: event_scope(tenant.prefix) for tenant in self.by_prefix.values() if tenant.own_ids}
         self._own_scopes: Mapping[str, str] = own_scopes
-        self._known_scopes: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._scopes_cache: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.event_scopes = frozenset(("", *own_scopes.values()) if own_scopes else ())
         """The scopes of ids of events; empty if no tenant has separate ids."""
 
-    def of(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
+    def list_for(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
         """In the order of their names. `stream` is empty where the order is the lane's."""
         asked = (stream, partitions)
-        found = self._known.get(asked)
+        found = self._tenants_cache.get(asked)
         if found is None:
-            found = self._found((stream, *partitions) if stream else partitions)
+            found = self._find_by_names((stream, *partitions) if stream else partitions)
             if len(partitions) <= _KNOWN_PARTITIONS_MAX:
-                if len(self._known) >= _KNOWN_MAX:
-                    self._known.clear()
-                self._known[asked] = found
+                if len(self._tenants_cache) >= _CACHE_ENTRIES_MAX:
+                    self._tenants_cache.clear()
+                self._tenants_cache[asked] = found
         return found
 
-    def event_scope_of(self, partitions: tuple[str, ...]) -> str:
+    def get_event_scope(self, partitions: tuple[str, ...]) -> str:
         """Return the scope in which the id of a new event with these partitions is unique.
 
         Empty, the scope of the whole log, unless the partitions belong to exactly one tenant with separate ids.
         """
-        return self.event_scopes_of(partitions)[0]
+        return self.list_event_scopes(partitions)[0]
 
-    def event_scopes_of(self, partitions: tuple[str, ...]) -> tuple[str, ...]:
+    def list_event_scopes(self, partitions: tuple[str, ...]) -> tuple[str, ...]:
         """Return the scopes in which an event with these partitions may have been committed; the first is for new ones.
 
         They are those of the whole log and of each of its tenants with separate ids. That holds whatever the order in
         which tenants got them: a tenant keeps its separate ids (`check_own_ids_kept`), so scopes are only added.
         """
-        found = self._known_scopes.get(partitions)
+        found = self._scopes_cache.get(partitions)
         if found is None:
-            own = tuple(self._own_scopes[tenant.prefix] for tenant in self.of("", partitions) if tenant.own_ids)
+            own = tuple(self._own_scopes[tenant.prefix] for tenant in self.list_for("", partitions) if tenant.own_ids)
             found = (*own, "") if len(own) == 1 else ("", *own)
             if len(partitions) <= _KNOWN_PARTITIONS_MAX:
-                if len(self._known_scopes) >= _KNOWN_MAX:
-                    self._known_scopes.clear()
-                self._known_scopes[partitions] = found
+                if len(self._scopes_cache) >= _CACHE_ENTRIES_MAX:
+                    self._scopes_cache.clear()
+                self._scopes_cache[partitions] = found
         return found
 
-    def _found(self, names: Iterable[str]) -> tuple[Tenant, ...]:
-        prefixes = {prefix for name in names for prefix in (name, *_above(name)) if prefix in self.by_prefix}
+    def _find_by_names(self, names: Iterable[str]) -> tuple[Tenant, ...]:
+        prefixes = {prefix for name in names for prefix in (name, *_iterate_parents(name)) if prefix in self.by_prefix}
         return tuple(self.by_prefix[prefix] for prefix in sorted(prefixes))
 
 
 def event_scope(prefix: str) -> str:
     """Return the scope of the events of a tenant with separate ids: `tenant/acme`."""
-    return scope_of(TENANT, prefix)
+    return scope_of(TENANT_SCOPE_PREFIX, prefix)
 
 
 def check_own_ids_kept(before: Iterable[Tenant], after: Iterable[Tenant]) -> None:
@@ -119,14 +119,14 @@ def check_own_ids_kept(before: Iterable[Tenant], after: Iterable[Tenant]) -> Non
             )
 
 
-def _above(name: str) -> Iterable[str]:
+def _iterate_parents(name: str) -> Iterable[str]:
     place = name.rfind(SEPARATOR)
     while place > 0:
         yield name[:place]
         place = name.rfind(SEPARATOR, 0, place)
 
 
-def demand_tenants(tenants: Sequence[Tenant]) -> None:
+def check_tenants(tenants: Sequence[Tenant]) -> None:
     """Raises SettingsError for an invalid quota and for a repeated prefix.
 
     Each message begins with `tenants must`, as messages of other settings do: callers put the source in front of it.
@@ -135,18 +135,18 @@ def demand_tenants(tenants: Sequence[Tenant]) -> None:
         raise SettingsError(f"tenants must be at most {TENANTS_MAX}, not {len(tenants)}")
     seen: set[str] = set()
     for tenant in tenants:
-        _demand_tenant(tenant)
+        _check_tenant(tenant)
         if tenant.prefix in seen:
             raise SettingsError(f"tenants must have distinct prefixes; {tenant.prefix!r} appears twice")
         seen.add(tenant.prefix)
     owners = {tenant.prefix for tenant in tenants if tenant.own_ids}
     for prefix in owners:
-        outer = next((one for one in _above(prefix) if one in owners), None)
+        outer = next((one for one in _iterate_parents(prefix) if one in owners), None)
         if outer is not None:
             raise SettingsError(f"tenants must not have own_ids within each other; {prefix!r} is below {outer!r}")
 
 
-def _demand_tenant(tenant: Tenant) -> None:
+def _check_tenant(tenant: Tenant) -> None:
     prefix = tenant.prefix
     if (
         type(prefix) is not str

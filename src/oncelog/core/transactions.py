@@ -31,12 +31,12 @@ def ledger_scope(organization: str, vault: str = "") -> str:
     return scope_of(SCOPE_PREFIX, organization, vault) if vault else scope_of(SCOPE_PREFIX, organization)
 
 
-def tx_id_of(lane: int, position: int) -> str:
+def format_tx_id(lane: int, position: int) -> str:
     """A transaction's id: where it stands, in hexadecimal. Never given again."""
     return f"{lane << _POSITION_BITS | position:0{TX_ID_DIGITS}x}"
 
 
-def place_of(tx_id: str) -> tuple[int, int] | None:
+def parse_tx_id(tx_id: str) -> tuple[int, int] | None:
     """Lane and position of a transaction; None for a text that is no id."""
     if len(tx_id) != TX_ID_DIGITS or not _HEXADECIMAL.issuperset(tx_id):
         return None
@@ -67,7 +67,7 @@ def transaction(  # noqa: PLR0913 - most of them are given by name
         scope=scope,
         key=key,
         fingerprint=request_hash(operations),
-        body=transaction_body(operations),
+        body=encode_operations(operations),
         actor=actor,
         client=client,
         client_sequence=sequence,
@@ -80,11 +80,11 @@ def check_operations(operations: Sequence[Operation], value_bytes_max: int, path
     """Raises CanonicalError with the path of the first that cannot be taken, and the limit that it breaks."""
     if not operations:
         raise CanonicalError(path, "must hold at least one")
-    demand_few(len(operations), path)
+    check_operation_count(len(operations), path)
     for index, operation in enumerate(operations):
         match operation:
             case SetEntity():
-                _check_setting(operation, value_bytes_max, f"{path}[{index}].set_entity")
+                _check_set_entity(operation, value_bytes_max, f"{path}[{index}].set_entity")
             case DeleteEntity(key):
                 _check_text(key, f"{path}[{index}].delete_entity.key")
             case Relate() | Unrelate():
@@ -93,13 +93,13 @@ def check_operations(operations: Sequence[Operation], value_bytes_max: int, path
                     _check_text(getattr(operation, name), f"{path}[{index}].{kind}.{name}")
 
 
-def demand_few(count: int, path: str = "operations") -> None:
+def check_operation_count(count: int, path: str = "operations") -> None:
     """Raises CanonicalError for more than a transaction may have."""
     if count > OPERATIONS_MAX:
         raise CanonicalError(path, f"must be at most {OPERATIONS_MAX}, not {count}")
 
 
-def _check_setting(operation: SetEntity, value_bytes_max: int, path: str) -> None:
+def _check_set_entity(operation: SetEntity, value_bytes_max: int, path: str) -> None:
     _check_text(operation.key, f"{path}.key")
     _check_value(operation.value, value_bytes_max, f"{path}.value")
     if operation.expires_at_ms is not None:
@@ -177,87 +177,91 @@ class _BodyJson(Struct, frozen=True):
 ONE_OPERATION: Final = "must have exactly one of set_entity, delete_entity, create_relationship and delete_relationship"
 ONE_CONDITION: Final = "must have exactly one of must_not_exist, must_exist, version_is and value_equals"
 ONLY_TRUE: Final = "must be true"
-_BODY: Final = msgspec.json.Decoder(_BodyJson)
+_BODY_DECODER: Final = msgspec.json.Decoder(_BodyJson)
 
 
-def transaction_body(operations: Sequence[Operation]) -> bytes:
+def encode_operations(operations: Sequence[Operation]) -> bytes:
     """What a record of these operations has as its body: their canonical JSON. Raises CanonicalError for numbers
     beyond 2^53−1, and for texts that Unicode does not allow."""
-    return f'{{"operations":[{",".join([_operation_text(operation) for operation in operations])}]}}'.encode()
+    return f'{{"operations":[{",".join([_encode_operation(operation) for operation in operations])}]}}'.encode()
 
 
-def _operation_text(operation: Operation) -> str:
+def _encode_operation(operation: Operation) -> str:
     """In canonical form by hand, members in their order: this is on the way of every write. Tests hold it against
     `canonical`."""
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
-            before = "" if condition is None else f'"condition":{_condition_text(condition)},'
+            before = "" if condition is None else f'"condition":{_encode_condition(condition)},'
             if expires_at_ms is not None:
-                before += f'"expires_at_ms":{_number_text(expires_at_ms)},'
-            return f'{{"set_entity":{{{before}"key":{_text(key)},"value":"{b64encode(value).decode()}"}}}}'
+                before += f'"expires_at_ms":{_encode_number(expires_at_ms)},'
+            return f'{{"set_entity":{{{before}"key":{_encode_text(key)},"value":"{b64encode(value).decode()}"}}}}'
         case DeleteEntity(key):
-            return f'{{"delete_entity":{{"key":{_text(key)}}}}}'
+            return f'{{"delete_entity":{{"key":{_encode_text(key)}}}}}'
         case Relate():
-            return f'{{"create_relationship":{_relationship_text(operation)}}}'
+            return f'{{"create_relationship":{_encode_relationship(operation)}}}'
         case Unrelate():
-            return f'{{"delete_relationship":{_relationship_text(operation)}}}'
+            return f'{{"delete_relationship":{_encode_relationship(operation)}}}'
 
 
-def _relationship_text(operation: Relate | Unrelate) -> str:
-    relation, resource, subject = _text(operation.relation), _text(operation.resource), _text(operation.subject)
+def _encode_relationship(operation: Relate | Unrelate) -> str:
+    relation, resource, subject = (
+        _encode_text(operation.relation),
+        _encode_text(operation.resource),
+        _encode_text(operation.subject),
+    )
     return f'{{"relation":{relation},"resource":{resource},"subject":{subject}}}'
 
 
-def _condition_text(condition: Condition) -> str:
+def _encode_condition(condition: Condition) -> str:
     match condition.must:
         case Must.NOT_EXIST:
             return '{"must_not_exist":true}'
         case Must.EXIST:
             return '{"must_exist":true}'
         case Must.HAVE_VERSION:
-            return f'{{"version_is":{_number_text(condition.version)}}}'
+            return f'{{"version_is":{_encode_number(condition.version)}}}'
         case Must.HAVE_VALUE:
             return f'{{"value_equals":"{b64encode(condition.value).decode()}"}}'
 
 
-def _text(text: str) -> str:
+def _encode_text(text: str) -> str:
     try:
         return orjson.dumps(text).decode()
     except orjson.JSONEncodeError:
         return canonical(text).decode()  # which knows what is wrong with it
 
 
-def _number_text(number: int) -> str:
+def _encode_number(number: int) -> str:
     if not -INTEGER_MAX <= number <= INTEGER_MAX:
         raise CanonicalError("$", f"must be at most {INTEGER_MAX}, not {number}")
     return str(number)
 
 
-def operations_of(record: Record) -> tuple[Operation, ...]:
+def decode_operations(record: Record) -> tuple[Operation, ...]:
     """The operations of a record; none of an erased one. Raises CanonicalError for a body that is none of ours."""
     if record.erased:
         return ()
     try:
-        return operations_of_json(_BODY.decode(record.body).operations)
+        return operations_from_json(_BODY_DECODER.decode(record.body).operations)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CanonicalError("body", f"is no transaction: {error}") from error
 
 
-def operations_of_json(given: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:
+def operations_from_json(operations: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:
     """Operations as they came over a wire of JSON. Raises CanonicalError with the path of one that is none."""
-    demand_few(len(given), path)
-    return tuple([_operation(one, path, index) for index, one in enumerate(given)])
+    check_operation_count(len(operations), path)
+    return tuple([_operation_from_json(one, path, index) for index, one in enumerate(operations)])
 
 
-def _operation(given: OperationJson, path: str, index: int) -> Operation:
-    named = [name for name in OperationJson.__struct_fields__ if getattr(given, name) is not UNSET]
+def _operation_from_json(operation: OperationJson, path: str, index: int) -> Operation:
+    named = [name for name in OperationJson.__struct_fields__ if getattr(operation, name) is not UNSET]
     if len(named) != 1:
         raise CanonicalError(f"{path}[{index}]", ONE_OPERATION)
-    setting, deleting, related = given.set_entity, given.delete_entity, given.create_relationship
+    setting, deleting, related = operation.set_entity, operation.delete_entity, operation.create_relationship
     if setting is not UNSET:
         condition = expires_at_ms = None
         if setting.condition is not UNSET:
-            condition = _condition(setting.condition, f"{path}[{index}].set_entity.condition")
+            condition = _condition_from_json(setting.condition, f"{path}[{index}].set_entity.condition")
         if setting.expires_at_ms is not UNSET:
             expires_at_ms = setting.expires_at_ms
         return SetEntity(setting.key, setting.value, expires_at_ms, condition)
@@ -265,21 +269,21 @@ def _operation(given: OperationJson, path: str, index: int) -> Operation:
         return DeleteEntity(deleting.key)
     if related is not UNSET:
         return Relate(related.resource, related.relation, related.subject)
-    unrelated = given.delete_relationship
+    unrelated = operation.delete_relationship
     assert unrelated is not UNSET  # noqa: S101 - it is one of the four
     return Unrelate(unrelated.resource, unrelated.relation, unrelated.subject)
 
 
-def _condition(given: ConditionJson, path: str) -> Condition:
-    named = [name for name in ConditionJson.__struct_fields__ if getattr(given, name) is not UNSET]
+def _condition_from_json(condition: ConditionJson, path: str) -> Condition:
+    named = [name for name in ConditionJson.__struct_fields__ if getattr(condition, name) is not UNSET]
     if len(named) != 1:
         raise CanonicalError(path, ONE_CONDITION)
-    if given.must_not_exist is False or given.must_exist is False:
+    if condition.must_not_exist is False or condition.must_exist is False:
         raise CanonicalError(f"{path}.{named[0]}", ONLY_TRUE)
-    if given.must_not_exist is True:
+    if condition.must_not_exist is True:
         return Condition(Must.NOT_EXIST)
-    if given.must_exist is True:
+    if condition.must_exist is True:
         return Condition(Must.EXIST)
-    if given.version_is is not UNSET:
-        return Condition(Must.HAVE_VERSION, version=given.version_is)
-    return Condition(Must.HAVE_VALUE, value=b"" if given.value_equals is UNSET else given.value_equals)
+    if condition.version_is is not UNSET:
+        return Condition(Must.HAVE_VERSION, version=condition.version_is)
+    return Condition(Must.HAVE_VALUE, value=b"" if condition.value_equals is UNSET else condition.value_equals)

@@ -25,7 +25,7 @@ from oncelog.core.tenants import Tenants, Usage
 from oncelog.errors import SettingsError
 
 _STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member
-_OPENED_BY: Final = "oncelog.opened/"
+_OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 
 # --- what comes in -----------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class OpenStream(Struct, frozen=True, gc=False):
 
 
 class Role(Enum):
-    """What a member of a stream may do (core/members.py)."""
+    """What a member of a stream may do (core/rules/members.py)."""
 
     OWNER = "owner"
     """May also add and remove members, and name owners."""
@@ -197,7 +197,7 @@ class DropTombstones(Struct, frozen=True, gc=False):
 
 
 class FoldRows(Struct, frozen=True, gc=False):
-    """Compaction commits a digest of rows of a gateway before it drops the bodies of their deltas (core/folds.py)."""
+    """Compaction commits a digest of rows of a gateway before it drops the bodies of their deltas (core/rules/folds.py)."""
 
     scope: str
     deltas: tuple[tuple[int, int], ...]
@@ -207,7 +207,7 @@ class FoldRows(Struct, frozen=True, gc=False):
 
 
 class Leap(Struct, frozen=True, gc=False):
-    """All numbers of the log continue above this one (core/leaps.py). The only item of its batch."""
+    """All numbers of the log continue above this one (core/rules/leaps.py). The only item of its batch."""
 
     above: int
     body: bytes = b""
@@ -215,7 +215,7 @@ class Leap(Struct, frozen=True, gc=False):
 
 
 class RecordAct(Struct, frozen=True, gc=False, kw_only=True):
-    """Commits an audit record of an administrative act that happened outside of a batch (core/audit.py)."""
+    """Commits an audit record of an administrative act that happened outside of a batch (core/rules/audit.py)."""
 
     act: str
     """The name of the act, such as those of `core.audit`."""
@@ -427,7 +427,7 @@ def rate_identity(submission: Submission) -> RateIdentity:
 
 def open_rate_identity(item: OpenStream) -> RateIdentity:
     """Return the bucket of a member's new streams. A scope per member spreads them over lanes."""
-    return (f"{_OPENED_BY}{item.member}", "")
+    return (f"{_OPEN_RATE_SCOPE_PREFIX}{item.member}", "")
 
 
 def stream_rate_identity(submission: Submission) -> RateIdentity:
@@ -450,13 +450,13 @@ class Settings(Struct, frozen=True):
                 raise SettingsError(f"{name} must be a whole number from 1 to {highest}, not {value!r}")
 
 
-class WantedSettings(Struct, frozen=True):
+class RequestedSettings(Struct, frozen=True):
     """Settings that a new log is made with, and that an existing log must have. None takes the default, or any."""
 
     lanes: int | None = None
     eviction_interval: int | None = None
 
-    def complete(self) -> Settings:
+    def to_settings(self) -> Settings:
         """The settings of a new log. Raises SettingsError for one out of its range."""
         return Settings(**{name: value for name, value in structs.asdict(self).items() if value is not None})
 

@@ -11,13 +11,13 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.audit import AuditEntry, audit_entry
 from oncelog.core.canonical import JsonValue, canonical
 from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
+from oncelog.core.rules.audit import AuditEntry, decode_audit_entry
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Committed, Item, Reason, Record, RecordAct, Refused, Replayed, Verdict
 from oncelog.errors import ClockJumpedError, DiskFullError, HistoryChangedError, OncelogError
-from oncelog.stores.clock import Clock
+from oncelog.storage.clock import Clock
 
 logger: Final = logging.getLogger("oncelog.engine")
 
@@ -67,19 +67,19 @@ class ActQueue:
             return
         self._queue.append(act if act.time_ms else replace(act, time_ms=self._clock.wall_ms()))
         if self._is_started:
-            self._commit_queue()
+            self._ensure_running()
 
     def start(self) -> None:
         """Begin to commit: the log is open. Acts that are put before wait for this."""
         self._is_started = True
-        self._commit_queue()
+        self._ensure_running()
 
-    def _commit_queue(self) -> None:
+    def _ensure_running(self) -> None:
         if self._queue and self._task is None:
             with suppress(RuntimeError):  # the event loop of the log has ended
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Return when no act waits."""
         while self._task is not None:
             await asyncio.wait([self._task])
@@ -98,7 +98,7 @@ class ActQueue:
         pause_s, has_told = PAUSE_S_MIN, False
         try:
             while self._queue:
-                problem = await self._try(self._queue[0])
+                problem = await self._try_record(self._queue[0])
                 if problem is None:
                     self._queue.popleft()
                     pause_s, has_told = PAUSE_S_MIN, False
@@ -111,7 +111,7 @@ class ActQueue:
         finally:
             self._task = None
 
-    async def _try(self, act: RecordAct) -> str | None:
+    async def _try_record(self, act: RecordAct) -> str | None:
         """Return why an act cannot be recorded now; None if it is done, or never can be."""
         if self._is_full():
             return "the disk is full"  # a commit that fails would fail the others of its batch
@@ -127,7 +127,7 @@ class ActQueue:
         return verdict.message if isinstance(verdict, Refused) else repr(verdict)
 
 
-def quota_details(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str, JsonValue]:
+def describe_quota_change(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str, JsonValue]:
     """Describe a change of quotas: how many tenants were added, changed and removed, and some of them by name.
 
     `limits` has the old and new value of each limit that changed. A tenant that is absent has no limits, all 0.
@@ -144,7 +144,7 @@ def quota_details(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str
     details: dict[str, JsonValue] = {**counts, "tenants": [*shown], "limits": {}}
     limits: dict[str, JsonValue] = {}
     for prefix, name in zip(named, shown, strict=True):
-        changed = _changed_limits(old.get(prefix) or Tenant(prefix), new.get(prefix) or Tenant(prefix))
+        changed = _diff_limits(old.get(prefix) or Tenant(prefix), new.get(prefix) or Tenant(prefix))
         if changed:
             longer: dict[str, JsonValue] = {**details, "limits": {**limits, name: changed}}
             if name in limits or len(canonical(longer)) > ACT_DETAILS_BYTES_MAX:
@@ -153,7 +153,7 @@ def quota_details(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str
     return details
 
 
-def _changed_limits(old: Tenant, new: Tenant) -> dict[str, JsonValue]:
+def _diff_limits(old: Tenant, new: Tenant) -> dict[str, JsonValue]:
     pairs = {name: [getattr(old, name), getattr(new, name)] for name in Tenant.__struct_fields__}
     return {name: [before, after] for name, (before, after) in pairs.items() if before != after}
 
@@ -181,7 +181,7 @@ class AuditFilter(Struct, frozen=True, kw_only=True):
         )
 
 
-def entry_json(entry: AuditEntry) -> dict[str, JsonValue]:
+def entry_to_json(entry: AuditEntry) -> dict[str, JsonValue]:
     """Return an act as the command line and HTTP show it."""
     return {
         "time_ms": entry.time_ms,
@@ -210,12 +210,12 @@ class AuditPage(Struct, frozen=True):
 class AuditScan:
     """Collects a page from the reads of a store."""
 
-    def __init__(self, after: Mapping[int, int], limit: int, wanted: AuditFilter) -> None:
+    def __init__(self, after: Mapping[int, int], limit: int, audit_filter: AuditFilter) -> None:
         self._after = dict(after)
         self._limit = limit
-        self._wanted = wanted
+        self._filter = audit_filter
         self._entries: list[AuditEntry] = []
-        self._read = 0
+        self._read_count = 0
 
     @property
     def after(self) -> Mapping[int, int]:
@@ -223,31 +223,31 @@ class AuditScan:
         return self._after
 
     @property
-    def room(self) -> int:
+    def next_read_count(self) -> int:
         """How many records to read next."""
-        return min(_READ_RECORDS, SCAN_RECORDS_MAX - self._read)
+        return min(_READ_RECORDS, SCAN_RECORDS_MAX - self._read_count)
 
-    def add(self, records: Sequence[Record], asked: int) -> AuditPage | None:
+    def add(self, records: Sequence[Record], requested: int) -> AuditPage | None:
         """Take the records of a read that asked for `asked`, and return the page once it is complete."""
         for record in records:
-            entry = audit_entry(record)
-            if self._wanted.matches(entry):
+            entry = decode_audit_entry(record)
+            if self._filter.matches(entry):
                 if len(self._entries) == self._limit:
                     return AuditPage(self._entries, self._after, has_more=True)
                 self._entries.append(entry)
             self._after[record.lane] = record.position
-            self._read += 1
-        if len(records) < asked:
+            self._read_count += 1
+        if len(records) < requested:
             return AuditPage(self._entries, self._after, has_more=False)
-        return AuditPage(self._entries, self._after, has_more=True) if self.room <= 0 else None
+        return AuditPage(self._entries, self._after, has_more=True) if self.next_read_count <= 0 else None
 
 
-def cursor_text(epoch: str, after: Mapping[int, int]) -> str:
+def encode_cursor(epoch: str, after: Mapping[int, int]) -> str:
     """Encode the place of a reader: the epoch, and a position for each lane."""
     return _SEPARATOR.join([epoch, *(f"{lane}-{position}" for lane, position in sorted(after.items()))])
 
 
-def cursor_places(text: str, epoch: str, lanes: int) -> dict[int, int]:
+def decode_cursor(text: str, epoch: str, lanes: int) -> dict[int, int]:
     """Decode a cursor. Raises ValueError for another text, and HistoryChangedError for another epoch."""
     if not text:
         return {}

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
-from oncelog.core.audit import APPLICATION_ACTOR
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.rules.audit import APPLICATION_ACTOR
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Applied,
@@ -31,19 +31,19 @@ from oncelog.core.values import (
     Settings,
     Verdict,
 )
+from oncelog.engine.answer_cache import Attestation
 from oncelog.engine.audit import AuditFilter, AuditPage
-from oncelog.engine.books import BLOCKS, Books
-from oncelog.engine.cache import Attested
-from oncelog.engine.cursors import Compacted, Cursor, Proven, Reading
+from oncelog.engine.held_lease import HeldLease, Work, active_keys, mark_active
+from oncelog.engine.leases import LeaseManager
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
-from oncelog.engine.results import Result
-from oncelog.engine.work import Holding, Work, doing, done_here
-from oncelog.engine.working import Works
+from oncelog.engine.read_results import Compacted, Cursor, Proven, Reading
+from oncelog.engine.result_cache import Result
+from oncelog.engine.state_reader import BLOCKS_PER_PAGE, StateReader
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
-from oncelog.stores.protocol import (
+from oncelog.storage.store import (
     Consumer,
     EntityPage,
     MemberPage,
@@ -67,7 +67,7 @@ class BlockingLog:
         self._open_portal: Portal | None = None
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog", _closed)
+        portal = Portal("oncelog", _build_closed_error)
         try:
             portal.call(self._log.__aenter__)
         except BaseException:
@@ -84,7 +84,7 @@ class BlockingLog:
     def close(self) -> None:
         """As `Log.close`."""
         portal, self._open_portal = self._open_portal, None
-        if portal is not None and not portal.is_elsewhere:
+        if portal is not None and not portal.is_forked:
             try:
                 portal.call(self._log.close)
             finally:
@@ -93,7 +93,7 @@ class BlockingLog:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise _closed()
+            raise _build_closed_error()
         return self._open_portal
 
     @property
@@ -117,14 +117,14 @@ class BlockingLog:
         return self._log.policies
 
     @property
-    def works(self) -> "BlockingWorks":
+    def leases(self) -> "BlockingLeaseManager":
         """As `Log.works`."""
-        return BlockingWorks(self._log.works, self._portal)
+        return BlockingLeaseManager(self._log.leases, self._portal)
 
     @property
-    def books(self) -> "BlockingBooks":
+    def state(self) -> "BlockingStateReader":
         """As `Log.books`."""
-        return BlockingBooks(self._log.books, self._portal)
+        return BlockingStateReader(self._log.state, self._portal)
 
     def submit(self, item: Item) -> Verdict:
         """As `Log.submit`."""
@@ -221,9 +221,9 @@ class BlockingLog:
         follower = self._log.follow(
             partition=partition, partitions=partitions, stream=stream, lane=lane, after=after, consumer=consumer
         )
-        return self._until_closed(self._portal.iterate(follower))
+        return self._iterate_until_closed(self._portal.iterate(follower))
 
-    def _until_closed(self, records: Iterator[Record]) -> Iterator[Record]:
+    def _iterate_until_closed(self, records: Iterator[Record]) -> Iterator[Record]:
         """As with `Log.follow`, a log that is closed ends those that follow it, wherever they are in their loop."""
         try:
             yield from records
@@ -299,169 +299,169 @@ class BlockingLog:
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
         """As `Log.set_read_only`."""
 
-        async def set_it() -> None:
+        async def set_flag() -> None:
             self._log.set_read_only(is_read_only, actor)
 
-        self._portal.call(set_it)
+        self._portal.call(set_flag)
 
 
-class BlockingWorks:
-    """The blocking twin of `Works`."""
+class BlockingLeaseManager:
+    """The blocking twin of `LeaseManager`."""
 
-    def __init__(self, works: Works, portal: Portal) -> None:
-        self._works = works
+    def __init__(self, lease_manager: LeaseManager, portal: Portal) -> None:
+        self._lease_manager = lease_manager
         self._portal = portal
 
     def recall(self, work: Work) -> Result | None:
         """As `Works.recall`: on the caller's own thread."""
-        if self._portal.is_elsewhere:  # a fork, in which somebody may hold the memory's lock for ever
-            raise _closed()
-        return self._works.recall(work)
+        if self._portal.is_forked:  # a fork, in which somebody may hold the memory's lock for ever
+            raise _build_closed_error()
+        return self._lease_manager.recall(work)
 
-    def begin(self, work: Work) -> Result | Holding:
+    def begin(self, work: Work) -> Result | HeldLease:
         """As `Works.begin`."""
-        begun: list[Result | Holding] = []
-        here = doing.get()
+        begun: list[Result | HeldLease] = []
+        here = active_keys.get()
 
-        async def begin() -> Result | Holding:
-            doing.set(here)  # on the loop's thread nobody knows what the caller's is doing
-            begun.append(await self._works.begin(work))
+        async def begin() -> Result | HeldLease:
+            active_keys.set(here)  # on the loop's thread nobody knows what the caller's is doing
+            begun.append(await self._lease_manager.begin(work))
             return begun[0]
 
         try:
             return self._portal.call(begin)
         except BaseException:
-            if begun and isinstance(begun[0], Holding):  # interrupted with the lease on its way
-                self.give_back(begun[0])
+            if begun and isinstance(begun[0], HeldLease):  # interrupted with the lease on its way
+                self.release(begun[0])
             raise
 
-    def complete(self, holding: Holding, body: bytes) -> Result:
+    def complete(self, lease: HeldLease, body: bytes) -> Result:
         """As `Works.complete`."""
-        return self._portal.call(self._works.complete, holding, body)
+        return self._portal.call(self._lease_manager.complete, lease, body)
 
-    def fail(self, holding: Holding, error: BaseException) -> None:
+    def fail(self, lease: HeldLease, error: BaseException) -> None:
         """As `Works.fail`."""
-        self._portal.call(self._works.fail, holding, error)
+        self._portal.call(self._lease_manager.fail, lease, error)
 
-    def carry_out(self, holding: Holding, call: Callable[[], tuple[bytes, T]]) -> tuple[Result, T]:
-        """As `Works.carry_out`: on the caller's own thread."""
+    def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[Result, T]:
+        """As `LeaseManager.run`: on the caller's own thread."""
         try:
-            with done_here(holding):
+            with mark_active(lease):
                 body, value = call()
         except Exception as error:
-            self.fail(holding, error)
+            self.fail(lease, error)
             raise
         except BaseException:
-            self.give_back(holding)
+            self.release(lease)
             raise
-        return self.complete(holding, body), value
+        return self.complete(lease, body), value
 
-    def give_back(self, holding: Holding) -> None:
-        """As `Works.give_back`."""
-        self._portal.call(self._works.give_back, holding)
+    def release(self, lease: HeldLease) -> None:
+        """As `LeaseManager.release`."""
+        self._portal.call(self._lease_manager.release, lease)
 
 
-class BlockingBooks:
+class BlockingStateReader:
     """The blocking twin of `Books`."""
 
-    def __init__(self, books: Books, portal: Portal) -> None:
-        self._books = books
+    def __init__(self, state_reader: StateReader, portal: Portal) -> None:
+        self._state_reader = state_reader
         self._portal = portal
 
     def lane(self, scope: str) -> int:
         """As `Books.lane`."""
-        return self._books.lane(scope)
+        return self._state_reader.lane(scope)
 
     def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """As `Books.client`."""
-        return self._portal.call(self._books.client, scope, client, policy)
+        return self._portal.call(self._state_reader.client, scope, client, policy)
 
     def entity(self, scope: str, key: str) -> Entity | None:
         """As `Books.entity`."""
-        return self._portal.call(self._books.entity, scope, key)
+        return self._portal.call(self._state_reader.entity, scope, key)
 
     def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
         """As `Books.entities`."""
-        return self._portal.call(self._books.entities, scope, prefix=prefix, after=after, limit=limit)
+        return self._portal.call(self._state_reader.entities, scope, prefix=prefix, after=after, limit=limit)
 
     def newest(self, scope: str) -> int:
         """As `Books.newest`."""
-        return self._portal.call(self._books.newest, scope)
+        return self._portal.call(self._state_reader.newest, scope)
 
     def horizon(self, scope: str) -> int | None:
         """As `Books.horizon`."""
-        return self._portal.call(self._books.horizon, scope)
+        return self._portal.call(self._state_reader.horizon, scope)
 
     def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
         """As `Books.newest_and_horizon`."""
-        return self._portal.call(self._books.newest_and_horizon, scope)
+        return self._portal.call(self._state_reader.newest_and_horizon, scope)
 
     def sequence_before(self, scope: str, upto: int, count: int) -> int:
         """As `Books.sequence_before`."""
-        return self._portal.call(self._books.sequence_before, scope, upto, count)
+        return self._portal.call(self._state_reader.sequence_before, scope, upto, count)
 
     def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """As `Books.row`."""
-        return self._portal.call(self._books.row, scope, table, row_id)
+        return self._portal.call(self._state_reader.row, scope, table, row_id)
 
     def rows(self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500) -> RowPage:
         """As `Books.rows`."""
-        return self._portal.call(self._books.rows, scope, table=table, after=after, limit=limit)
+        return self._portal.call(self._state_reader.rows, scope, table=table, after=after, limit=limit)
 
     def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """As `Books.relationship`."""
-        return self._portal.call(self._books.relationship, scope, resource, relation, subject)
+        return self._portal.call(self._state_reader.relationship, scope, resource, relation, subject)
 
     def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Books.relationships`."""
-        return self._portal.call(self._books.relationships, query)
+        return self._portal.call(self._state_reader.relationships, query)
 
-    def standing_of(self, scope: str, member: str) -> Membership | None:
+    def find_membership(self, scope: str, member: str) -> Membership | None:
         """As `Books.standing_of`."""
-        return self._portal.call(self._books.standing_of, scope, member)
+        return self._portal.call(self._state_reader.find_membership, scope, member)
 
     def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
         """As `Books.members_among`."""
-        return self._portal.call(self._books.members_among, identities)
+        return self._portal.call(self._state_reader.members_among, identities)
 
     def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
         """As `Books.members`."""
-        return self._portal.call(self._books.members, scope, after=after, limit=limit)
+        return self._portal.call(self._state_reader.members, scope, after=after, limit=limit)
 
     def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
         """As `Books.memberships`."""
-        return self._portal.call(self._books.memberships, member, prefix=prefix, after=after, limit=limit)
+        return self._portal.call(self._state_reader.memberships, member, prefix=prefix, after=after, limit=limit)
 
     def record(self, lane: int, position: int) -> Record | None:
         """As `Books.record`."""
-        return self._portal.call(self._books.record, lane, position)
+        return self._portal.call(self._state_reader.record, lane, position)
 
-    def attested(self, receipt: Receipt, now_ms: int | None = None) -> Attested | None:
+    def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
         """As `Books.attested`."""
-        return self._portal.call(self._attested, receipt, now_ms)
+        return self._portal.call(self._find_attestation, receipt, now_ms)
 
-    async def _attested(self, receipt: Receipt, now_ms: int | None) -> Attested | None:
-        return self._books.attested(receipt, now_ms)
+    async def _find_attestation(self, receipt: Receipt, now_ms: int | None) -> Attestation | None:
+        return self._state_reader.find_attestation(receipt, now_ms)
 
-    def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS) -> list[ScopedBlock]:
+    def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS_PER_PAGE) -> list[ScopedBlock]:
         """As `Books.blocks`."""
-        return self._portal.call(self._books.blocks, scope, after, limit)
+        return self._portal.call(self._state_reader.blocks, scope, after, limit)
 
     def follow_blocks(self, scope: str, after: int = 0) -> Iterator[Sequence[ScopedBlock]]:
         """As `Books.follow_blocks`. Leave it with `break`."""
-        return self._portal.iterate(self._books.follow_blocks(scope, after))
+        return self._portal.iterate(self._state_reader.follow_blocks(scope, after))
 
 
-def _closed() -> ClosedError:
+def _build_closed_error() -> ClosedError:
     return ClosedError("the log is not open; use it inside `with oncelog.open_blocking(…)`")
 
 
-def _twin(open_async: Callable[P, Log]) -> Callable[P, BlockingLog]:
+def _wrap_blocking(open_async: Callable[P, Log]) -> Callable[P, BlockingLog]:
     @wraps(open_async)
-    def opened(*args: P.args, **kwargs: P.kwargs) -> BlockingLog:
+    def open_twin(*args: P.args, **kwargs: P.kwargs) -> BlockingLog:
         return BlockingLog(open_async(*args, **kwargs))
 
-    return opened
+    return open_twin
 
 
-open_blocking = _twin(open_log)
+open_blocking = _wrap_blocking(open_log)

@@ -18,10 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.operations import SetEntity
-from oncelog.core.plan import Validate, known_answer
+from oncelog.core.plan import Validate, answer_known_key
 from oncelog.core.policy import EVENTS, Policy
-from oncelog.core.quotas import can_be_held_back
-from oncelog.core.shape import malformed
+from oncelog.core.rules.quotas import can_be_known_only
+from oncelog.core.validation import check_item
 from oncelog.core.values import (
     Committed,
     Item,
@@ -36,11 +36,11 @@ from oncelog.core.values import (
     Verdict,
     key_identity,
 )
-from oncelog.engine.cache import AnswerCache
-from oncelog.engine.gathering import ENOUGH_ITEMS, Gathering
+from oncelog.engine.answer_cache import AnswerCache
+from oncelog.engine.batch_scheduler import BATCH_ITEMS_TARGET, BatchScheduler
 from oncelog.engine.limits import Limits
-from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
-from oncelog.engine.room import Guard
+from oncelog.engine.write_gate import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
+from oncelog.engine.write_gate import WriteGate
 from oncelog.errors import (
     ClockJumpedError,
     ClosedError,
@@ -49,21 +49,21 @@ from oncelog.errors import (
     StoreUnavailableError,
     UnstorableError,
 )
-from oncelog.stores.clock import Clock
-from oncelog.stores.protocol import Decided, Store
+from oncelog.storage.clock import Clock
+from oncelog.storage.store import BatchResult, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
 
 RETRY_AFTER_MS_MIN: Final = 10
 UNSTORABLE: Final = "cannot be stored: the store refuses a value of it; sending it again does not help"
-_BUSY_MS: Final = 1
+_KNOWN_ONLY_MS: Final = 1
 """Tells the decision that new writes are not taken; the caller is told another delay."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Receiver(Protocol[T_contra]):
+class VerdictSink(Protocol[T_contra]):
     """Who is told an outcome: a future, or a server's own kind of it, which is told at once and in its turn.
 
     None of it may raise: the committer would have nobody to tell.
@@ -79,30 +79,30 @@ class Receiver(Protocol[T_contra]):
         """Nobody can tell what became of it."""
 
 
-Answer = Receiver[Verdict]
-Answers = Receiver[list[Verdict]]
+ItemSink = VerdictSink[Verdict]
+RequestSink = VerdictSink[list[Verdict]]
 
 
-class _Waiting(Struct, eq=False, gc=False):
+class _QueueEntry(Struct, eq=False, gc=False):
     """Something in the queue or in flight, and who waits for it."""
 
-    asked: Item | Request
+    request: Item | Request
     """An item that came alone, or several that came together."""
-    answer: Answer | None
+    sink: ItemSink | None
     """For an item that came alone."""
-    answers: Answers | None
+    request_sink: RequestSink | None
     """For several."""
     bytes: int
     identity: KeyIdentity | None = None
     """Of a submission that came alone: equal ones may join it."""
-    joined: list[Answer] | None = None
-    is_inquiry: bool = False
+    joined_sinks: list[ItemSink] | None = None
+    is_known_only: bool = False
     """It found the queue full: it is answered if it is known, and else told that the log is busy."""
 
     @property
     def items(self) -> tuple[Item, ...]:
         """What came, one or several."""
-        return self.asked.items if isinstance(self.asked, Request) else (self.asked,)
+        return self.request.items if isinstance(self.request, Request) else (self.request,)
 
 
 class Committer:
@@ -115,34 +115,34 @@ class Committer:
         clock: Clock,
         limits: Limits,
         validate: Validate | None,
-        on_commit: Callable[[Decided], None],
-        guard: Guard,
+        on_commit: Callable[[BatchResult], None],
+        write_gate: WriteGate,
     ) -> None:
         self._store = store
         self._cache = cache
         self._clock = clock
         self._limits = limits
-        self._validate = None if validate is None else _never_raising(validate)
+        self._validate = None if validate is None else _wrap_validate(validate)
         self._on_commit = on_commit
-        self._guard = guard
-        self._queue: deque[_Waiting] = deque()
-        self._inquiries: deque[_Waiting] = deque()
-        self._in_flight: dict[KeyIdentity | None, _Waiting] = {}
+        self._write_gate = write_gate
+        self._queue: deque[_QueueEntry] = deque()
+        self._known_only_queue: deque[_QueueEntry] = deque()
+        self._in_flight: dict[KeyIdentity | None, _QueueEntry] = {}
         self._items_max = limits.queue_items_max
         self._bytes_max = limits.queue_bytes_max
         self._body_bytes_max = limits.body_bytes_max
         self._items = 0
         self._bytes = 0
-        self._asked_items = 0
-        self._asked_bytes = 0
-        self._joined = 0
+        self._known_only_items = 0
+        self._known_only_bytes = 0
+        self._joined_count = 0
         self._batch_ms = 0.0
-        self._enough_items = min(ENOUGH_ITEMS, limits.batch_items_max, limits.queue_items_max)
-        self._enough_bytes = min(limits.batch_bytes_max, limits.queue_bytes_max) // 2
-        self._gathering = Gathering(lambda: len(self._queue), self._has_enough)
+        self._batch_items_target = min(BATCH_ITEMS_TARGET, limits.batch_items_max, limits.queue_items_max)
+        self._batch_bytes_target = min(limits.batch_bytes_max, limits.queue_bytes_max) // 2
+        self._scheduler = BatchScheduler(lambda: len(self._queue), self._has_full_batch)
         self._failed_batches = 0
         """In a row, for one reason that is the store's: it is logged once, and when it is over."""
-        self._draining: asyncio.Task[None] | None = None
+        self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
         self.on_batch: Callable[[int, float], None] | None = None
@@ -152,9 +152,9 @@ class Committer:
     def submit(self, item: Item) -> Verdict | asyncio.Future[Verdict]: ...
 
     @overload
-    def submit(self, item: Item, receiver: Answer) -> Verdict | None: ...
+    def submit(self, item: Item, receiver: ItemSink) -> Verdict | None: ...
 
-    def submit(self, item: Item, receiver: Answer | None = None) -> Verdict | asyncio.Future[Verdict] | None:
+    def submit(self, item: Item, receiver: ItemSink | None = None) -> Verdict | asyncio.Future[Verdict] | None:
         """What becomes of one item: at once if it is known, else when it is durable.
 
         That is told to the receiver, and nothing is returned; without one a future is.
@@ -162,80 +162,80 @@ class Committer:
         if self._is_closing:
             raise ClosedError("the log is closed")
         if not isinstance(item, Submission):
-            _demand_item(item)
-            return self._accept(item, None, 0, receiver)
+            _check_item(item)
+            return self._enqueue(item, None, 0, receiver)
         # `size_of` and `_has_room` for what most writes are, without the calls: this is done for every one of them.
-        size = size_of(item) if item.operations or item.delta is not None else len(item.body)
+        size = count_payload_bytes(item) if item.operations or item.delta is not None else len(item.body)
         if size > self._body_bytes_max:
-            return self._too_large(size)
+            return self._refuse_too_large(size)
         if not item.key:
-            return self._accept(item, None, size, receiver)
+            return self._enqueue(item, None, size, receiver)
         identity = key_identity(item)
         if identity in self._cache:
-            known = self._known(item, identity)
+            known = self._answer_from_cache(item, identity)
             if known is not None:
                 return known
-        if identity in self._in_flight and self._may_join(item, identity):
+        if identity in self._in_flight and self._can_join(item, identity):
             return self._join(identity, receiver)
-        return self._accept(item, identity, size, receiver)
+        return self._enqueue(item, identity, size, receiver)
 
-    def _accept(
-        self, item: Item, identity: KeyIdentity | None, size: int, receiver: Answer | None
+    def _enqueue(
+        self, item: Item, identity: KeyIdentity | None, size: int, sink: ItemSink | None
     ) -> Refused | asyncio.Future[Verdict] | None:
         """Into the queue, or among the questions if that is full."""
-        future = None if receiver is not None else (self._loop or self._found_loop()).create_future()
-        waiting = _Waiting(item, receiver or future, None, size, identity)
+        future = None if sink is not None else (self._loop or self._get_loop()).create_future()
+        waiting = _QueueEntry(item, sink or future, None, size, identity)
         if self._items and (self._items >= self._items_max or self._bytes + size > self._bytes_max):
-            return future if self._inquire(waiting) else self._busy()
+            return future if self._enqueue_known_only(waiting) else self._refuse_busy()
         if identity is not None:
             self._in_flight.setdefault(identity, waiting)
         self._items += 1
         self._bytes += size
         self._queue.append(waiting)
-        if self._draining is None:
-            self._drain_soon()
-        elif self._gathering.is_waiting:
-            self._gathering.arrived()
+        if self._drain_task is None:
+            self._start_draining()
+        elif self._scheduler.is_waiting:
+            self._scheduler.notify_arrival()
         return future
 
-    def _known(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
+    def _answer_from_cache(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
         """From memory: what was answered before."""
         # Who is no member, or no more, must not learn that the id is known; and shape comes before everything.
-        if item.policy.members_only or malformed(item) is not None:
+        if item.policy.members_only or check_item(item) is not None:
             return None
         remembered = self._cache.get(item.policy, identity, self._clock.wall_ms())
         if remembered is None:
             return None
         if remembered.fingerprint != item.fingerprint and item.policy.name == EVENTS.name:
             return None  # only the store knows whether another scope has the event (core.event_ids)
-        return known_answer(item, remembered)
+        return answer_known_key(item, remembered)
 
-    def _may_join(self, item: Submission, identity: KeyIdentity) -> bool:
+    def _can_join(self, item: Submission, identity: KeyIdentity) -> bool:
         """Whether an equal submission's outcome is on its way, and this one may wait for it too."""
-        if item.policy.members_only or self._joined >= self._items_max or malformed(item) is not None:
+        if item.policy.members_only or self._joined_count >= self._items_max or check_item(item) is not None:
             return False
-        return self._in_flight[identity].asked == item
+        return self._in_flight[identity].request == item
 
-    def _join(self, identity: KeyIdentity, receiver: Answer | None) -> asyncio.Future[Verdict] | None:
+    def _join(self, identity: KeyIdentity, sink: ItemSink | None) -> asyncio.Future[Verdict] | None:
         in_flight = self._in_flight[identity]
-        if in_flight.joined is None:
-            in_flight.joined = []
-        self._joined += 1
-        if receiver is not None:
-            in_flight.joined.append(receiver)
+        if in_flight.joined_sinks is None:
+            in_flight.joined_sinks = []
+        self._joined_count += 1
+        if sink is not None:
+            in_flight.joined_sinks.append(sink)
             return None
-        future: asyncio.Future[Verdict] = self._found_loop().create_future()
-        in_flight.joined.append(future)
+        future: asyncio.Future[Verdict] = self._get_loop().create_future()
+        in_flight.joined_sinks.append(future)
         return future
 
     @overload
     def submit_request(self, request: Request) -> list[Verdict] | asyncio.Future[list[Verdict]]: ...
 
     @overload
-    def submit_request(self, request: Request, receiver: Answers) -> list[Verdict] | None: ...
+    def submit_request(self, request: Request, receiver: RequestSink) -> list[Verdict] | None: ...
 
     def submit_request(
-        self, request: Request, receiver: Answers | None = None
+        self, request: Request, receiver: RequestSink | None = None
     ) -> list[Verdict] | asyncio.Future[list[Verdict]] | None:
         """What becomes of several items that belong together: as `submit` says."""
         if self._is_closing:
@@ -243,42 +243,42 @@ class Committer:
         if not request.items:
             return []
         for item in request.items:
-            _demand_item(item)
-        sizes = [size_of(item) for item in request.items if isinstance(item, Submission)]
-        refused = self._too_much(len(request.items), sizes)
+            _check_item(item)
+        sizes = [count_payload_bytes(item) for item in request.items if isinstance(item, Submission)]
+        refused = self._check_request_size(len(request.items), sizes)
         if refused is not None:
             return [refused] * len(request.items)
-        known = self._all_known(request)
+        known = self._answer_all_from_cache(request)
         if known is not None:
             return known
         future: asyncio.Future[list[Verdict]] | None = None
         if receiver is None:
-            receiver = future = self._found_loop().create_future()
-        waiting = _Waiting(request, None, receiver, sum(sizes))
+            receiver = future = self._get_loop().create_future()
+        waiting = _QueueEntry(request, None, receiver, sum(sizes))
         if self._has_room(waiting.bytes, len(request.items)):
             self._items += len(request.items)
             self._bytes += waiting.bytes
             self._queue.append(waiting)
-            self._drain_soon()
-            if self._gathering.is_waiting:
-                self._gathering.arrived()
-        elif not self._inquire(waiting):
-            return [self._busy()] * len(request.items)
+            self._start_draining()
+            if self._scheduler.is_waiting:
+                self._scheduler.notify_arrival()
+        elif not self._enqueue_known_only(waiting):
+            return [self._refuse_busy()] * len(request.items)
         return future
 
-    def _too_much(self, items: int, sizes: Sequence[int]) -> Refused | None:
+    def _check_request_size(self, items: int, sizes: Sequence[int]) -> Refused | None:
         """More than one request may have."""
         if items > self._limits.request_items_max:
             message = f"items must be at most {self._limits.request_items_max}, not {items}"
             return Refused(Reason.MALFORMED, message, "items")
         if max(sizes, default=0) > self._body_bytes_max:
-            return self._too_large(max(sizes))
+            return self._refuse_too_large(max(sizes))
         if sum(sizes) > self._bytes_max:
             message = f"items must come to at most {self._bytes_max} bytes, not {sum(sizes)}"
             return Refused(Reason.MALFORMED, message, "items")
         return None
 
-    def _all_known(self, request: Request) -> list[Verdict] | None:
+    def _answer_all_from_cache(self, request: Request) -> list[Verdict] | None:
         """The answers of a request whose items are all in memory."""
         if request.mode is not Mode.EACH:
             return None
@@ -286,7 +286,7 @@ class Committer:
         for item in request.items:
             if not isinstance(item, Submission) or not item.key or key_identity(item) not in self._cache:
                 return None
-            answer = self._known(item, key_identity(item))
+            answer = self._answer_from_cache(item, key_identity(item))
             if answer is None:
                 return None
             answers.append(answer)
@@ -307,23 +307,23 @@ class Committer:
         return remembered
 
     @property
-    def queued(self) -> int:
+    def queue_length(self) -> int:
         """Writes that have no answer yet."""
         return self._items
 
     async def close(self) -> None:
         """Takes nothing more, and returns when all that was accepted has its answer."""
         self._is_closing = True
-        await self.settled()
+        await self.wait_idle()
 
-    async def settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Returns when all that was accepted so far has its answer."""
-        while self._draining is not None:
-            await asyncio.wait([self._draining])
+        while self._drain_task is not None:
+            await asyncio.wait([self._drain_task])
 
     # --- the queue
 
-    def _too_large(self, size: int) -> Refused:
+    def _refuse_too_large(self, size: int) -> Refused:
         message = f"body must have at most {self._body_bytes_max} bytes, not {size}"
         return Refused(Reason.MALFORMED, message, "body")
 
@@ -332,31 +332,31 @@ class Committer:
             return True  # what is alone is never too much: its own limits have been checked
         return self._items + items <= self._items_max and self._bytes + size <= self._bytes_max
 
-    def _inquire(self, waiting: _Waiting) -> bool:
+    def _enqueue_known_only(self, entry: _QueueEntry) -> bool:
         """The queue is full, so this is only asked about: the decision answers what it knows, and refuses the rest.
 
         False if even the questions are too many, or it is something that cannot be known.
         """
-        if not _can_be_known(waiting):
+        if not _can_be_known_only(entry):
             return False
-        items, size = self._asked_items + len(waiting.items), self._asked_bytes + waiting.bytes
-        if self._inquiries and (items > self._items_max or size > self._bytes_max):
+        items, size = self._known_only_items + len(entry.items), self._known_only_bytes + entry.bytes
+        if self._known_only_queue and (items > self._items_max or size > self._bytes_max):
             return False
-        self._asked_items, self._asked_bytes = items, size
-        waiting.asked = _limited(waiting.asked)
-        waiting.identity = None
-        waiting.is_inquiry = True
-        self._inquiries.append(waiting)
-        self._drain_soon()
+        self._known_only_items, self._known_only_bytes = items, size
+        entry.request = _to_known_only(entry.request)
+        entry.identity = None
+        entry.is_known_only = True
+        self._known_only_queue.append(entry)
+        self._start_draining()
         return True
 
-    def _busy(self) -> Refused:
+    def _refuse_busy(self) -> Refused:
         batches = 1 + self._items // self._limits.batch_items_max
         retry_after_ms = max(RETRY_AFTER_MS_MIN, round(batches * self._batch_ms))
         message = f"{self._items} writes wait for their commit; try again in {retry_after_ms} ms"
         return Refused(Reason.BUSY, message, retry_after_ms=retry_after_ms)
 
-    def _found_loop(self) -> asyncio.AbstractEventLoop:
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
         """A log is used by one event loop. Asking for it costs a system call, so it is asked once."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -364,49 +364,51 @@ class Committer:
 
     # --- group commit
 
-    def _drain_soon(self) -> None:
-        if self._draining is None:
+    def _start_draining(self) -> None:
+        if self._drain_task is None:
             # A task begins in the next turn of the loop: all that submit in this one come along.
-            self._draining = self._found_loop().create_task(self._drain())
+            self._drain_task = self._get_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         try:
-            while self._queue or self._inquiries:
+            while self._queue or self._known_only_queue:
                 if self._queue:
-                    if self._gathering.is_wanted:
-                        await self._gathering.wait(self._found_loop())
-                    self._gathering.begins()
+                    if self._scheduler.should_wait:
+                        await self._scheduler.wait(self._get_loop())
+                    self._scheduler.start_batch()
                     began = time.perf_counter()
                     before = self._items
-                    batch = self._take(self._queue, self._items, self._bytes)
+                    batch = self._take_batch(self._queue, self._items, self._bytes)
                     items = before - sum(len(waiting.items) for waiting in self._queue) if self._queue else before
                     await self._commit(batch)
                     duration_s = time.perf_counter() - began
                     self._batch_ms = duration_s * 1000
-                    self._gathering.settled(len(batch))
+                    self._scheduler.finish_batch(len(batch))
                     if self.on_batch is not None:
                         self.on_batch(items, duration_s)
-                if self._inquiries:
-                    await self._commit(self._take(self._inquiries, self._asked_items, self._asked_bytes))
+                if self._known_only_queue:
+                    await self._commit(
+                        self._take_batch(self._known_only_queue, self._known_only_items, self._known_only_bytes)
+                    )
         except BaseException:
             # Nobody goes on after this, so nobody may wait for it.
-            self._fail([*self._queue, *self._inquiries], _stopped())
+            self._fail([*self._queue, *self._known_only_queue], _build_stopped_error())
             self._queue.clear()
-            self._inquiries.clear()
+            self._known_only_queue.clear()
             raise
         finally:
-            self._draining = None
+            self._drain_task = None
 
-    def _has_enough(self) -> bool:
+    def _has_full_batch(self) -> bool:
         """Whether a batch is large enough as it is, or no more would be let in."""
-        return self._items >= self._enough_items or self._bytes >= self._enough_bytes
+        return self._items >= self._batch_items_target or self._bytes >= self._batch_bytes_target
 
-    def _take(self, queue: deque[_Waiting], items: int, size: int) -> list[_Waiting]:
+    def _take_batch(self, queue: deque[_QueueEntry], items: int, size: int) -> list[_QueueEntry]:
         """The next batch, in the order of arrival: all of it, or as much as fits."""
         limits = self._limits
-        batch: list[_Waiting] = []
+        batch: list[_QueueEntry] = []
         if items <= limits.batch_items_max and size <= limits.batch_bytes_max:
-            if queue is self._queue and self._gathering.halved(len(queue)):
+            if queue is self._queue and self._scheduler.should_pipeline(len(queue)):
                 return [queue.popleft() for _ in range(len(queue) // 2)]
             batch.extend(queue)
             queue.clear()
@@ -421,97 +423,103 @@ class Committer:
             batch.append(queue.popleft())
         return batch
 
-    def _fail_at_the_store(self, batch: Sequence[_Waiting], error: StoreError | ClosedError) -> None:
+    def _fail_on_store_error(self, batch: Sequence[_QueueEntry], error: StoreError | ClosedError) -> None:
         level = logging.DEBUG if self._failed_batches else logging.WARNING
         logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
         self._failed_batches += 1
-        self._guard.failed(error)
+        self._write_gate.notify_failure(error)
         if isinstance(error, LogReplacedError):
             self._cache.clear()  # answers of a history that is gone
         self._fail(batch, error)
 
-    async def _commit(self, batch: Sequence[_Waiting]) -> None:
-        held_back = self._guard.holds_back()
-        asked = [waiting.asked for waiting in batch]
+    async def _commit(self, batch: Sequence[_QueueEntry]) -> None:
+        held_back = self._write_gate.refresh_message()
+        asked = [waiting.request for waiting in batch]
         if held_back:
-            asked = [_limited(one) for one in asked]
+            asked = [_to_known_only(one) for one in asked]
         try:
-            decided = await self._store.commit(_requests_of(asked), self._validate)
+            decided = await self._store.commit(_group_into_requests(asked), self._validate)
         except (StoreError, ClosedError) as error:
-            self._fail_at_the_store(batch, error)
+            self._fail_on_store_error(batch, error)
         except ClockJumpedError as error:
-            await self._commit_known(batch, error)
+            await self._commit_known_only(batch, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the others anything
             if len(batch) > 1:
-                await self._divide(batch)
+                await self._bisect(batch)
             elif isinstance(error, UnstorableError):
                 # Not the details of the cause, which quote the rejected row.
                 said = str(error.__cause__ or "").partition("\n")[0]
                 logger.warning("a request cannot be stored: %s: %s", error, said)
-                await self._commit_apart(batch[0], asked[0], held_back)
+                await self._commit_bisected(batch[0], asked[0], held_back)
             else:
                 logger.warning("a request was not committed: %s: %s", type(error).__name__, error)
                 self._fail(batch, error)
         except BaseException:
-            self._fail(batch, _stopped())
+            self._fail(batch, _build_stopped_error())
             raise
         else:
             if held_back:
-                decided.verdicts = [[_read_only(held_back, one) for one in verdicts] for verdicts in decided.verdicts]
-            self._settle(batch, decided)
+                decided.verdicts = [
+                    [_to_read_only_verdict(held_back, one) for one in verdicts] for verdicts in decided.verdicts
+                ]
+            self._reply(batch, decided)
 
-    async def _commit_known(self, batch: Sequence[_Waiting], error: ClockJumpedError) -> None:
+    async def _commit_known_only(self, batch: Sequence[_QueueEntry], error: ClockJumpedError) -> None:
         """New writes are refused with the error; what is known is answered all the same, in one transaction."""
         logger.warning("new writes are refused: %s", error)
-        asked = [waiting for waiting in batch if _can_be_known(waiting)]
-        self._fail([waiting for waiting in batch if not _can_be_known(waiting)], error)
+        asked = [waiting for waiting in batch if _can_be_known_only(waiting)]
+        self._fail([waiting for waiting in batch if not _can_be_known_only(waiting)], error)
         try:
-            requests = _requests_of([_limited(waiting.asked) for waiting in asked])
+            requests = _group_into_requests([_to_known_only(waiting.request) for waiting in asked])
             decided = await self._store.commit(requests, self._validate)
         except Exception as second:  # noqa: BLE001 - those who ask are told
             self._fail(asked, second)
             return
         except BaseException:
-            self._fail(asked, _stopped())
+            self._fail(asked, _build_stopped_error())
             raise
         verdicts_of_all = chain.from_iterable(decided.verdicts)
         for waiting in asked:
             verdicts = list(islice(verdicts_of_all, len(waiting.items)))
-            if waiting.answer is not None and _is_limited(verdicts[0]):
+            if waiting.sink is not None and _is_rate_limited(verdicts[0]):
                 self._fail([waiting], error)
             else:
                 # Several items have one answer each: the new ones among them are told by theirs.
                 refused = Refused(Reason.BUSY, str(error), retry_after_ms=RETRY_AFTER_MS_MIN)
-                self._settle_other(waiting, [refused if _is_limited(one) else one for one in verdicts])
+                self._reply_other(waiting, [refused if _is_rate_limited(one) else one for one in verdicts])
 
-    async def _divide(self, batch: Sequence[_Waiting]) -> None:
+    async def _bisect(self, batch: Sequence[_QueueEntry]) -> None:
         """One of them is at fault, and the others must not pay for it."""
         middle = len(batch) // 2
         try:
             await self._commit(batch[:middle])
         except BaseException:
-            self._fail(batch[middle:], _stopped())
+            self._fail(batch[middle:], _build_stopped_error())
             raise
         await self._commit(batch[middle:])
 
-    async def _commit_apart(self, waiting: _Waiting, asked: Item | Request, held_back: str) -> None:
+    async def _commit_bisected(
+        self, entry: _QueueEntry, request_or_item: Item | Request, read_only_reason: str
+    ) -> None:
         """Commits the items of a request that the store can hold, and refuses the others for good."""
-        request = asked if isinstance(asked, Request) else Request((asked,))
+        request = request_or_item if isinstance(request_or_item, Request) else Request((request_or_item,))
         try:
-            verdicts = await self._decide_apart(request)
+            verdicts = await self._bisect_request(request)
         except Exception as error:  # noqa: BLE001 - a retry finds the items that were committed
-            self._fail([waiting], error)
+            self._fail([entry], error)
             return
         except BaseException:
-            self._fail([waiting], _stopped())
+            self._fail([entry], _build_stopped_error())
             raise
         refused = next((index for index, one in enumerate(verdicts) if isinstance(one, Refused)), None)
         if request.mode is Mode.UNTIL_REFUSED and refused is not None:
             skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
             verdicts[refused + 1 :] = [skipped] * (len(request.items) - refused - 1)
-        self._settle_other(waiting, [_read_only(held_back, one) for one in verdicts] if held_back else verdicts)
+        self._reply_other(
+            entry, [_to_read_only_verdict(read_only_reason, one) for one in verdicts] if read_only_reason else verdicts
+        )
 
-    async def _decide_apart(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
+    async def _bisect_request(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
         """The verdicts of a request, divided wherever the store cannot hold one of its items.
 
         In the mode UNTIL_REFUSED there may be none after a refusal.
@@ -523,23 +531,23 @@ class Committer:
             except UnstorableError as error:
                 logger.debug("%d items cannot be stored: %s", len(items), error)
             else:
-                self._follow(decided)
+                self._publish(decided)
                 return decided.verdicts[0]
         if len(items) == 1 or request.mode is Mode.ALL:
             return [Refused(Reason.UNSTORABLE, UNSTORABLE, "body")] * len(items)
         middle = len(items) // 2
-        verdicts = await self._decide_apart(replace(request, items=items[:middle]), is_known_bad=False)
+        verdicts = await self._bisect_request(replace(request, items=items[:middle]), is_known_bad=False)
         if request.mode is Mode.UNTIL_REFUSED and any(isinstance(one, Refused) for one in verdicts):
             return verdicts
-        verdicts = verdicts + await self._decide_apart(replace(request, items=items[middle:]), is_known_bad=False)
-        if request.is_admitted_whole and 0 < sum(map(_has_met_a_limit, verdicts)) < len(verdicts):
+        verdicts = verdicts + await self._bisect_request(replace(request, items=items[middle:]), is_known_bad=False)
+        if request.is_admitted_whole and 0 < sum(map(_is_limit_refusal, verdicts)) < len(verdicts):
             # A part was committed before the next one met a limit. A retry finds it, and is admitted as a whole.
             raise StoreUnavailableError("a limit was met while the request was being divided; submit it again")
         return verdicts
 
-    def _follow(self, decided: Decided) -> None:
+    def _publish(self, decided: BatchResult) -> None:
         """Memory and subscribers follow a commit."""
-        self._cache.put_all(decided)
+        self._cache.put_batch(decided)
         try:
             self._on_commit(decided)
         except Exception:
@@ -547,26 +555,26 @@ class Committer:
 
     # --- answers
 
-    def _settle(self, batch: Sequence[_Waiting], decided: Decided) -> None:
+    def _reply(self, batch: Sequence[_QueueEntry], decided: BatchResult) -> None:
         if self._failed_batches and not decided.changes.is_empty:
             logger.warning("batches are committed again, after %d that were not", self._failed_batches)
             self._failed_batches = 0
-        self._cache.put_all(decided)
+        self._cache.put_batch(decided)
         in_flight = self._in_flight
         may_keep = decided.erasures >= self._cache.erasures
         verdicts = chain.from_iterable(decided.verdicts)
         items = size = 0
         for waiting in batch:
-            answer = waiting.answer
-            if answer is None or waiting.is_inquiry or waiting.joined is not None:
-                self._settle_other(waiting, list(islice(verdicts, len(waiting.items))))
+            answer = waiting.sink
+            if answer is None or waiting.is_known_only or waiting.joined_sinks is not None:
+                self._reply_other(waiting, list(islice(verdicts, len(waiting.items))))
                 continue
             items += 1
             size += waiting.bytes
             in_flight.pop(waiting.identity, None)
             verdict = next(verdicts)
             if isinstance(verdict, Replayed) and may_keep:
-                self._remember(waiting, verdict)
+                self._cache_answer(waiting, verdict)
             try:
                 if not answer.done():
                     answer.set_result(verdict)
@@ -579,67 +587,67 @@ class Committer:
         except Exception:
             logger.exception("those who read could not be told of a commit")
 
-    def _settle_other(self, waiting: _Waiting, verdicts: list[Verdict]) -> None:
+    def _reply_other(self, entry: _QueueEntry, verdicts: list[Verdict]) -> None:
         """Several items, several that wait for one, or a question that was asked while the queue was full."""
-        self._leave(waiting)
-        if waiting.is_inquiry:
-            verdicts = [self._busy() if _is_limited(verdict) else verdict for verdict in verdicts]
-        if waiting.answers is not None:
-            _tell(waiting.answers, verdicts)
-        if waiting.answer is not None:
-            _tell(waiting.answer, verdicts[0])
-        for joined in waiting.joined or ():
-            _tell(joined, _as_retry(verdicts[0]))
+        self._dequeue(entry)
+        if entry.is_known_only:
+            verdicts = [self._refuse_busy() if _is_rate_limited(verdict) else verdict for verdict in verdicts]
+        if entry.request_sink is not None:
+            _send_result(entry.request_sink, verdicts)
+        if entry.sink is not None:
+            _send_result(entry.sink, verdicts[0])
+        for joined in entry.joined_sinks or ():
+            _send_result(joined, _to_replayed(verdicts[0]))
 
-    def _remember(self, waiting: _Waiting, verdict: Replayed) -> None:
+    def _cache_answer(self, entry: _QueueEntry, verdict: Replayed) -> None:
         """An answer that came from the store: the next retry gets it from memory."""
-        item = waiting.asked
-        if waiting.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
+        item = entry.request
+        if entry.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
         if verdict.receipt is not None and not verdict.mismatch:
-            self._cache.put(waiting.identity, Remembered(verdict.receipt, item.fingerprint, verdict.erased))
+            self._cache.put(entry.identity, Remembered(verdict.receipt, item.fingerprint, verdict.erased))
 
-    def _fail(self, batch: Iterable[_Waiting], error: Exception) -> None:
+    def _fail(self, batch: Iterable[_QueueEntry], error: Exception) -> None:
         for waiting in batch:
-            self._leave(waiting)
-            for one in (waiting.answer, waiting.answers, *(waiting.joined or ())):
+            self._dequeue(waiting)
+            for one in (waiting.sink, waiting.request_sink, *(waiting.joined_sinks or ())):
                 if one is not None:
-                    _tell_error(one, error)
+                    _send_error(one, error)
 
-    def _leave(self, waiting: _Waiting) -> None:
-        if waiting.is_inquiry:
-            self._asked_items -= len(waiting.items)
-            self._asked_bytes -= waiting.bytes
+    def _dequeue(self, entry: _QueueEntry) -> None:
+        if entry.is_known_only:
+            self._known_only_items -= len(entry.items)
+            self._known_only_bytes -= entry.bytes
             return
-        self._joined -= len(waiting.joined or ())
-        self._items -= len(waiting.items)
-        self._bytes -= waiting.bytes
-        self._in_flight.pop(waiting.identity, None)
+        self._joined_count -= len(entry.joined_sinks or ())
+        self._items -= len(entry.items)
+        self._bytes -= entry.bytes
+        self._in_flight.pop(entry.identity, None)
 
 
-def _tell(receiver: Receiver[T], result: T) -> None:
+def _send_result(sink: VerdictSink[T], result: T) -> None:
     """A receiver that raises must not cost the others anything."""
     try:
-        if not receiver.done():
-            receiver.set_result(result)
+        if not sink.done():
+            sink.set_result(result)
     except Exception:
         logger.exception("a receiver could not take its verdict")
 
 
-def _tell_error(receiver: Receiver[Any], error: Exception) -> None:
+def _send_error(sink: VerdictSink[Any], error: Exception) -> None:
     try:
-        if not receiver.done():
-            receiver.set_exception(error)
+        if not sink.done():
+            sink.set_exception(error)
     except Exception:
         logger.exception("a receiver could not take its error")
 
 
-def _demand_item(item: object) -> None:
+def _check_item(item: object) -> None:
     if not isinstance(item, Item):
         raise TypeError(f"what is submitted must be a Submission or another item, not {type(item).__name__}")
 
 
-def size_of(submission: Submission) -> int:
+def count_payload_bytes(submission: Submission) -> int:
     """What a submission holds, in bytes, beside names and keys."""
     size = len(submission.body)
     for operation in submission.operations:
@@ -650,13 +658,13 @@ def size_of(submission: Submission) -> int:
     return size
 
 
-def _requests_of(asked: Sequence[Item | Request]) -> list[Request]:
+def _group_into_requests(entries: Sequence[Item | Request]) -> list[Request]:
     """Items that came alone, one after the other, make one request: there too each has its own outcome."""
-    if Request not in set(map(type, asked)):
-        return [Request(tuple(cast("Sequence[Item]", asked)))]
+    if Request not in set(map(type, entries)):
+        return [Request(tuple(cast("Sequence[Item]", entries)))]
     requests: list[Request] = []
     alone: list[Item] = []
-    for one in asked:
+    for one in entries:
         if isinstance(one, Request):
             if alone:
                 requests.append(Request(tuple(alone)))
@@ -669,46 +677,46 @@ def _requests_of(asked: Sequence[Item | Request]) -> list[Request]:
     return requests
 
 
-def _can_be_known(waiting: _Waiting) -> bool:
-    return all(map(can_be_held_back, waiting.items))
+def _can_be_known_only(entry: _QueueEntry) -> bool:
+    return all(map(can_be_known_only, entry.items))
 
 
-def _limited(asked: Item | Request) -> Item | Request:
+def _to_known_only(request: Item | Request) -> Item | Request:
     """The same, with new writes held back: only what is known is answered."""
-    if isinstance(asked, Request):
-        return replace(asked, items=tuple(map(_limited_item, asked.items)))
-    return _limited_item(asked)
+    if isinstance(request, Request):
+        return replace(request, items=tuple(map(_to_known_only_item, request.items)))
+    return _to_known_only_item(request)
 
 
-def _limited_item(item: Item) -> Item:
-    return replace(item, retry_after_ms=_BUSY_MS) if can_be_held_back(item) else item
+def _to_known_only_item(item: Item) -> Item:
+    return replace(item, retry_after_ms=_KNOWN_ONLY_MS) if can_be_known_only(item) else item
 
 
-def _read_only(why: str, verdict: Verdict) -> Verdict:
+def _to_read_only_verdict(reason: str, verdict: Verdict) -> Verdict:
     """What a new write is told while none are taken."""
-    if not _is_limited(verdict):
+    if not _is_rate_limited(verdict):
         return verdict
-    message = f"no new writes are taken for now: {why}; try again later"
+    message = f"no new writes are taken for now: {reason}; try again later"
     return Refused(Reason.READ_ONLY, message, retry_after_ms=RETRY_AFTER_READ_ONLY_MS)
 
 
-def _is_limited(verdict: Verdict) -> bool:
+def _is_rate_limited(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and verdict.reason is Reason.RATE_LIMITED
 
 
-def _stopped() -> ClosedError:
+def _build_stopped_error() -> ClosedError:
     return ClosedError("the log was stopped; submit again under the same identity")
 
 
-def _as_retry(verdict: Verdict) -> Verdict:
+def _to_replayed(verdict: Verdict) -> Verdict:
     """What an equal submission is told that was decided right after the first one."""
     return Replayed(verdict.receipt) if isinstance(verdict, Committed) else verdict
 
 
-def _never_raising(validate: Validate) -> Validate:
+def _wrap_validate(validate: Validate) -> Validate:
     """An application's validation may raise: then what it says is the objection."""
 
-    def validated(submission: Submission) -> str | None:
+    def validate_safely(submission: Submission) -> str | None:
         try:
             objection: object = validate(submission)
         except Exception as error:  # noqa: BLE001 - it is the application's
@@ -719,8 +727,8 @@ def _never_raising(validate: Validate) -> Validate:
         logger.warning("validate returned %s: it must return a text or None", type(objection).__name__)
         return "the application's validation is at fault"
 
-    return validated
+    return validate_safely
 
 
-def _has_met_a_limit(verdict: Verdict) -> bool:
+def _is_limit_refusal(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and verdict.reason in (Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED)

@@ -15,18 +15,18 @@ from contextlib import suppress
 from typing import Final
 
 from oncelog.core.values import Reason, Refused, Renew, Request, Verdict
-from oncelog.engine.work import Holding
-from oncelog.stores.protocol import Store
+from oncelog.engine.held_lease import HeldLease
+from oncelog.storage.store import Store
 
 logger: Final = logging.getLogger("oncelog.work")
 
-ROUNDS: Final = 4
+ROUNDS_PER_LEASE: Final = 4
 """Rounds of renewals in the time that a lease lasts."""
 LATE_ROUNDS: Final = 2
 """The loop counts as blocked when a round is late by another one: half of a lease is left to renew it."""
 LATE_S_MIN: Final = 0.05
 """A busy machine delays a round by that much. Leases of less than a tenth of a second are too short to be saved."""
-RETRIES: Final = 8
+RETRIES_PER_LEASE: Final = 8
 """Attempts in the time that a lease lasts, while the second store fails."""
 PAUSE_S_MIN: Final = 0.001
 """Between two checks: a thread that wakes up too early would take the loop for free."""
@@ -39,77 +39,77 @@ class LeaseGroup:
     """
 
     def __init__(self, lease_ms: int) -> None:
-        self.round_s = lease_ms / 1000 / ROUNDS
+        self.round_s = lease_ms / 1000 / ROUNDS_PER_LEASE
         self.timer: asyncio.TimerHandle | None = None
-        self._young: set[Holding] = set()
-        self._old: set[Holding] = set()
+        self._new: set[HeldLease] = set()
+        self._renewable: set[HeldLease] = set()
         self._lock = threading.Lock()
         self.renewed_s = time.monotonic()
         """When the last round began."""
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._new) + len(self._renewable)
 
     @property
     def late_s(self) -> float:
         """The moment from which on the event loop counts as blocked."""
         return self.renewed_s + max(LATE_ROUNDS * self.round_s, LATE_S_MIN)
 
-    def add(self, holding: Holding) -> None:
+    def add(self, lease: HeldLease) -> None:
         """Add a lease that was granted just now."""
         with self._lock:
-            self._young.add(holding)
+            self._new.add(lease)
 
-    def remove(self, holding: Holding) -> bool:
+    def remove(self, lease: HeldLease) -> bool:
         """Return whether the lease was still here."""
         with self._lock:
-            held = self._young if holding in self._young else self._old
-            if holding not in held:
+            held = self._new if lease in self._new else self._renewable
+            if lease not in held:
                 return False
-            held.remove(holding)
+            held.remove(lease)
             return True
 
-    def begin_round(self) -> list[Holding]:
+    def begin_round(self) -> list[HeldLease]:
         """Return the leases that are due. Younger leases are due in the next round."""
         with self._lock:
-            due = list(self._old)
-            self._old |= self._young
-            self._young.clear()
+            due = list(self._renewable)
+            self._renewable |= self._new
+            self._new.clear()
             self.renewed_s = time.monotonic()
             return due
 
-    def members(self) -> list[Holding]:
+    def list_leases(self) -> list[HeldLease]:
         """Return all leases of the group."""
         with self._lock:
-            return [*self._young, *self._old]
+            return [*self._new, *self._renewable]
 
-    def remove_overrun(self) -> list[Holding]:
+    def remove_overrun(self) -> list[HeldLease]:
         """Remove the leases whose work has reached its maximum run time: they are not renewed any more."""
         now_s = time.monotonic()
-        overrun = [holding for holding in self.members() if now_s >= holding.renewed_until_s and self.remove(holding)]
-        for holding in overrun:
-            run_s_max = holding.work.run_ms_max / 1000
+        overrun = [lease for lease in self.list_leases() if now_s >= lease.renewed_until_s and self.remove(lease)]
+        for lease in overrun:
+            run_s_max = lease.work.run_ms_max / 1000
             logger.warning("work has run for %g s (run_s_max): its lease is not renewed any more", run_s_max)
         return overrun
 
-    def remove_lost(self, holding: Holding, verdict: Verdict) -> bool:
+    def remove_lost(self, lease: HeldLease, verdict: Verdict) -> bool:
         """Remove a lease that another caller has taken over, by the verdict of its renewal. Return whether it was."""
-        if not (isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST and self.remove(holding)):
+        if not (isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST and self.remove(lease)):
             return False
-        holding.is_lost = True
+        lease.is_lost = True
         logger.warning("a lease was lost while its work was being done: %s", verdict.message)
         return True
 
 
-def renewal(holding: Holding) -> Renew:
+def build_renewal(lease: HeldLease) -> Renew:
     """Return the item that renews a lease."""
-    work = holding.work
+    work = lease.work
     return Renew(
         policy=work.policy,
         scope=work.scope,
         key=work.key,
-        holder=holding.holder,
-        fence=holding.fence,
+        holder=lease.holder,
+        fence=lease.fence,
         lease_ms=work.lease_ms,
     )
 
@@ -120,108 +120,108 @@ class LeaseWatchdog:
     `let_go` is called in that thread with a lease that was lost, or whose work has reached its maximum run time.
     """
 
-    def __init__(self, store: Store, let_go: Callable[[Holding], None]) -> None:
+    def __init__(self, store: Store, on_lost: Callable[[HeldLease], None]) -> None:
         self._store = store
-        self._let_go = let_go
+        self._on_lost = on_lost
         self._groups: list[LeaseGroup] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop that runs the renewal rounds."""
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         """The last one that was started."""
-        self._second: _SecondStore | None = None
+        self._second_store: _SecondStore | None = None
         """Of that thread."""
         self._is_running = False
         self._is_closed = False
         self._retry_s = 0.0
         """When to try again after a failure."""
-        self._warning = logging.WARNING
+        self._failure_level = logging.WARNING
         """The level of the next failure: WARNING for the first one in a row."""
 
     def watch(self, group: LeaseGroup) -> None:
         """Watch the rounds of a group until `forget`. Called on the event loop."""
-        if self._store.sibling() is None:
+        if self._store.create_sibling() is None:
             return  # no other process or thread can take over
         self._loop = asyncio.get_running_loop()
-        with self._changed:
+        with self._condition:
             self._groups.append(group)
             if not self._is_running and not self._is_closed:
                 self._is_running = True
-                self._second = _SecondStore(self._store)
+                self._second_store = _SecondStore(self._store)
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._second, self._thread), name="oncelog-leases", daemon=True
+                    target=self._run, args=(self._second_store, self._thread), name="oncelog-leases", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify()
+            self._condition.notify()
 
-    def forget(self, group: LeaseGroup) -> None:
+    def unwatch(self, group: LeaseGroup) -> None:
         """Stop watching a group. The thread ends when it has nothing to watch."""
-        with self._changed:
+        with self._condition:
             if group in self._groups:
                 self._groups.remove(group)
-            self._changed.notify()
+            self._condition.notify()
 
     async def close(self) -> None:
         """End the thread and close the second store."""
-        with self._changed:
+        with self._condition:
             self._is_closed = True
-            thread, second = self._thread, self._second
-            self._changed.notify()
+            thread, second = self._thread, self._second_store
+            self._condition.notify()
         if thread is not None and second is not None:
             second.cancel()
             await asyncio.to_thread(thread.join)
 
     # --- in the thread
 
-    def _run(self, second: "_SecondStore", previous: threading.Thread | None) -> None:
+    def _run(self, second_store: "_SecondStore", previous: threading.Thread | None) -> None:
         if previous is not None:
             previous.join()  # it may still close its store
         while True:
-            with self._changed:
+            with self._condition:
                 if self._groups and not self._is_closed:
                     due_s = max(self._retry_s, min(group.late_s for group in self._groups))
-                    self._changed.wait(max(0.0, due_s - time.monotonic()) + PAUSE_S_MIN)
+                    self._condition.wait(max(0.0, due_s - time.monotonic()) + PAUSE_S_MIN)
                 if self._is_closed or not self._groups or (self._loop is not None and self._loop.is_closed()):
                     self._is_running = False
                     break
                 groups = list(self._groups)
-            self._renew_late(groups, second)
-        second.close()
+            self._renew_late(groups, second_store)
+        second_store.close()
 
-    def _renew_late(self, groups: Sequence[LeaseGroup], second: "_SecondStore") -> None:
+    def _renew_late(self, groups: Sequence[LeaseGroup], second_store: "_SecondStore") -> None:
         """Renew the leases whose round is late."""
         late = [group for group in groups if time.monotonic() >= group.late_s]
         if not late:
-            second.close()  # the loop renews its leases again
+            second_store.close()  # the loop renews its leases again
         for group in late:
             began_s = time.monotonic()
             try:
-                self._renew(group, second)
+                self._renew(group, second_store)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
-                logger.log(self._warning, "the event loop is blocked, and its leases are not renewed: %s", error)
-                self._warning = logging.DEBUG
-                self._retry_s = time.monotonic() + group.round_s * ROUNDS / RETRIES
+                logger.log(self._failure_level, "the event loop is blocked, and its leases are not renewed: %s", error)
+                self._failure_level = logging.DEBUG
+                self._retry_s = time.monotonic() + group.round_s * ROUNDS_PER_LEASE / RETRIES_PER_LEASE
                 return
-            self._warning = logging.WARNING
+            self._failure_level = logging.WARNING
             group.renewed_s = max(group.renewed_s, began_s)
 
-    def _renew(self, group: LeaseGroup, second: "_SecondStore") -> None:
-        for holding in group.remove_overrun():
-            self._let_go(holding)
-        held = group.members()
+    def _renew(self, group: LeaseGroup, second_store: "_SecondStore") -> None:
+        for lease in group.remove_overrun():
+            self._on_lost(lease)
+        held = group.list_leases()
         if held:
-            verdicts = second.commit([renewal(holding) for holding in held])
+            verdicts = second_store.commit([build_renewal(lease) for lease in held])
             logger.info("the event loop is blocked; a thread renewed %d leases", len(held))
-            for holding, verdict in zip(held, verdicts, strict=True):
-                if group.remove_lost(holding, verdict):
-                    self._let_go(holding)
+            for lease, verdict in zip(held, verdicts, strict=True):
+                if group.remove_lost(lease, verdict):
+                    self._on_lost(lease)
 
 
 class _SecondStore:
     """A sibling of the log's store, with an event loop for the thread that uses it. Opened by its first commit."""
 
     def __init__(self, store: Store) -> None:
-        self._first = store
+        self._first_store = store
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[list[Verdict]] | None = None
@@ -265,7 +265,7 @@ class _SecondStore:
 
     async def _commit(self, items: Sequence[Renew]) -> list[Verdict]:
         if self._store is None:
-            store = self._first.sibling()
+            store = self._first_store.create_sibling()
             if store is None:
                 raise ConnectionAbortedError("only the event loop can reach the log")
             await store.open()

@@ -17,23 +17,23 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from oncelog.core.audit import (
+from oncelog.core.canonical import canonical
+from oncelog.core.identity import check_text, compute_lane, normal_partitions
+from oncelog.core.limits import PARTITIONS_MAX, STORED_INTEGER_MAX
+from oncelog.core.plan import Validate
+from oncelog.core.policy import BUILT_IN_POLICIES, DELTAS, EVENTS, LEDGER, Policy
+from oncelog.core.proof import encode_record_header, hash_leaf, prove
+from oncelog.core.read_set import ReadSet
+from oncelog.core.rules.audit import (
     APPLICATION_ACTOR,
     COMPACT,
     ERASE,
     QUOTA_CHANGE,
     READ_ONLY_OFF,
     READ_ONLY_ON,
-    with_detail,
+    add_detail,
 )
-from oncelog.core.canonical import canonical
-from oncelog.core.footprint import Footprint
-from oncelog.core.identity import lane_of, normal_partitions, text_field
-from oncelog.core.limits import PARTITIONS_MAX, STORED_INTEGER_MAX
-from oncelog.core.plan import Validate
-from oncelog.core.policy import BUILT_IN, DELTAS, EVENTS, LEDGER, Policy
-from oncelog.core.proof import leaf_hash, prove, record_header
-from oncelog.core.tenants import Tenant, Usage, demand_tenants
+from oncelog.core.tenants import Tenant, Usage, check_tenants
 from oncelog.core.values import (
     Applied,
     FoldRows,
@@ -47,11 +47,12 @@ from oncelog.core.values import (
     Refused,
     Remembered,
     Request,
+    RequestedSettings,
     SetCursor,
     Settings,
     Verdict,
-    WantedSettings,
 )
+from oncelog.engine.answer_cache import AnswerCache
 from oncelog.engine.audit import (
     LOG_ACTOR,
     UNRECORDABLE,
@@ -59,24 +60,23 @@ from oncelog.engine.audit import (
     AuditFilter,
     AuditPage,
     AuditScan,
-    cursor_places,
-    cursor_text,
-    quota_details,
+    decode_cursor,
+    describe_quota_change,
+    encode_cursor,
 )
-from oncelog.engine.books import Books
-from oncelog.engine.cache import AnswerCache
-from oncelog.engine.committer import Committer, Receiver
-from oncelog.engine.cursors import Compacted, Cursor, Proven, Reading, order_of
+from oncelog.engine.committer import Committer, VerdictSink
+from oncelog.engine.compaction import COMPACTION_CONSUMER, build_fold, sweep_tombstones
 from oncelog.engine.follower import Follower
+from oncelog.engine.leases import LeaseManager
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
-from oncelog.engine.outcome import Outcome, Status, outcome_of
-from oncelog.engine.results import Result, ResultCache
-from oncelog.engine.room import Guard, Room, Why
+from oncelog.engine.outcome import Outcome, Status, describe_outcome
+from oncelog.engine.read_results import Compacted, Cursor, Proven, Reading, format_order
+from oncelog.engine.result_cache import Result, ResultCache
+from oncelog.engine.state_reader import StateReader
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import Listener, Tailers
-from oncelog.engine.tombstones import COMPACTION, fold_of, sweep_tombstones
-from oncelog.engine.working import Works
+from oncelog.engine.write_gate import DiskLimits, ReadOnlyReason, WriteGate
 from oncelog.errors import (
     ClosedError,
     HistoryChangedError,
@@ -86,22 +86,22 @@ from oncelog.errors import (
     StoreUnavailableError,
 )
 from oncelog.file_modes import OWNER_ONLY, check_file_mode
-from oncelog.stores.address import POSTGRES_TIMEOUTS, is_address, postgres_store
-from oncelog.stores.clock import Clock, SystemClock
-from oncelog.stores.memory import MemoryStore
-from oncelog.stores.protocol import BriefPage, Consumer, Decided, Query, Show, Store
-from oncelog.stores.sqlite import SqliteStore
-from oncelog.stores.sqlite.files import SqliteDriver
+from oncelog.storage.address import POSTGRES_TIMEOUTS, create_postgres_store, is_address
+from oncelog.storage.clock import Clock, SystemClock
+from oncelog.storage.memory import MemoryStore
+from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.sqlite.database_file import SqliteDriver
+from oncelog.storage.store import BatchResult, Consumer, EncodeViews, Query, RecordViewPage, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
 
 ERASE_RECORDS = 500
 """Erased in one transaction."""
-SCRUB_TRIES = 200
+SCRUB_ATTEMPTS = 200
 SCRUB_PAUSE_S = 0.05
 """How often, in all ten seconds, the write-ahead log is tried to be emptied between the commits."""
 FOLLOW_RECORDS = 500
-ERASURES_LOOK_MS = 1000
+ERASURES_POLL_MS = 1000
 """How often a log with answers in memory looks whether another process has erased something."""
 
 
@@ -116,33 +116,35 @@ class Log:
         validate: Validate | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
-        room: Room | None = None,
+        room: DiskLimits | None = None,
         tenants: Sequence[Tenant] | None = None,
         actor: str = APPLICATION_ACTOR,
     ) -> None:
         if tenants is not None:
-            demand_tenants(tenants)
+            check_tenants(tenants)
         self._tenants = tenants
         self._actor = actor
-        self._guard = Guard(store, room)
+        self._write_gate = WriteGate(store, room)
         self._store = store
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
-        self._declared = (*(policy for policy in BUILT_IN if policy is not LEDGER), *policies)
-        self._wanted_ledger = next((policy for policy in policies if policy.name == LEDGER.name), None)
+        self._declared_policies = (*(policy for policy in BUILT_IN_POLICIES if policy is not LEDGER), *policies)
+        self._requested_ledger = next((policy for policy in policies if policy.name == LEDGER.name), None)
         self._policies: Mapping[str, Policy] = {}
         self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
         self._tailers = Tailers(store, self._limits)
         self._committer = Committer(
-            store, self._cache, self._clock, self._limits, validate, self._committed, self._guard
+            store, self._cache, self._clock, self._limits, validate, self._on_commit, self._write_gate
         )
         self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
-        self._works = Works(self._submit_work, store, self._results, self._keep_result)
-        self._acts = ActQueue(self._submit_work, self._clock, lambda: Why.FULL in self._guard.reasons)
-        self._guard.on_change = self._record_read_only
-        self._books = Books(store, self._cache, self._tailers, self._limits, self._demand_open)
-        self._looking: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
+        self._lease_manager = LeaseManager(self._submit_work, store, self._results, self._cache_result)
+        self._act_queue = ActQueue(
+            self._submit_work, self._clock, lambda: ReadOnlyReason.FULL in self._write_gate.reasons
+        )
+        self._write_gate.on_change = self._record_read_only
+        self._state_reader = StateReader(store, self._cache, self._tailers, self._limits, self._check_open)
+        self._poll_task: asyncio.Task[None] | None = None
+        self._close_task: asyncio.Task[None] | None = None
         self._is_open = False
         self._was_opened = False
         self._evictions = 0
@@ -155,16 +157,16 @@ class Log:
             raise ClosedError("a log is opened once; make another with `oncelog.open(…)`")
         await self._store.open()
         try:
-            await self._declare_all()
+            await self._declare_policies()
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
                 await self._replace_tenants(self._tenants, self._actor)
-            await self._guard.start()
+            await self._write_gate.start()
         except BaseException:
             await self._store.close()
             raise
         self._is_open = self._was_opened = True
-        self._acts.start()
+        self._act_queue.start()
         return self
 
     async def __aexit__(
@@ -176,19 +178,19 @@ class Log:
         """Takes nothing more, finishes what was accepted, ends all followers, lets the store go."""
         if self._is_open:
             self._is_open = False
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        if self._closing is not None:
-            await asyncio.shield(self._closing)  # who does not want to wait for it does not keep it from being done
+            self._close_task = asyncio.get_running_loop().create_task(self._close())
+        if self._close_task is not None:
+            await asyncio.shield(self._close_task)  # who does not want to wait for it does not keep it from being done
 
     async def _close(self) -> None:
         try:
-            await self._works.close()
-            await self._acts.close()
+            await self._lease_manager.close()
+            await self._act_queue.close()
             await self._committer.close()
         finally:
-            await self._guard.stop()
-            if self._looking is not None:
-                self._looking.cancel()
+            await self._write_gate.stop()
+            if self._poll_task is not None:
+                self._poll_task.cancel()
             await self._tailers.close()
             await self._store.close()
 
@@ -217,21 +219,21 @@ class Log:
         return self._policies
 
     @property
-    def works(self) -> Works:
+    def leases(self) -> LeaseManager:
         """Work that is done once. `oncelog.once`, `Runs` and the middleware stand on it."""
-        return self._works
+        return self._lease_manager
 
     @property
-    def books(self) -> Books:
+    def state(self) -> StateReader:
         """What the records have left: clients, entities, relationships, blocks."""
-        return self._books
+        return self._state_reader
 
     # --- for operators
 
     @property
-    def guard(self) -> Guard:
+    def write_gate(self) -> WriteGate:
         """Whether new writes are taken, why not, and how full the disk is: for servers."""
-        return self._guard
+        return self._write_gate
 
     @property
     def evictions(self) -> int:
@@ -246,11 +248,11 @@ class Log:
     @property
     def read_only(self) -> str:
         """Why this process takes no new writes for now; empty if it does."""
-        return self._guard.message
+        return self._write_gate.message
 
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
         """Whether this process takes new writes. What is known is answered all the same, and all can be read."""
-        self._guard.set_read_only(is_read_only=is_read_only, actor=actor)
+        self._write_gate.set_read_only(is_read_only=is_read_only, actor=actor)
 
     def _record_read_only(self, is_read_only: bool, reason: str, actor: str) -> None:
         act = READ_ONLY_ON if is_read_only else READ_ONLY_OFF
@@ -258,7 +260,7 @@ class Log:
 
     def record(self, act: RecordAct) -> None:
         """Record an act that happened outside of the log, soon: it waits in memory while the log cannot be written."""
-        self._acts.put(act)
+        self._act_queue.put(act)
 
     async def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
         """Return a page of the acts that were recorded, in all lanes, by log time.
@@ -266,30 +268,30 @@ class Log:
         `after` is the text of an earlier page's place (`audit_cursor`). Raises ValueError and HistoryChangedError for
         another one.
         """
-        self._demand_open()
-        scan = AuditScan(cursor_places(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
+        self._check_open()
+        scan = AuditScan(decode_cursor(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
         while True:
-            asked = scan.room
+            asked = scan.next_read_count
             page = scan.add(await self._store.internal_records(scan.after, asked), asked)
             if page is not None:
                 return page
 
     def audit_cursor(self, page: AuditPage) -> str:
         """Return the text with which the next page begins."""
-        return cursor_text(self.epoch, page.after)
+        return encode_cursor(self.epoch, page.after)
 
     async def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
         """The log has these quotas from now on, whoever writes to it. False if they are those that it has.
 
         What a new tenant has already is counted, once: that takes a look at every record.
         """
-        self._demand_open()
-        demand_tenants(tenants)
+        self._check_open()
+        check_tenants(tenants)
         return await self._replace_tenants(tenants, actor)
 
     async def _replace_tenants(self, tenants: Sequence[Tenant], actor: str) -> bool:
         before = [tenant for tenant, _ in await self._store.usage()]
-        act = RecordAct(act=QUOTA_CHANGE, actor=actor, details=canonical(quota_details(before, tenants)))
+        act = RecordAct(act=QUOTA_CHANGE, actor=actor, details=canonical(describe_quota_change(before, tenants)))
         try:
             is_changed = await self._store.set_tenants(tenants, act)
         except UNRECORDABLE:
@@ -307,7 +309,7 @@ class Log:
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """The tenants that the log counts for, and what each of them has."""
-        self._demand_open()
+        self._check_open()
         return await self._store.usage()
 
     # --- writing
@@ -317,40 +319,40 @@ class Log:
 
         Raises StoreUnavailableError when the disk fails, and ClockJumpedError: submit again under the same identity.
         """
-        if not self._knows(item):
-            await self._declare(item)
+        if not self._has_policy(item):
+            await self._declare_policy(item)
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
-    def submit_nowait(self, item: Item, receiver: Receiver[Verdict]) -> Verdict | None:
+    def submit_nowait(self, item: Item, receiver: VerdictSink[Verdict]) -> Verdict | None:
         """As `submit`, for servers that have no task to wait in: the verdict if it is known already, else None.
 
         Then the receiver is told it when it is durable. The policy must be one that the log knows.
         """
-        if not self._knows(item):
+        if not self._has_policy(item):
             raise PolicyError("the policy must be declared when the log is opened")
         return self._committer.submit(item, receiver)
 
     def submit_many_nowait(
         self,
         items: Sequence[Item],
-        receiver: Receiver[list[Verdict]],
+        receiver: VerdictSink[list[Verdict]],
         mode: Mode = Mode.EACH,
         *,
         is_admitted_whole: bool = False,
     ) -> list[Verdict] | None:
         """As `submit_many`, in the same way."""
         items = tuple(items)
-        if not all(map(self._knows, items)):
+        if not all(map(self._has_policy, items)):
             raise PolicyError("the policy must be declared when the log is opened")
         return self._committer.submit_request(Request(items, mode, is_admitted_whole), receiver)
 
     async def _submit_work(self, item: Item) -> Verdict:
         """As `submit`, also while the log is being closed: what was begun is to be ended."""
         if not self._was_opened:
-            self._demand_open()
-        if not self._is_known(item):
-            await self._declare(item)
+            self._check_open()
+        if not self._is_policy_known(item):
+            await self._declare_policy(item)
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
@@ -363,14 +365,14 @@ class Log:
         """
         items = tuple(items)
         for item in items:
-            if not self._knows(item):
-                await self._declare(item)
+            if not self._has_policy(item):
+                await self._declare_policy(item)
         outcome = self._committer.submit_request(Request(items, mode, is_admitted_whole))
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
         """What is remembered of some keys, if all of them are in memory: for servers, which have checked who asks."""
-        self._demand_open()
+        self._check_open()
         return self._committer.recall(policy, scope, keys)
 
     async def erase(
@@ -389,14 +391,14 @@ class Log:
         Position, identity, fingerprint and hashes stay; a retry gets its answer, marked as erased. Every transaction
         that erases something records it, with the `actor`. `scope` is that of the key, as for `lookup`.
         """
-        self._demand_open()
+        self._check_open()
         if (key is not None) + (partition is not None) + (stream is not None) != 1:
             raise ValueError("erase takes one of key, partition and stream")
         try:
             if key is not None:
                 if scope is None and policy.name == EVENTS.name:
                     await self.lookup(key)  # raises LookupError if the id may be a tenant's
-                erased = await self._erase_identity(_identity(policy, scope or "", client, key), actor)
+                erased = await self._erase_identity(_build_identity(policy, scope or "", client, key), actor)
             elif stream is not None:
                 act = RecordAct(act=ERASE, actor=actor, scope=stream, target=stream)
                 erased = await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS), act)
@@ -407,7 +409,7 @@ class Log:
                 act = RecordAct(act=ERASE, actor=actor, target=partitions[0] if partitions else "")
                 erased = sum([await self._erase_all(query, replace(act, lane=query.lane)) for query in queries])
         finally:
-            self._forget_answers()
+            self._clear_caches()
         await self._scrub()
         return erased
 
@@ -430,21 +432,21 @@ class Log:
         `tombstone_age_ms` ago (`limits.tombstone_age_ms` if not given), and was read by every named consumer of the
         stream. At most `rows_max` rows are read: pass `next_row` of the result on as `after_row` to read the others.
         """
-        self._demand_open()
+        self._check_open()
         if (upto is None) == (keep is None):
             raise ValueError("compact takes one of upto and keep")
         age_ms = self._limits.tombstone_age_ms if tombstone_age_ms is None else tombstone_age_ms
         if type(age_ms) is not int or not 0 <= age_ms <= STORED_INTEGER_MAX:
             raise ValueError(f"tombstone_age_ms must be a whole number from 0 to {STORED_INTEGER_MAX}, not {age_ms!r}")
-        identity = (scope, COMPACTION)
-        needs = Footprint(lanes={lane_of(scope, self.settings.lanes)}, streams={scope}, consumers={identity})
-        known = (await self._store.side_state(needs)).snapshot
+        identity = (scope, COMPACTION_CONSUMER)
+        read_set = ReadSet(lanes={compute_lane(scope, self.settings.lanes)}, streams={scope}, consumers={identity})
+        known = (await self._store.side_state(read_set)).snapshot
         newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
         if keep is not None:
-            wanted = await self._store.sequence_before(scope, newest, max(0, _whole(keep, "keep")) + 1)
+            wanted = await self._store.sequence_before(scope, newest, max(0, _check_integer(keep, "keep")) + 1)
         else:
-            wanted = min(newest, _whole(upto, "upto"))
-        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, _whole(limit, "limit"))))
+            wanted = min(newest, _check_integer(upto, "upto"))
+        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, _check_integer(limit, "limit"))))
         erased = 0
         if bound > after:
             try:
@@ -452,9 +454,9 @@ class Log:
                 query = Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS)
                 erased = await self._erase_all(query, act, policy=DELTAS.name)
             finally:
-                self._forget_answers()
+                self._clear_caches()
             await self._scrub()
-            await self._submit_work(SetCursor(COMPACTION, bound, scope))
+            await self._submit_work(SetCursor(COMPACTION_CONSUMER, bound, scope))
             if bound < wanted:
                 return Compacted(erased, bound, has_more=True)
         upto = max(bound, after)
@@ -474,7 +476,7 @@ class Log:
 
     async def _scrub(self) -> None:
         """Also where nothing was left to erase: the last time may have failed here."""
-        for _ in range(SCRUB_TRIES):
+        for _ in range(SCRUB_ATTEMPTS):
             if await self._store.scrub():
                 return
             await asyncio.sleep(SCRUB_PAUSE_S)
@@ -484,7 +486,7 @@ class Log:
         )
 
     async def _erase_identity(self, identity: KeyIdentity, actor: str) -> int:
-        standing = await self._store.standing(identity)
+        standing = await self._store.get_key_status(identity)
         record = standing.record
         if record is None:
             return 0
@@ -505,7 +507,7 @@ class Log:
         except UNRECORDABLE:
             erased = await self._store.erase(lane, positions)
             if erased:
-                self.record(with_detail(act, "records", erased))
+                self.record(add_detail(act, "records", erased))
             return erased
 
     async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
@@ -514,15 +516,15 @@ class Log:
             page = await self._store.read(query)
             full = [one for one in page.records if not one.erased and policy in (None, one.policy)]
             if full and act.act == COMPACT:
-                await self._fold(fold_of(query.stream or "", full))
+                await self._commit_fold(build_fold(query.stream or "", full))
             if full:
                 erased += await self._erase(full[0].lane, [record.position for record in full], act)
-                self._tailers.erased()
+                self._tailers.drop_buffered()
             if not page.has_more:
                 return erased
             query = replace(query, after=page.next, upto=page.upto)
 
-    async def _fold(self, fold: FoldRows) -> None:
+    async def _commit_fold(self, fold: FoldRows) -> None:
         """Commit the digests of rows, before the bodies of their deltas are dropped.
 
         Without them, as on a full disk, `verify` cannot check these rows; the bodies are dropped all the same.
@@ -551,36 +553,40 @@ class Log:
 
         Raises HistoryChangedError for a cursor of another epoch, or one that is ahead of the log.
         """
-        self._demand_open()
-        self._demand_lane(lane)
+        self._check_open()
+        self._check_lane(lane)
         page = await self._store.read(
             Query(
                 lane=lane,
-                partitions=self._partitions(partition, partitions, stream),
+                partitions=self._normalize_partitions(partition, partitions, stream),
                 stream=stream,
-                after=await self._position(after, stream, lane),
-                upto=None if upto is None else _whole(upto, "upto"),
-                limit=max(1, min(_whole(limit, "limit"), self._limits.page_records_max)),
+                after=await self._resolve_cursor(after, stream, lane),
+                upto=None if upto is None else _check_integer(upto, "upto"),
+                limit=max(1, min(_check_integer(limit, "limit"), self._limits.page_records_max)),
                 bytes_max=self._limits.page_bytes_max,
             )
         )
         return Reading(
-            page.records, Cursor(page.next, self.epoch, order_of(stream, lane)), page.upto, page.has_more, page.newest
+            page.records,
+            Cursor(page.next, self.epoch, format_order(stream, lane)),
+            page.upto,
+            page.has_more,
+            page.newest,
         )
 
-    async def read_brief(
-        self, show: Show, *, partitions: Sequence[str], after: int = 0, upto: int | None = None, limit: int = 500
-    ) -> BriefPage:
+    async def read_views(
+        self, show: EncodeViews, *, partitions: Sequence[str], after: int = 0, upto: int | None = None, limit: int = 500
+    ) -> RecordViewPage:
         """As `read`, of events in partitions of lane 0, as `show` makes them of what readers are shown: for servers."""
-        self._demand_open()
+        self._check_open()
         query = Query(
-            partitions=self._partitions(None, partitions, None),
+            partitions=self._normalize_partitions(None, partitions, None),
             after=after,
             upto=upto,
             limit=max(1, min(limit, self._limits.page_records_max)),
             bytes_max=self._limits.page_bytes_max,
         )
-        return await self._store.read_brief(query, EVENTS.name, show)
+        return await self._store.read_views(query, EVENTS.name, show)
 
     def follow(
         self,
@@ -596,7 +602,9 @@ class Log:
 
         With `consumer` it begins where that consumer's kept cursor is (`commit_cursor`).
         """
-        return Follower(self._follow(self._partitions(partition, partitions, stream), stream, lane, after, consumer))
+        return Follower(
+            self._follow(self._normalize_partitions(partition, partitions, stream), stream, lane, after, consumer)
+        )
 
     async def _follow(
         self,
@@ -606,7 +614,7 @@ class Log:
         after: int | Cursor | str,
         consumer: str | None,
     ) -> AsyncGenerator[Record, None]:
-        async with aclosing(self._follow_several(partitions, stream, lane, after, consumer)) as several:
+        async with aclosing(self._follow_batches(partitions, stream, lane, after, consumer)) as several:
             async for records in several:
                 for record in records:
                     yield record
@@ -615,9 +623,9 @@ class Log:
         self, *, partitions: Sequence[str] = (), stream: str | None = None, after: int | Cursor | str = 0
     ) -> AsyncGenerator[Sequence[Record], None]:
         """As `follow`, of lane 0 or a stream, with all that has come at a time: for servers. Close it (`aclosing`)."""
-        return self._follow_several(self._partitions(None, partitions, stream), stream, 0, after, None)
+        return self._follow_batches(self._normalize_partitions(None, partitions, stream), stream, 0, after, None)
 
-    async def _follow_several(
+    async def _follow_batches(
         self,
         partitions: tuple[str, ...],
         stream: str | None,
@@ -625,8 +633,8 @@ class Log:
         after: int | Cursor | str,
         consumer: str | None,
     ) -> AsyncGenerator[Sequence[Record], None]:
-        self._demand_open()
-        self._demand_lane(lane)
+        self._check_open()
+        self._check_lane(lane)
         if consumer is not None:
             if lane:
                 raise ValueError("a consumer keeps a cursor of lane 0 or of a stream, not of another lane")
@@ -635,7 +643,7 @@ class Log:
             lane=lane,
             partitions=partitions,
             stream=stream,
-            after=await self._position(after, stream, lane),
+            after=await self._resolve_cursor(after, stream, lane),
             limit=min(FOLLOW_RECORDS, self._limits.page_records_max),
             bytes_max=self._limits.page_bytes_max,
         )
@@ -647,19 +655,19 @@ class Log:
         self, *, partitions: Sequence[str] = (), stream: str | None = None, lane: int = 0
     ) -> Subscription:
         """The live part alone, with a bounded queue that the caller empties: for servers that feed many readers."""
-        self._demand_open()
-        self._demand_lane(lane)
+        self._check_open()
+        self._check_lane(lane)
         if stream is not None:
-            lane = lane_of(stream, self.settings.lanes)
-        return await self._tailers.subscribe(lane, self._partitions(None, partitions, stream), stream)
+            lane = compute_lane(stream, self.settings.lanes)
+        return await self._tailers.subscribe(lane, self._normalize_partitions(None, partitions, stream), stream)
 
     async def listen(self, listener: Listener, lane: int = 0) -> int:
         """Hands every record of a lane after the position that it gives to the listener, in order, as they come.
 
         For a server that feeds its readers itself: no queue, no task, no loss. Call `unlisten` when it is over.
         """
-        self._demand_open()
-        self._demand_lane(lane)
+        self._check_open()
+        self._check_lane(lane)
         return await self._tailers.listen(lane, listener)
 
     def unlisten(self, listener: Listener, lane: int = 0) -> None:
@@ -671,7 +679,7 @@ class Log:
 
         What this process commits is told at once and before the records that came with it, what others do soon.
         """
-        self._demand_open()
+        self._check_open()
         await self._tailers.listen_members(listener)
 
     def watch_commits(self, watcher: Callable[[int, float], None]) -> None:
@@ -680,12 +688,12 @@ class Log:
 
     async def settled(self) -> None:
         """Returns when nothing waits for its commit."""
-        await self._committer.settled()
+        await self._committer.wait_idle()
 
     @property
     def queued(self) -> int:
         """Writes that wait for their commit."""
-        return self._committer.queued
+        return self._committer.queue_length
 
     async def lookup(
         self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str | None = None, client: str = ""
@@ -696,8 +704,10 @@ class Log:
         an unknown event may belong to one of them: then this raises LookupError. Pass
         `event_scope("acme")` for events of the tenant `acme`, or `""` for events of no such tenant.
         """
-        self._demand_open()
-        outcome = outcome_of(policy, await self._store.standing(_identity(policy, scope or "", client, key)))
+        self._check_open()
+        outcome = describe_outcome(
+            policy, await self._store.get_key_status(_build_identity(policy, scope or "", client, key))
+        )
         if scope is None and outcome.status is Status.UNKNOWN and policy.name == EVENTS.name:
             await self._check_no_separate_ids()
         return outcome
@@ -712,18 +722,18 @@ class Log:
 
     async def prove(self, receipt: Receipt) -> Proven:
         """The proof that a record stands in the chain. Raises LookupError for a receipt of another log."""
-        self._demand_open()
+        self._check_open()
         block, evidence = await self._store.block(receipt.lane, receipt.height)
         index = receipt.position - block.first_position
         if not 0 <= index < len(evidence) or evidence[index].record.receipt != receipt:
             raise LookupError(f"position {receipt.position} of lane {receipt.lane} is not this log's: {receipt}")
-        leaves = [leaf_hash(record_header(one.record), one.body_hash) for one in evidence]
+        leaves = [hash_leaf(encode_record_header(one.record), one.body_hash) for one in evidence]
         found = evidence[index]
         return Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """The newest of everything, lane by lane."""
-        self._demand_open()
+        self._check_open()
         return await self._store.heads()
 
     # --- named consumers
@@ -732,7 +742,7 @@ class Log:
         self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
     ) -> Applied | Refused:
         """Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it."""
-        position = None if cursor is None else await self._position(cursor, stream or None)
+        position = None if cursor is None else await self._resolve_cursor(cursor, stream or None)
         verdict = await self.submit(SetCursor(consumer, position, stream, rewind))
         if not isinstance(verdict, Applied | Refused):
             raise TypeError(f"a cursor was answered with {verdict!r}")
@@ -742,31 +752,31 @@ class Log:
         """The cursor that a consumer kept."""
         for one in await self.consumers():
             if (one.name, one.scope) == (consumer, stream):
-                return Cursor(one.cursor, self.epoch, order_of(stream or None, 0))
+                return Cursor(one.cursor, self.epoch, format_order(stream or None, 0))
         return None
 
     async def consumers(self) -> list[Consumer]:
         """All named consumers, with how far each is behind."""
-        self._demand_open()
+        self._check_open()
         return await self._store.consumers()
 
     async def confirm_clock(self) -> None:
         """Believes the wall clock as it is, after a jump stopped commits."""
-        self._demand_open()
+        self._check_open()
         await self._store.confirm_clock()
 
     # --- inside
 
-    def _demand_open(self) -> None:
+    def _check_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the log is not open; use it inside `async with oncelog.open(…)`")
 
-    def _knows(self, item: Item) -> bool:
+    def _has_policy(self, item: Item) -> bool:
         if not self._is_open:
-            self._demand_open()
-        return self._is_known(item)
+            self._check_open()
+        return self._is_policy_known(item)
 
-    def _is_known(self, item: Item) -> bool:
+    def _is_policy_known(self, item: Item) -> bool:
         """Whether the item's policy, if it has one, is the one that the log knows by its name."""
         policy: Policy | None = getattr(item, "policy", None)
         if policy is None:
@@ -774,10 +784,10 @@ class Log:
         known = self._policies.get(policy.name)
         return known is policy or known == policy
 
-    async def _declare_all(self) -> None:
+    async def _declare_policies(self) -> None:
         """At the opening. The log keeps the ledger's time to live that it was made with; SettingsError for another."""
-        wanted = self._wanted_ledger
-        known = await self._store.declare([policy for policy in self._declared if policy is not wanted])
+        wanted = self._requested_ledger
+        known = await self._store.declare([policy for policy in self._declared_policies if policy is not wanted])
         if LEDGER.name not in known:
             known = await self._store.declare([wanted or LEDGER])
         kept = known[LEDGER.name]
@@ -786,16 +796,16 @@ class Log:
                 f"the log was made with a time to live of {kept.retention.ttl_ms} ms for ledgers and cannot be opened "
                 f"with {wanted.retention.ttl_ms} ms. Leave it out to open the log with what it has."
             )
-        self._policies = {**known, **{policy.name: policy for policy in self._declared}}
-        self._books.ledger = kept
+        self._policies = {**known, **{policy.name: policy for policy in self._declared_policies}}
+        self._state_reader.ledger = kept
 
-    async def _declare(self, item: Item) -> None:
+    async def _declare_policy(self, item: Item) -> None:
         """At a policy's first use. Raises PolicyError if the log knows another one by its name."""
         policy: Policy = getattr(item, "policy")  # noqa: B009 - not every item has one, but this one does
         known = await self._store.declare([policy])
         self._policies = {**known, **self._policies, policy.name: policy}
 
-    async def _position(self, cursor: int | Cursor | str, stream: str | None, lane: int = 0) -> int:
+    async def _resolve_cursor(self, cursor: int | Cursor | str, stream: str | None, lane: int = 0) -> int:
         if isinstance(cursor, str):
             cursor = Cursor.parse(cursor)
         if type(cursor) is int:
@@ -812,34 +822,36 @@ class Log:
                 self.epoch,
                 page.newest,
             )
-        if cursor.order != order_of(stream, lane):
+        if cursor.order != format_order(stream, lane):
             raise ValueError(f"the cursor is of {cursor.order or 'lane 0'!r}, and would mean nothing here")
         return cursor.position
 
-    def _partitions(self, partition: str | None, partitions: Sequence[str], stream: str | None) -> tuple[str, ...]:
+    def _normalize_partitions(
+        self, partition: str | None, partitions: Sequence[str], stream: str | None
+    ) -> tuple[str, ...]:
         if isinstance(partitions, str):
             raise TypeError("partitions is a list of names; for one name use partition")
         if sum((partition is not None, bool(partitions), stream is not None)) > 1:
             raise ValueError("name one of partition, partitions and stream")
         if stream is not None:
-            text_field(stream, "$.stream")
+            check_text(stream, "$.stream")
         normal = normal_partitions((partition,) if partition is not None else partitions)
         if len(normal) > PARTITIONS_MAX:
             raise ValueError(f"partitions must be at most {PARTITIONS_MAX} different ones, not {len(normal)}")
         return normal
 
-    def _demand_lane(self, lane: int) -> None:
+    def _check_lane(self, lane: int) -> None:
         if type(lane) is not int or not 0 <= lane <= self.settings.lanes:
             raise ValueError(f"lane must be from 0 to {self.settings.lanes}, not {lane!r}")
 
-    def _committed(self, decided: Decided) -> None:
+    def _on_commit(self, decided: BatchResult) -> None:
         if not decided.changes.is_empty:
-            self._tailers.committed(decided.changes)
+            self._tailers.notify_commit(decided.changes)
             self._count_evictions(decided)
         if not self._cache.is_empty:
-            self._look_soon()
+            self._start_polling()
 
-    def _count_evictions(self, decided: Decided) -> None:
+    def _count_evictions(self, decided: BatchResult) -> None:
         interval, before = self._store.settings.eviction_interval, self._evictions
         for block in decided.sealed.blocks:
             last = block.first_position + block.count - 1
@@ -852,31 +864,31 @@ class Log:
                 decided.evicted_clients,
             )
 
-    def _keep_result(self, identity: KeyIdentity, result: Result, generation: int) -> None:
+    def _cache_result(self, identity: KeyIdentity, result: Result, generation: int) -> None:
         self._results.put(identity, result, generation)
-        self._look_soon()
+        self._start_polling()
 
-    def _forget_answers(self) -> None:
+    def _clear_caches(self) -> None:
         self._cache.clear()
         self._results.clear()
-        self._tailers.erased()
+        self._tailers.drop_buffered()
 
-    def _look_soon(self) -> None:
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().create_task(self._look_for_erasures())
+    def _start_polling(self) -> None:
+        if self._poll_task is None:
+            self._poll_task = asyncio.get_running_loop().create_task(self._poll_erasures())
 
-    async def _look_for_erasures(self) -> None:
+    async def _poll_erasures(self) -> None:
         """Answers in memory do not know what another process has erased, nor how far it has brought the log's time."""
         level = logging.WARNING
         while self._is_open:
-            await asyncio.sleep(ERASURES_LOOK_MS / 1000)
+            await asyncio.sleep(ERASURES_POLL_MS / 1000)
             try:
                 erasures = await self._store.erasures()
                 heads = await self._store.heads()
             except LogReplacedError as error:
                 logger.log(level, "answers in memory are dropped: %s", error)
                 level = logging.DEBUG  # logged once
-                self._forget_answers()
+                self._clear_caches()
                 continue
             except Exception:  # those who submit are told; here the next look will do
                 logger.log(level, "the log could not be looked at for erasures", exc_info=True)
@@ -888,21 +900,21 @@ class Log:
             self._results.advance(newest_ms)
             if erasures != self._cache.erasures:
                 self._cache.erasures = erasures
-                self._forget_answers()
+                self._clear_caches()
 
 
-def _whole(number: object, name: str) -> int:
+def _check_integer(number: object, name: str) -> int:
     if type(number) is not int:
         raise TypeError(f"{name} is a whole number, not {number!r}")
     return number
 
 
-def _identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:
+def _build_identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:
     raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
     if type(raw) is not bytes:
         raise TypeError(f"a key is bytes or a UUID, not {type(key).__name__}")
-    text_field(scope, "$.scope")
-    text_field(client, "$.client")
+    check_text(scope, "$.scope")
+    check_text(client, "$.client")
     return (policy.name, scope, client if policy.client_sequence else "", raw)
 
 
@@ -911,10 +923,10 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     *,
     policies: Sequence[Policy] = (),
     validate: Validate | None = None,
-    settings: Settings | WantedSettings | None = None,
+    settings: Settings | RequestedSettings | None = None,
     limits: Limits | None = None,
     clock: Clock | None = None,
-    room: Room | None = None,
+    room: DiskLimits | None = None,
     tenants: Sequence[Tenant] | None = None,
     actor: str = APPLICATION_ACTOR,
     file_mode: int = OWNER_ONLY,
@@ -928,7 +940,7 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     `file_mode` is the mode of a file that is created: 0o600, or 0o640 or 0o660 for a group. Raises SettingsError.
     """
     limits = limits or Limits()
-    store = _store(os.fspath(path), settings, limits, clock, check_file_mode(file_mode))
+    store = _build_store(os.fspath(path), settings, limits, clock, check_file_mode(file_mode))
     return Log(
         store,
         policies=policies,
@@ -941,13 +953,13 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     )
 
 
-def _store(
-    path: str, settings: Settings | WantedSettings | None, limits: Limits, clock: Clock | None, file_mode: int
+def _build_store(
+    path: str, settings: Settings | RequestedSettings | None, limits: Limits, clock: Clock | None, file_mode: int
 ) -> Store:
     jump_ms_max = limits.clock_jump_ms_max
     if is_address(path):
         timeouts_ms = {name: getattr(limits, f"postgres_{name}") for name in POSTGRES_TIMEOUTS}
-        return postgres_store(path, settings, clock=clock, jump_ms_max=jump_ms_max, timeouts_ms=timeouts_ms)
+        return create_postgres_store(path, settings, clock=clock, jump_ms_max=jump_ms_max, timeouts_ms=timeouts_ms)
     if path == ":memory:":
         return MemoryStore(settings, clock=clock, jump_ms_max=jump_ms_max)
     return SqliteStore(path, settings, clock=clock, jump_ms_max=jump_ms_max, driver=SqliteDriver(file_mode))

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from oncelog.core.members import role_of
+from oncelog.core.rules.members import get_effective_role
 from oncelog.core.values import Changes, LaneHead
 from oncelog.errors import StoreError
-from oncelog.stores.protocol import MemberChange, MemberPlace, Store
-from oncelog.stores.side_state import ACKNOWLEDGEMENT, changed_members
+from oncelog.storage.side_state import ACKNOWLEDGEMENT, build_member_change_rows
+from oncelog.storage.store import MemberChange, MemberCursor, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
 
@@ -23,7 +23,7 @@ PAGE_CHANGES: Final = 500
 class MemberListener(Protocol):
     """Takes changes of members as they come."""
 
-    def changed(self, changes: Sequence[MemberChange]) -> None:
+    def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
         """These have changed, and stand so. The same may be told again. Must not raise, and must not take long."""
 
 
@@ -36,7 +36,7 @@ class MemberTailer:
         self._revision = revision
         self._newest = revision
         self._listener = listener
-        self._running: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         """Of the newest reading."""
 
@@ -49,52 +49,52 @@ class MemberTailer:
         """All that was changed up to here has been told."""
         return self._revision
 
-    def begin_again(self, revision: int) -> None:
+    def reset(self, revision: int) -> None:
         """The lane is back at this revision: what comes after it has not been told."""
         self._revision = self._newest = revision
 
-    async def reach(self, revision: int) -> None:
+    async def wait_for_revision(self, revision: int) -> None:
         """Waits until all up to the revision has been told. Raises what keeps it from being read."""
         while self.is_behind(revision):
-            self.look(revision)
-            if self._running is not None:
-                await asyncio.wait([self._running])
+            self.poll(revision)
+            if self._task is not None:
+                await asyncio.wait([self._task])
             if self._error is not None and self.is_behind(revision):
                 raise self._error
 
-    def committed(self, changes: Changes, head: LaneHead) -> None:
+    def notify_commit(self, changes: Changes, head: LaneHead) -> None:
         """These were made durable here. They are told as they are if nothing else has come in between."""
-        if self._running is None and head.revision == self._revision + 1:
+        if self._task is None and head.revision == self._revision + 1:
             self._revision = head.revision
             self._newest = max(self._newest, head.revision)
             if changes.members or changes.acknowledged:
-                self._tell(changes)
+                self._publish(changes)
         else:
-            self.look(head.revision)
+            self.poll(head.revision)
 
-    def _tell(self, changes: Changes) -> None:
+    def _publish(self, changes: Changes) -> None:
         told: list[MemberChange] = []
-        for lane, scope, member, kind, revision in changed_members(changes, self._store.settings.lanes):
+        for lane, scope, member, kind, revision in build_member_change_rows(changes, self._store.settings.lanes):
             if lane == self.lane:
                 acknowledged = changes.acknowledged.get((scope, member)) or 0
                 state = None if kind == ACKNOWLEDGEMENT else changes.members[scope, member]
-                role = None if state is None else role_of(state, changes.rosters[scope])
+                role = None if state is None else get_effective_role(state, changes.rosters[scope])
                 present = kind == ACKNOWLEDGEMENT or state is not None  # only members acknowledge
                 told.append(MemberChange(revision, scope, member, kind, present, acknowledged, role))
         if told:
-            self._listener.changed(told)
+            self._listener.deliver_changes(told)
 
-    def look(self, newest: int) -> None:
+    def poll(self, newest: int) -> None:
         """The lane is at this revision."""
         self._newest = max(self._newest, newest)
-        if self._running is None and self._revision < self._newest:
-            self._running = asyncio.get_running_loop().create_task(self._run())
+        if self._task is None and self._revision < self._newest:
+            self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
         """Nothing more is told."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait([self._running])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         try:
@@ -111,17 +111,17 @@ class MemberTailer:
                 )
             self._error = error
         finally:
-            self._running = None
+            self._task = None
 
     async def _catch_up(self, newest: int) -> None:
         # Names are not empty, so that this stands before all of the next revision.
         begun_at = self._revision
-        place: MemberPlace = (begun_at + 1, "", "", 0)
+        place: MemberCursor = (begun_at + 1, "", "", 0)
         while True:
             changes = await self._store.member_changes(self.lane, place, PAGE_CHANGES)
             if changes:
-                self._listener.changed(changes)
-                place = changes[-1].place
+                self._listener.deliver_changes(changes)
+                place = changes[-1].cursor
             if len(changes) < PAGE_CHANGES:
                 break
         # After a full page there may be another of its revision; after the last nothing is left of any that it has.

@@ -5,10 +5,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.leases import is_forgotten
 from oncelog.core.policy import Forget, Policy
+from oncelog.core.rules.leases import is_forgotten
 from oncelog.core.values import Lease, Receipt, Record
-from oncelog.stores.protocol import Standing
+from oncelog.storage.store import KeyStatus
 
 NEVER_COMMITTED: Final = "no record: it was never committed here, or it was refused, and that leaves nothing behind"
 
@@ -36,37 +36,37 @@ class Outcome(Struct, frozen=True):
     lease: Lease | None = None
 
 
-def outcome_of(policy: Policy, standing: Standing) -> Outcome:
+def describe_outcome(policy: Policy, key_status: KeyStatus) -> Outcome:
     """Puts what a store knows into words."""
-    record, lease = standing.record, standing.lease
-    log_time_ms = max(standing.head.log_time_ms, standing.time_ms)
+    record, lease = key_status.record, key_status.lease
+    log_time_ms = max(key_status.head.log_time_ms, key_status.time_ms)
     if record is not None:
         receipt = record.receipt
         place = f"sequence {record.sequence} of {record.scope!r}" if record.sequence else f"position {record.position}"
         erased = ", and its content has been erased since" if record.erased else ""
-        if policy.retention.remembers(record.log_time_ms, log_time_ms, standing.head.eviction_time_ms):
+        if policy.retention.remembers(record.log_time_ms, log_time_ms, key_status.head.eviction_time_ms):
             return Outcome(Status.COMMITTED, f"committed as {place}{erased}", record, receipt, lease)
-        forgotten = _forgotten(policy, record, standing)
+        forgotten = _describe_forgotten(policy, record, key_status)
         return Outcome(Status.FORGOTTEN, f"committed as {place}{erased}, {forgotten}", record, receipt, lease)
     if lease is not None and not is_forgotten(lease, log_time_ms):
-        return Outcome(Status.LEASED, _lease_in_words(lease, log_time_ms), lease=lease)
+        return Outcome(Status.LEASED, _describe_lease(lease, log_time_ms), lease=lease)
     return Outcome(Status.UNKNOWN, NEVER_COMMITTED)
 
 
-def _forgotten(policy: Policy, record: Record, standing: Standing) -> str:
+def _describe_forgotten(policy: Policy, record: Record, key_status: KeyStatus) -> str:
     age = f"{policy.retention.ttl_ms} ms (policy {policy.name})"
     if policy.retention.forget is Forget.AT_AGE:
         return f"but its key was forgotten after {age}: a retry is a new write"
     evicted = f"but its key was evicted after {age}"
     if not record.client_sequence:
         return f"{evicted}: a retry is a new write"
-    return f"{evicted}{_retry_by_sequence(policy, record.client_sequence, standing)}"
+    return f"{evicted}{_describe_sequence_retry(policy, record.client_sequence, key_status)}"
 
 
-def _retry_by_sequence(policy: Policy, sequence: int, standing: Standing) -> str:
+def _describe_sequence_retry(policy: Policy, sequence: int, key_status: KeyStatus) -> str:
     """Describe the answer to a retry whose key is unknown: its sequence decides (core.sequences)."""
-    entry = standing.client_entry
-    if entry is not None and not policy.retention.remembers(entry.last_seen_ms, 0, standing.head.eviction_time_ms):
+    entry = key_status.client_entry
+    if entry is not None and not policy.retention.remembers(entry.last_seen_ms, 0, key_status.head.eviction_time_ms):
         entry = None
     last = 0 if entry is None else entry.sequence
     as_new = f"a retry with client sequence {last + 1} is a new write"
@@ -78,7 +78,7 @@ def _retry_by_sequence(policy: Policy, sequence: int, standing: Standing) -> str
     )
 
 
-def _lease_in_words(lease: Lease, log_time_ms: int) -> str:
+def _describe_lease(lease: Lease, log_time_ms: int) -> str:
     if not lease.holder:
         failed = "failed" if lease.failed_fence == lease.fence else "was given up"
         return f"no record: work on it under lease {lease.fence} {failed}, and nobody has taken it over yet"

@@ -6,14 +6,14 @@ from collections import deque
 from typing import Final, Protocol
 
 from oncelog.core.values import Record
-from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
+from oncelog.engine.read_results import Cursor, format_order
 from oncelog.errors import ClosedError, SlowReaderError
 
 logger: Final = logging.getLogger("oncelog.engine")
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """Where the records of a subscription come from: the tailer of its lane."""
 
     lane: int
@@ -29,7 +29,7 @@ class Source(Protocol):
 class Subscription:
     """Records from `start` on, as they come, for one reader. Its queue is bounded: who is too slow is closed."""
 
-    def __init__(self, tailer: Source, partitions: frozenset[str], stream: str | None, limits: Limits) -> None:
+    def __init__(self, tailer: RecordSource, partitions: frozenset[str], stream: str | None, limits: Limits) -> None:
         self.start = tailer.cursor
         """Everything after this is delivered. It is a cursor of the lane, whatever is read there."""
         self.partitions = partitions
@@ -44,8 +44,8 @@ class Subscription:
         """Where a reader that was closed can resume, in the order that it reads."""
         self._error: Exception | None = None
         self._is_closed = False
-        self._is_awaited = False
-        self._arrived: asyncio.Future[None] | None = None
+        self._has_waiter = False
+        self._wakeup: asyncio.Future[None] | None = None
 
     async def next(self) -> list[Record]:
         """All that has arrived, at least one.
@@ -53,23 +53,23 @@ class Subscription:
         Raises SlowReaderError; ClosedError when the log is closed; the store's error when it could not be read for
         long. One task at a time may wait here: who comes second gets RuntimeError.
         """
-        if self._is_awaited:
+        if self._has_waiter:
             raise RuntimeError("another task is waiting for this subscription; each reader needs one of its own")
-        self._is_awaited = True
+        self._has_waiter = True
         try:
             while not self._queue:
-                self._demand_going_on()
-                self._arrived = asyncio.get_running_loop().create_future()
-                await self._arrived
+                self._check_active()
+                self._wakeup = asyncio.get_running_loop().create_future()
+                await self._wakeup
         finally:
-            self._is_awaited = False
+            self._has_waiter = False
         records = list(self._queue)
         self._queue.clear()
         self._bytes = 0
         self.is_slow = False
         return records
 
-    def _demand_going_on(self) -> None:
+    def _check_active(self) -> None:
         if self._overrun_at is not None:
             raise SlowReaderError(self._overrun_at)
         if self._error is not None:
@@ -115,12 +115,12 @@ class Subscription:
         """What waits is let go: it is in the store, behind the cursor that the reader is given."""
         first = self._queue[0]
         number = (first.position if self.stream is None else first.sequence) - 1
-        self._overrun_at = Cursor(number, self.start.epoch, order_of(self.stream, self._tailer.lane))
+        self._overrun_at = Cursor(number, self.start.epoch, format_order(self.stream, self._tailer.lane))
         logger.warning("a reader of lane %d was closed: it is behind %d", self._tailer.lane, number)
         self._queue.clear()
         self._bytes = 0
         self._tailer.remove(self)
 
     def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)

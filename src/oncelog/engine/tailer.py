@@ -15,22 +15,22 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from oncelog.core.identity import lane_of
+from oncelog.core.identity import compute_lane
 from oncelog.core.values import Changes, LaneHead, Record
-from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener, MemberTailer
+from oncelog.engine.read_results import Cursor, format_order
 from oncelog.engine.subscription import Subscription
 from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError, StoreError
-from oncelog.stores.protocol import Query, Store
+from oncelog.storage.store import Query, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
 
 PAGE_RECORDS: Final = 500
-KEPT_RECORDS_MAX: Final = 5_000
-KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
+BUFFERED_RECORDS_MAX: Final = 5_000
+BUFFERED_BYTES_MAX: Final = 8 * 1024 * 1024
 """What is committed while the store is read is kept up to here, and read as well if it is more."""
-LOOKS_IN_VAIN_MAX: Final = 100
+FAILED_POLLS_MAX: Final = 100
 """So many looks in a row at a store that cannot be read are only logged; then those who follow are told."""
 
 
@@ -67,20 +67,20 @@ class Tailer:
         self._subscriptions: set[Subscription] = set()
         self._by_partition: dict[str, set[Subscription]] = {}
         self._by_stream: dict[str, set[Subscription]] = {}
-        self._of_everything: set[Subscription] = set()
+        self._unfiltered: set[Subscription] = set()
         self._listeners: list[Listener] = []
         self._newest = position
         self._revision = 0
         """As of the newest position: members must be known up to here before it is delivered."""
-        self._running: asyncio.Task[None] | None = None
-        self._kept: list[tuple[Sequence[Record], LaneHead]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._buffered: list[tuple[Sequence[Record], LaneHead]] = []
         """What was committed here during a reading."""
-        self._kept_records = 0
-        self._kept_bytes = 0
+        self._buffered_records = 0
+        self._buffered_bytes = 0
         self._error: Exception | None = None
         """Of the newest reading, until the next look."""
-        self._looks_in_vain = 0
-        self._histories = 0
+        self._failed_polls = 0
+        self._rewinds = 0
         """How often the lane has gone back."""
 
     def __len__(self) -> int:
@@ -89,12 +89,12 @@ class Tailer:
     @property
     def cursor(self) -> Cursor:
         """Everything up to here has been delivered, in this history."""
-        return Cursor(self.position, self._store.epoch, order_of(None, self.lane))
+        return Cursor(self.position, self._store.epoch, format_order(None, self.lane))
 
     def subscribe(self, partitions: frozenset[str], stream: str | None) -> Subscription:
         """From now on everything after `position` that is in its scope reaches the subscription."""
         if not self._subscriptions:
-            self._error, self._looks_in_vain = None, 0
+            self._error, self._failed_polls = None, 0
         subscription = Subscription(self, partitions, stream, self._limits)
         self._subscriptions.add(subscription)
         for group in self._groups(subscription):
@@ -127,79 +127,79 @@ class Tailer:
         """The lane has records up to `newest`, and is at this revision."""
         self._newest = max(self._newest, newest)
         self._revision = max(self._revision, revision)
-        if self._running is None and len(self) and self.position < self._newest:
-            self._running = asyncio.get_running_loop().create_task(self._run())
+        if self._task is None and len(self) and self.position < self._newest:
+            self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def committed(self, records: Sequence[Record], head: LaneHead) -> None:
+    def notify_commit(self, records: Sequence[Record], head: LaneHead) -> None:
         """These were made durable here, up to the head.
 
         They are delivered as they are, and not read again, if they come right after what has been delivered. If
         another process has committed in between, all of it comes from the store. If a reading is under way they wait
         for its end: under a steady load a tailer that reads would never find that it has read everything.
         """
-        if self._running is not None:
+        if self._task is not None:
             if records:
-                self._keep(records, head)
+                self._buffer_commit(records, head)
         elif len(self):
             self._deliver_next(records, head)
         self.wake(head.position, head.revision)
 
-    def _keep(self, records: Sequence[Record], head: LaneHead) -> None:
-        self._kept.append((records, head))
-        self._kept_records += len(records)
-        self._kept_bytes += sum([len(record.body) for record in records])
-        if self._kept_records > KEPT_RECORDS_MAX or self._kept_bytes > KEPT_BYTES_MAX:
-            self.let_go_of_kept()
+    def _buffer_commit(self, records: Sequence[Record], head: LaneHead) -> None:
+        self._buffered.append((records, head))
+        self._buffered_records += len(records)
+        self._buffered_bytes += sum([len(record.body) for record in records])
+        if self._buffered_records > BUFFERED_RECORDS_MAX or self._buffered_bytes > BUFFERED_BYTES_MAX:
+            self.take_buffered()
 
-    def _deliver_kept(self) -> None:
+    def _deliver_buffered(self) -> None:
         """What was read may have some of it already."""
-        for records, head in self.let_go_of_kept():
+        for records, head in self.take_buffered():
             if records and records[0].position <= self.position:
                 records = [record for record in records if record.position > self.position]  # noqa: PLW2901
             self._deliver_next(records, head)
 
-    def let_go_of_kept(self) -> list[tuple[Sequence[Record], LaneHead]]:
+    def take_buffered(self) -> list[tuple[Sequence[Record], LaneHead]]:
         """It will be read: there may be too much of it, or something of it has been erased."""
-        kept, self._kept = self._kept, []
-        self._kept_records = self._kept_bytes = 0
+        kept, self._buffered = self._buffered, []
+        self._buffered_records = self._buffered_bytes = 0
         return kept
 
     def _deliver_next(self, records: Sequence[Record], head: LaneHead) -> None:
         """If they are the next ones."""
         is_next = bool(records) and records[0].position == self.position + 1
-        if is_next and not self._members_are_behind(head.revision):
+        if is_next and not self._has_lagging_members(head.revision):
             self._newest = max(self._newest, head.position)
             self._deliver(records)
 
-    def _members_are_behind(self, revision: int) -> bool:
+    def _has_lagging_members(self, revision: int) -> bool:
         return any(members.is_behind(revision) for members in self._members)
 
-    def look(self, newest: int, revision: int = 0) -> None:
+    def poll(self, newest: int, revision: int = 0) -> None:
         """As `wake`, and now and then whether or not anything was committed: readings that failed are counted here.
 
         Not where they fail: many commits a second would use up all patience with a store in an instant.
         """
         if self._error is not None:
-            self.looked_in_vain(self._error)
-        elif self._running is None:
-            self._looks_in_vain = 0
+            self.count_failed_poll(self._error)
+        elif self._task is None:
+            self._failed_polls = 0
         self.wake(newest, revision)
 
-    def looked_in_vain(self, error: Exception) -> None:
+    def count_failed_poll(self, error: Exception) -> None:
         """The store could not be read, again. After many times in a row the subscribers are told."""
         self._error = None
-        self._looks_in_vain += 1
-        if self._looks_in_vain >= LOOKS_IN_VAIN_MAX:
+        self._failed_polls += 1
+        if self._failed_polls >= FAILED_POLLS_MAX:
             self._fail(error)
 
-    def gone_back(self, head: LaneHead) -> None:
+    def rewind(self, head: LaneHead) -> None:
         """The lane has less than it had: those who follow have read what is no more, and must begin anew."""
         message = f"lane {self.lane} is back at revision {head.revision}: it has lost what was read from it"
         self._fail(HistoryChangedError(message, self._store.epoch, head.position))
         self.position = self._newest = head.position
         self._revision = head.revision
-        self._histories += 1
-        self.let_go_of_kept()
+        self._rewinds += 1
+        self.take_buffered()
 
     def _fail(self, error: Exception) -> None:
         for subscription in list(self._subscriptions):
@@ -215,30 +215,30 @@ class Tailer:
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
-        if self._running is not None:
-            await asyncio.wait([self._running])
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         try:
             while len(self) and self.position < self._newest:
                 # Not beyond: what is committed while this is read may come behind a change of members.
                 query = Query(lane=self.lane, after=self.position, upto=self._newest, limit=PAGE_RECORDS)
-                history = self._histories
+                history = self._rewinds
                 for members in list(self._members):
-                    await members.reach(self._revision)
+                    await members.wait_for_revision(self._revision)
                 page = await self._store.read(query)
-                if history != self._histories:
+                if history != self._rewinds:
                     continue  # what was read is of the history that is no more
                 if not page.records and page.next <= self.position:
                     break  # what was announced is not there (any more): the next look says what is
                 self._deliver(page.records)
                 self.position = max(self.position, page.next)
-                self._deliver_kept()
-                self._error, self._looks_in_vain = None, 0
+                self._deliver_buffered()
+                self._error, self._failed_polls = None, 0
         except HistoryChangedError as error:  # no later reading would be better
             self._fail(error)
         except Exception as error:  # the next wake tries again
-            if self._error is None and not self._looks_in_vain:
+            if self._error is None and not self._failed_polls:
                 logger.warning(
                     "lane %d could not be read for its subscribers: %s",
                     self.lane,
@@ -247,8 +247,8 @@ class Tailer:
                 )
             self._error = error
         finally:
-            self._running = None
-            self.let_go_of_kept()
+            self._task = None
+            self.take_buffered()
 
     def _deliver(self, records: Sequence[Record]) -> None:
         for listener in self._listeners:
@@ -261,7 +261,7 @@ class Tailer:
 
     def _deliver_one(self, record: Record) -> None:
         self.position = max(self.position, record.position)
-        concerned: set[Subscription] = set(self._of_everything)
+        concerned: set[Subscription] = set(self._unfiltered)
         for partition in record.partitions:
             concerned.update(self._by_partition.get(partition, ()))
         if record.sequence:
@@ -274,7 +274,7 @@ class Tailer:
             return [self._by_stream.setdefault(subscription.stream, set())]
         if subscription.partitions:
             return [self._by_partition.setdefault(partition, set()) for partition in subscription.partitions]
-        return [self._of_everything]
+        return [self._unfiltered]
 
 
 class Tailers:
@@ -285,25 +285,25 @@ class Tailers:
         self._limits = limits
         self._tailers: dict[int, Tailer] = {}
         self._member_tailers: defaultdict[int, list[MemberTailer]] = defaultdict(list)
-        self._watching: asyncio.Task[None] | None = None
-        self._woken = asyncio.Event()
+        self._watch_task: asyncio.Task[None] | None = None
+        self._wakeup = asyncio.Event()
         """Another process says that it has committed something."""
         self._is_closed = False
 
     async def subscribe(self, lane: int, partitions: Iterable[str] = (), stream: str | None = None) -> Subscription:
         """A subscription to a lane, to some partitions in it, or to a stream in it."""
-        tailer = await self._tailer(lane)
+        tailer = await self._get_tailer(lane)
         if sum(map(len, self._tailers.values())) >= self._limits.subscriptions_max:
             raise LimitExceededError("subscriptions_max", self._limits.subscriptions_max)
         subscription = tailer.subscribe(frozenset(partitions), stream)
-        self._watch_soon()
+        self._start_watching()
         return subscription
 
     async def listen(self, lane: int, listener: Listener) -> int:
         """Everything after the position that it gives reaches the listener."""
-        tailer = await self._tailer(lane)
+        tailer = await self._get_tailer(lane)
         tailer.listen(listener)
-        self._watch_soon()
+        self._start_watching()
         return tailer.position
 
     def unlisten(self, lane: int, listener: Listener) -> None:
@@ -320,9 +320,9 @@ class Tailers:
         for lane in range(1, self._store.settings.lanes + 1):
             revision = heads[lane].revision if lane in heads else 0
             self._member_tailers[lane].append(MemberTailer(self._store, lane, revision, listener))
-        self._watch_soon()
+        self._start_watching()
 
-    async def _tailer(self, lane: int) -> Tailer:
+    async def _get_tailer(self, lane: int) -> Tailer:
         """The lane's. One that nobody has listened to begins at the newest; the caller must not wait before he does."""
         if self._is_closed:
             raise ClosedError("the log is closed")
@@ -339,10 +339,10 @@ class Tailers:
                 tailer.position = max(tailer.position, position)
         return tailer
 
-    def _watch_soon(self) -> None:
-        if self._watching is None:
-            self._store.listen(self._woken.set)
-            self._watching = asyncio.get_running_loop().create_task(self._watch())
+    def _start_watching(self) -> None:
+        if self._watch_task is None:
+            self._store.listen(self._wakeup.set)
+            self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
     async def follow(self, query: Query, lanes: int) -> AsyncGenerator[Sequence[Record], None]:
         """Everything after a cursor, from the store as long as there is much, then as it comes; several at a time.
@@ -350,27 +350,27 @@ class Tailers:
         A reader that falls behind is back at the store: it costs no more memory than any other, and misses nothing.
         Ends when the log is closed. Raises the store's error when it could not be read for long.
         """
-        lane = query.lane if query.stream is None else lane_of(query.stream, lanes)
+        lane = query.lane if query.stream is None else compute_lane(query.stream, lanes)
         cursor = query.after
         subscription: Subscription | None = None
         try:
             while not self._is_closed:
-                async for records in self._stored(query, cursor):
+                async for records in self._iterate_stored(query, cursor):
                     yield records
-                    cursor = _number(records[-1], query)
+                    cursor = _get_order_number(records[-1], query)
                 subscription = await self.subscribe(lane, query.partitions, query.stream)
                 # What was committed before the subscription began; what it brings of that is known already.
-                async for records in self._stored(query, cursor):
+                async for records in self._iterate_stored(query, cursor):
                     yield records
-                    cursor = _number(records[-1], query)
+                    cursor = _get_order_number(records[-1], query)
                 with suppress(SlowReaderError):
                     while True:
                         records = await subscription.next()
-                        if _number(records[0], query) <= cursor:
-                            records = [record for record in records if _number(record, query) > cursor]
+                        if _get_order_number(records[0], query) <= cursor:
+                            records = [record for record in records if _get_order_number(record, query) > cursor]
                         if records:
                             yield records
-                            cursor = _number(records[-1], query)
+                            cursor = _get_order_number(records[-1], query)
         except ClosedError:
             if not self._is_closed:
                 raise  # not by us
@@ -378,7 +378,7 @@ class Tailers:
             if subscription is not None:
                 subscription.close()
 
-    async def _stored(self, query: Query, cursor: int) -> AsyncGenerator[Sequence[Record], None]:
+    async def _iterate_stored(self, query: Query, cursor: int) -> AsyncGenerator[Sequence[Record], None]:
         has_more = True
         while has_more:
             page = await self._store.read(replace(query, after=cursor))
@@ -386,7 +386,7 @@ class Tailers:
                 yield page.records
             cursor, has_more = page.next, page.has_more
 
-    def committed(self, changes: Changes) -> None:
+    def notify_commit(self, changes: Changes) -> None:
         """A batch has been made durable here."""
         by_lane: defaultdict[int, list[Record]] = defaultdict(list)
         if any(map(len, self._tailers.values())):
@@ -395,21 +395,21 @@ class Tailers:
         for lane, head in changes.heads.items():
             # Members first: whoever has been removed gets nothing more, also of what came with the removal.
             for members in self._member_tailers[lane]:
-                members.committed(changes, head)
+                members.notify_commit(changes, head)
             tailer = self._tailers.get(lane)
             if tailer is not None and len(tailer):
-                tailer.committed(by_lane[lane], head)
+                tailer.notify_commit(by_lane[lane], head)
 
-    def erased(self) -> None:
+    def drop_buffered(self) -> None:
         """The content of some records is gone: what has not been delivered yet comes without it."""
         for tailer in self._tailers.values():
-            tailer.let_go_of_kept()
+            tailer.take_buffered()
 
     async def close(self) -> None:
         """Ends all subscriptions."""
         self._is_closed = True
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._watch_task is not None:
+            self._watch_task.cancel()
         for tailer in self._tailers.values():
             await tailer.close()
         for members in chain.from_iterable(self._member_tailers.values()):
@@ -419,8 +419,8 @@ class Tailers:
         is_in_vain = False
         while any(self._member_tailers.values()) or any(map(len, self._tailers.values())):
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._limits.poll_ms / 1000)
-            self._woken.clear()
+                await asyncio.wait_for(self._wakeup.wait(), self._limits.poll_ms / 1000)
+            self._wakeup.clear()
             # From before the look: what is committed here meanwhile may be newer than what it finds.
             told = {
                 lane: max(one.revision for one in several) for lane, several in self._member_tailers.items() if several
@@ -436,27 +436,27 @@ class Tailers:
                     )
                 is_in_vain = True
                 for tailer in self._tailers.values():
-                    tailer.looked_in_vain(error)
+                    tailer.count_failed_poll(error)
                 continue
             is_in_vain = False
             for lane, several in self._member_tailers.items():
                 head = heads.get(lane) or LaneHead()
                 if head.revision < told.get(lane, 0):
-                    self._gone_back(lane, head)
+                    self._rewind_lane(lane, head)
                 for members in several:
-                    members.look(head.revision)
+                    members.poll(head.revision)
             for lane, tailer in self._tailers.items():
                 head = heads.get(lane) or LaneHead()
-                tailer.look(head.position, head.revision)
-        self._watching = None
+                tailer.poll(head.position, head.revision)
+        self._watch_task = None
 
-    def _gone_back(self, lane: int, head: LaneHead) -> None:
+    def _rewind_lane(self, lane: int, head: LaneHead) -> None:
         for members in self._member_tailers[lane]:
-            members.begin_again(head.revision)
+            members.reset(head.revision)
         if lane in self._tailers:
-            self._tailers[lane].gone_back(head)
+            self._tailers[lane].rewind(head)
 
 
-def _number(record: Record, query: Query) -> int:
+def _get_order_number(record: Record, query: Query) -> int:
     """The record's place in the order that is read."""
     return record.position if query.stream is None else record.sequence

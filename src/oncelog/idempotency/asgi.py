@@ -25,10 +25,10 @@ from msgspec import Struct
 from oncelog.core.identity import scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, RUN_MS_LIMIT
 from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
+from oncelog.engine.held_lease import HeldLease, Work
+from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log, open_log
-from oncelog.engine.results import Result
-from oncelog.engine.work import Holding, Work
-from oncelog.engine.working import Works
+from oncelog.engine.result_cache import Result
 from oncelog.errors import (
     BusyError,
     ConflictError,
@@ -37,8 +37,8 @@ from oncelog.errors import (
     OncelogError,
     ResultErasedError,
 )
-from oncelog.idempotency.decorator import DAY, RUN_S_MAX, InFlight, milliseconds
-from oncelog.idempotency.http_request import Fingerprint, fingerprint_of, http_request
+from oncelog.idempotency.http_request import Fingerprint, build_http_request, compute_fingerprint
+from oncelog.idempotency.once import RETENTION_DEFAULT, RUN_S_MAX, InFlight, check_duration_ms
 
 logger: Final = logging.getLogger("oncelog.http")
 
@@ -48,7 +48,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 StoreStatus = Callable[[int], bool] | Iterable[int]
-ScopeOf = Callable[[Scope], str | Awaitable[str | None] | None]
+ScopeFunction = Callable[[Scope], str | Awaitable[str | None] | None]
 Path = str | os.PathLike[str]
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -62,7 +62,9 @@ STORED_STATUSES: Final = frozenset(STATUSES) - {401, 403, 408, 425, 429} - froze
 RETRY_AFTER_MS: Final = 1000
 """For what is under way. When its lease ends says nothing about it: that is renewed for as long as it takes."""
 _MIB: Final = 2**20
-_UNKEPT: Final = frozenset({"http.response.trailers", "http.response.pathsend", "http.response.zerocopysend"})
+_BYPASS_EXTENSIONS: Final = frozenset(
+    {"http.response.trailers", "http.response.pathsend", "http.response.zerocopysend"}
+)
 """Extensions by which an answer would pass by those who must keep it."""
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
@@ -73,7 +75,7 @@ _ESCAPED: Final = re.compile(rb'\\(["\\])')
 """A string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
 _BARE: Final = re.compile(rb"[\x21-\x7e]+")
 _PROBLEM: Final = "urn:oncelog:problem:"
-_HELD_BACK: Final = {
+_BUSY_RESPONSES: Final = {
     "busy": (503, "busy", "Too many requests are waiting. Try again."),
     "rate_limited": (429, "rate-limited", "Too many new requests. Try again."),
     "read_only": (503, "read-only", "No new requests are carried out for now. Try again later."),
@@ -82,7 +84,7 @@ _HELD_BACK: Final = {
 """What a new request is told that is not carried out, by the reason of a `BusyError`."""
 
 
-class _Answer(Struct):
+class _StoredResponse(Struct):
     """An answer as it is kept: its start, then its body behind a zero byte (JSON has none)."""
 
     status: int
@@ -110,12 +112,12 @@ class IdempotencyMiddleware:
         app: App,
         *,
         log: Log | Callable[[], Log] | Path,
-        scope: ScopeOf,
+        scope: ScopeFunction,
         methods: Iterable[str] = METHODS,
         required: bool = False,
         in_flight: InFlight = "raise",
         wait_s: float | None = None,
-        retention: Retention = DAY,
+        retention: Retention = RETENTION_DEFAULT,
         name: str = "http",
         lease_s: float = 30,
         run_s_max: float = RUN_S_MAX,
@@ -153,18 +155,18 @@ class IdempotencyMiddleware:
             if type(value) is not int or value < 1:
                 raise ValueError(f"{limit} must be a whole number from 1 on, not {value!r}")
         self._app = app
-        self._given = log
-        self._own: asyncio.Task[Log] | None = None
+        self._log_source = log
+        self._own_log_task: asyncio.Task[Log] | None = None
         self._scope = scope
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
         self._waits = in_flight == "wait"
-        self._wait_ms = None if wait_s is None else milliseconds("wait_s", wait_s)
-        self._lease_ms = milliseconds("lease_s", lease_s)
-        self._run_ms_max = milliseconds("run_s_max", run_s_max, RUN_MS_LIMIT)
+        self._wait_ms = None if wait_s is None else check_duration_ms("wait_s", wait_s)
+        self._lease_ms = check_duration_ms("lease_s", lease_s)
+        self._run_ms_max = check_duration_ms("run_s_max", run_s_max, RUN_MS_LIMIT)
         self._request_bytes_max = request_bytes_max
         self._answer_bytes_max = answer_bytes_max
-        self._stored_statuses = _stored_statuses(store_status)
+        self._stored_statuses = _collect_stored_statuses(store_status)
         self._fingerprint = fingerprint
         self._policy = Policy(
             name=name,
@@ -177,56 +179,56 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI says."""
-        if scope["type"] == "lifespan" and isinstance(self._given, str | os.PathLike):
-            await self._lifespan(self._given, scope, receive, send)
+        if scope["type"] == "lifespan" and isinstance(self._log_source, str | os.PathLike):
+            await self._handle_lifespan(self._log_source, scope, receive, send)
         elif scope["type"] != "http" or scope["method"] not in self._methods:
             await self._app(scope, receive, send)
         else:
             try:
-                await self._request(scope, receive, send)
+                await self._handle_request(scope, receive, send)
             except _Problem as problem:
                 await _send_problem(send, problem)
 
     # --- a request
 
-    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         values = [value.strip() for name, value in scope["headers"] if name.lower() == HEADER]
-        user = await self._user(scope) if values or self._required else None
+        user = await self._get_user(scope) if values or self._required else None
         if user is None:
             await self._app(scope, receive, send)
             return
-        key = _key(values)
-        body = await _read(receive, self._request_bytes_max)
+        key = _parse_key(values)
+        body = await _read_body(receive, self._request_bytes_max)
         if body is None:
             return  # the client has gone
         work = Work(
             policy=self._policy,
-            scope=_stream(user),
+            scope=_build_stream_name(user),
             key=key,
-            fingerprint=await fingerprint_of(http_request(scope, body), self._fingerprint),
+            fingerprint=await compute_fingerprint(build_http_request(scope, body), self._fingerprint),
             lease_ms=self._lease_ms,
             run_ms_max=self._run_ms_max,
             waits=self._waits,
             wait_ms=self._wait_ms,
         )
         log, begun = await self._begin(work)
-        if isinstance(begun, Holding):
-            replay = _Replay({"type": "http.request", "body": body, "more_body": False}, receive)
-            await self._carry_out(log, begun, scope, replay, send)
+        if isinstance(begun, HeldLease):
+            replay = _ReplayReceive({"type": "http.request", "body": body, "more_body": False}, receive)
+            await self._run_app(log, begun, scope, replay, send)
         else:
-            await _send_again(send, begun)
+            await _replay_response(send, begun)
 
-    async def _user(self, scope: Scope) -> str | None:
+    async def _get_user(self, scope: Scope) -> str | None:
         user = self._scope(scope)
         user = await user if inspect.isawaitable(user) else user
         if user is not None and not isinstance(user, str):
             raise TypeError(f"scope must give a text or None, not {type(user).__name__}")
         return user
 
-    async def _begin(self, work: Work) -> tuple[Log, Result | Holding]:
+    async def _begin(self, work: Work) -> tuple[Log, Result | HeldLease]:
         try:
-            log = await self._log()
-            return log, log.works.recall(work) or await log.works.begin(work)
+            log = await self._get_log()
+            return log, log.leases.recall(work) or await log.leases.begin(work)
         except ConflictError as error:
             detail = "This Idempotency-Key was used for another request. Use a new key for a new request."
             raise _Problem(422, "key-reused", detail) from error
@@ -237,70 +239,72 @@ class IdempotencyMiddleware:
             detail = "The request was carried out; its answer has been erased since."
             raise _Problem(410, "answer-erased", detail) from error
         except BusyError as error:
-            status, kind, detail = _HELD_BACK[error.reason]
+            status, kind, detail = _BUSY_RESPONSES[error.reason]
             raise _Problem(status, kind, detail, error.retry_after_ms) from error
         except OncelogError as error:
             logger.exception("a request could not be begun")
-            raise _unavailable("The request was not carried out. Try again.") from error
+            raise _build_unavailable("The request was not carried out. Try again.") from error
 
-    async def _carry_out(self, log: Log, holding: Holding, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run_app(self, log: Log, lease: HeldLease, scope: Scope, receive: Receive, send: Send) -> None:
         # In place: those outside may look into the scope afterwards for what the application put there, the route.
         extensions = scope.get("extensions") or {}
-        if not _UNKEPT.isdisjoint(extensions):
-            scope["extensions"] = {name: one for name, one in extensions.items() if name not in _UNKEPT}
+        if not _BYPASS_EXTENSIONS.isdisjoint(extensions):
+            scope["extensions"] = {name: one for name, one in extensions.items() if name not in _BYPASS_EXTENSIONS}
         log_bytes_max = log.limits.body_bytes_max
-        answer = _Sending(log.works, holding, send, self._stored_statuses, self._answer_bytes_max, log_bytes_max)
+        answer = _ResponseRecorder(
+            log.leases, lease, send, self._stored_statuses, self._answer_bytes_max, log_bytes_max
+        )
         try:
             await self._app(scope, receive, answer)
         finally:
             # Nobody may wait for what will not come; and what was kept already stays kept.
             if not answer.is_settled:
-                await log.works.give_back(holding)
+                await log.leases.release(lease)
 
     # --- the log
 
-    async def _log(self) -> Log:
-        given = self._given
+    async def _get_log(self) -> Log:
+        given = self._log_source
         if isinstance(given, Log):
             return given
         if isinstance(given, str | os.PathLike):
-            return await self._opened(given)
+            return await self._open_own_log(given)
         found: object = given()
         if not isinstance(found, Log):
             raise TypeError(f"log must give a Log of `oncelog.open`, not {type(found).__name__}")
         return found
 
-    async def _opened(self, path: Path) -> Log:
+    async def _open_own_log(self, path: Path) -> Log:
         """The log of this event loop. An application that has none of its own (tests) may come with one a request."""
         loop = asyncio.get_running_loop()
-        own = self._own
+        own = self._own_log_task
         if own is None or own.get_loop() is not loop:
-            own = self._own = loop.create_task(open_log(path, policies=[self._policy]).__aenter__())
+            own = self._own_log_task = loop.create_task(open_log(path, policies=[self._policy]).__aenter__())
         try:
             return await asyncio.shield(own)  # a client that goes away does not take it from the others
         except BaseException:
-            if self._own is own and own.done():
-                self._own = None  # the next request tries again
+            if self._own_log_task is own and own.done():
+                self._own_log_task = None  # the next request tries again
             raise
 
-    async def _lifespan(self, path: Path, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_lifespan(self, path: Path, scope: Scope, receive: Receive, send: Send) -> None:
         startup = await receive()
         try:
-            log = await self._opened(path)
+            log = await self._open_own_log(path)
         except OncelogError as error:
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
             return
 
-        async def sending(message: Message) -> None:
+        async def forward(message: Message) -> None:
             if message["type"] != "lifespan.startup.complete":  # then it is the end, and the loop may not go on after
-                self._own = None
+                self._own_log_task = None
                 await log.close()
             await send(message)
 
-        await self._app(scope, _Replay(startup, receive), sending)
+        await self._app(scope, _ReplayReceive(startup, receive), forward)
 
 
-class _Replay:
+class _ReplayReceive:
     """Gives the application the message that has been taken, then whatever else comes."""
 
     def __init__(self, message: Message, receive: Receive) -> None:
@@ -314,26 +318,26 @@ class _Replay:
         return message
 
 
-class _Sending:
+class _ResponseRecorder:
     """Holds the application's answer until it is whole and durable, then sends it."""
 
     def __init__(
         self,
-        works: Works,
-        holding: Holding,
+        lease_manager: LeaseManager,
+        lease: HeldLease,
         send: Send,
         stored_statuses: frozenset[int],
         bytes_max: int,
         log_bytes_max: int,
     ) -> None:
-        self._works = works
-        self._holding = holding
+        self._lease_manager = lease_manager
+        self._lease = lease
         self._send = send
         self._stored_statuses = stored_statuses
         self._bytes_max = bytes_max
         self._log_bytes_max = log_bytes_max
         self._start: Message | None = None
-        self._held = bytearray()
+        self._buffer = bytearray()
         self.is_settled = False
         """Kept, or given back: what the application sends from now on goes straight out."""
         self._is_replaced = False
@@ -345,7 +349,7 @@ class _Sending:
         if self.is_settled or message["type"] not in ("http.response.start", "http.response.body"):
             await self._send(message)
         elif message["type"] == "http.response.body":
-            await self._body(message)
+            await self._handle_body(message)
         elif self._start is not None:
             raise RuntimeError("the application started its answer twice")
         else:
@@ -353,24 +357,24 @@ class _Sending:
             headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
             self._start = {**message, "headers": headers}
 
-    async def _body(self, message: Message) -> None:
+    async def _handle_body(self, message: Message) -> None:
         start = self._start
         if start is None:
             raise RuntimeError("the application sent a body before its start")
-        self._held += message.get("body", b"")
+        self._buffer += message.get("body", b"")
         is_last = not message.get("more_body", False)
-        is_too_large = len(self._held) > self._bytes_max
+        is_too_large = len(self._buffer) > self._bytes_max
         is_stored = start["status"] in self._stored_statuses
         if is_stored and not is_last and not is_too_large:
             return
-        body = bytes(self._held)
-        self._held.clear()
+        body = bytes(self._buffer)
+        self._buffer.clear()
         try:
             if is_stored:
-                await self._store(start, None if is_too_large else body)
+                await self._store_response(start, None if is_too_large else body)
             else:
                 self.is_settled = True
-                await self._works.give_back(self._holding)
+                await self._lease_manager.release(self._lease)
         except _Problem as problem:
             self._is_replaced = True
             await _send_problem(self._send, problem)
@@ -378,27 +382,27 @@ class _Sending:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
-    async def _store(self, start: Message, body: bytes | None) -> None:
+    async def _store_response(self, start: Message, body: bytes | None) -> None:
         """Store the answer; without a body, which was too large, only that there was one."""
-        kept = _kept(start, body)
+        kept = _encode_response(start, body)
         if len(kept) > self._log_bytes_max:
-            kept = _kept(start, None)
+            kept = _encode_response(start, None)
         self.is_settled = True
         try:
-            await self._works.complete(self._holding, kept)
+            await self._lease_manager.complete(self._lease, kept)
         except LeaseLostError as error:
             detail = "This took so long that a retry has taken over. Ask again for its outcome."
             raise _Problem(409, "taken-over", detail, RETRY_AFTER_MS) from error
         except OncelogError as error:
             logger.exception("an answer could not be kept")
             detail = "The request was carried out, but its answer could not be kept. Try again with the same key."
-            raise _unavailable(detail) from error
+            raise _build_unavailable(detail) from error
 
 
 # --- requests ----------------------------------------------------------------------------------------
 
 
-def _key(values: Sequence[bytes]) -> bytes:
+def _parse_key(values: Sequence[bytes]) -> bytes:
     if not values:
         raise _Problem(400, "key-missing", "This request needs an Idempotency-Key header.")
     if len(values) > 1:
@@ -418,7 +422,7 @@ def _key(values: Sequence[bytes]) -> bytes:
     return key
 
 
-def _stream(user: str) -> str:
+def _build_stream_name(user: str) -> str:
     """Names of users that cannot be part of a stream's are hashed, so that there is none that is refused."""
     stream = scope_of("http", user)
     if len(stream) <= NAME_CHARACTERS_MAX and stream.isprintable():
@@ -426,7 +430,7 @@ def _stream(user: str) -> str:
     return scope_of("http", "sha256", sha256(user.encode("utf-8", "surrogatepass")).hexdigest())
 
 
-def _stored_statuses(store_status: StoreStatus) -> frozenset[int]:
+def _collect_stored_statuses(store_status: StoreStatus) -> frozenset[int]:
     """Return the statuses to store. A function is asked for all of them here, so that its faults show at the start."""
     if callable(store_status):
         found = {status: store_status(status) for status in STATUSES}
@@ -446,7 +450,7 @@ def _stored_statuses(store_status: StoreStatus) -> frozenset[int]:
     return stored
 
 
-async def _read(receive: Receive, bytes_max: int) -> bytes | None:
+async def _read_body(receive: Receive, bytes_max: int) -> bytes | None:
     """None if the client went away before it had sent everything."""
     body = bytearray()
     while True:
@@ -464,28 +468,30 @@ async def _read(receive: Receive, bytes_max: int) -> bytes | None:
 # --- answers -----------------------------------------------------------------------------------------
 
 
-def _kept(start: Message, body: bytes | None) -> bytes:
+def _encode_response(start: Message, body: bytes | None) -> bytes:
     if body is None:
-        return msgspec.json.encode(_Answer(start["status"], [], is_whole=False)) + b"\0"
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _end_to_end(start["headers"])]
-    return msgspec.json.encode(_Answer(start["status"], headers)) + b"\0" + body
+        return msgspec.json.encode(_StoredResponse(start["status"], [], is_whole=False)) + b"\0"
+    headers = [
+        (name.decode("latin-1"), value.decode("latin-1")) for name, value in _filter_end_to_end(start["headers"])
+    ]
+    return msgspec.json.encode(_StoredResponse(start["status"], headers)) + b"\0" + body
 
 
-def _end_to_end(headers: Headers) -> Headers:
+def _filter_end_to_end(headers: Headers) -> Headers:
     """Without those of the connection, and those that it names as its own."""
     named = b",".join(value for name, value in headers if name.lower() == b"connection").lower().split(b",")
     of_connection = _HOP_BY_HOP.union(name.strip() for name in named)
     return [(name, value) for name, value in headers if name.lower() not in of_connection]
 
 
-async def _send_again(send: Send, result: Result) -> None:
+async def _replay_response(send: Send, result: Result) -> None:
     head, _, body = result.body.partition(b"\0")
-    answer = msgspec.json.decode(head, type=_Answer)
+    answer = msgspec.json.decode(head, type=_StoredResponse)
     if not answer.is_whole:
         detail = f"The request was carried out ({answer.status}); its answer was too large to be kept."
         raise _Problem(409, "answer-not-kept", detail)
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
-    await _send_whole(send, answer.status, [*headers, REPLAYED], body)
+    await _send_response(send, answer.status, [*headers, REPLAYED], body)
 
 
 async def _send_problem(send: Send, problem: _Problem) -> None:
@@ -499,13 +505,13 @@ async def _send_problem(send: Send, problem: _Problem) -> None:
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
     if problem.retry_after_ms is not None:
         headers.append((b"retry-after", str(max(1, -(-problem.retry_after_ms // 1000))).encode()))
-    await _send_whole(send, problem.status, headers, body)
+    await _send_response(send, problem.status, headers, body)
 
 
-async def _send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+async def _send_response(send: Send, status: int, headers: Headers, body: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _unavailable(detail: str) -> _Problem:
+def _build_unavailable(detail: str) -> _Problem:
     return _Problem(503, "log-unavailable", detail, RETRY_AFTER_MS)

@@ -41,7 +41,7 @@ class HttpRequest(Struct, frozen=True):
 Fingerprint = Callable[[HttpRequest], bytes | Awaitable[bytes]]
 
 
-def http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
+def build_http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
     """Return the request of an ASGI scope."""
     return HttpRequest(
         method=scope["method"],
@@ -52,7 +52,7 @@ def http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
     )
 
 
-async def fingerprint_of(request: HttpRequest, replacement: Fingerprint | None) -> bytes:
+async def compute_fingerprint(request: HttpRequest, replacement: Fingerprint | None) -> bytes:
     """Return the fingerprint of a request, by the application's own function if it has one.
 
     Raises TypeError and ValueError if that function returns something else than 1 to 64 bytes.

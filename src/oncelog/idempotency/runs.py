@@ -24,18 +24,18 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, canonical_args
-from oncelog.core.identity import RUN_KEY_BYTES, object_field, run_key, run_key_v1, scope_of
+from oncelog.core.identity import RUN_KEY_BYTES, check_object, run_key, run_key_v1, scope_of
 from oncelog.core.limits import RUN_MS_LIMIT
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
 from oncelog.engine.blocking import BlockingLog
+from oncelog.engine.held_lease import HeldLease, Work
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
-from oncelog.engine.results import Result
-from oncelog.engine.work import Holding, Work
+from oncelog.engine.result_cache import Result
 from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
-from oncelog.idempotency.calls import json_arrays
-from oncelog.idempotency.decorator import RUN_S_MAX, InFlight, milliseconds
+from oncelog.idempotency.call_key import to_json_arrays
+from oncelog.idempotency.once import RUN_S_MAX, InFlight, check_duration_ms
 
 logger: Final = logging.getLogger("oncelog.runs")
 
@@ -96,7 +96,7 @@ class RunCounters(Struct, frozen=True):
     """Runs that were reused though the key before v2 would have executed them again."""
 
 
-class _Asked(Struct, frozen=True):
+class _RunCall(Struct, frozen=True):
     """One call of `execute`."""
 
     event: RunEvent
@@ -106,7 +106,7 @@ class _Asked(Struct, frozen=True):
     args: Mapping[str, Any]
 
 
-class _Runs:
+class _BaseRuns:
     """What both twins do without waiting for anything."""
 
     def __init__(self) -> None:
@@ -118,36 +118,36 @@ class _Runs:
         """What became of the calls so far."""
         return self._counters
 
-    def _count(self, **counted: int) -> None:
+    def _count(self, **increments: int) -> None:
         with self._lock:
             old = self._counters
-            new = {name: getattr(old, name) + number for name, number in counted.items()}
+            new = {name: getattr(old, name) + number for name, number in increments.items()}
             self._counters = msgspec.structs.replace(old, **new)
 
     @contextmanager
-    def _counting_failures(self) -> Iterator[None]:
+    def _count_failures(self) -> Iterator[None]:
         try:
             yield
         except Exception:
             self._count(failed=1)
             raise
 
-    def _ended(self, asked: _Asked, result: Result, *, reused: bool) -> Run:
-        event = _event(asked.work.key, result.receipt, result.body)
-        mismatch = reused and _is_shadow_mismatch(asked.event, event)
+    def _finish(self, run_call: _RunCall, result: Result, *, reused: bool) -> Run:
+        event = _decode_event(run_call.work.key, result.receipt, result.body)
+        mismatch = reused and _is_shadow_mismatch(run_call.event, event)
         if mismatch:
             logger.info("run %s was reused; by its key before v2 it would have run again", event.key)
         self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
         return Run(event, reused)
 
 
-class Runs(_Runs):
+class Runs(_BaseRuns):
     """Runs of a log. Make one a process, and keep it: it counts."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
-        self._works = log.works
+        self._lease_manager = log.leases
 
     async def execute(  # noqa: PLR0913 - the six fields of the key, and what to do
         self,
@@ -174,44 +174,44 @@ class Runs(_Runs):
         Raises CanonicalError for fields that cannot be part of a key and LimitExceededError for arguments that the log
         cannot store, in both cases before the tool runs.
         """
-        fields = _fields(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        asked = _asked(fields, args, tool, _Waiting(in_flight, wait_s, lease_s, run_s_max))
-        begun = self._works.recall(asked.work) or await self._works.begin(asked.work)
-        if not isinstance(begun, Holding):
-            return self._ended(asked, begun, reused=True)
+        fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
+        asked = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
+        begun = self._lease_manager.recall(asked.work) or await self._lease_manager.begin(asked.work)
+        if not isinstance(begun, HeldLease):
+            return self._finish(asked, begun, reused=True)
         if inspect.iscoroutinefunction(tool):
-            return await self._carry_out(asked, begun)
-        return await self._works.kept(self._carry_out(asked, begun))
+            return await self._run_tool(asked, begun)
+        return await self._lease_manager.shield(self._run_tool(asked, begun))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """Return the event of the run with this key (v2; 16 bytes, or in hex), or None.
 
         Raises ResultErasedError if its content has been erased.
         """
-        raw = _key_bytes(key)
-        return _found(raw, await self._log.lookup(raw, policy=RUNS, scope=_scope(campaign_id)))
+        raw = _parse_key(key)
+        return _decode_outcome(raw, await self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
 
-    async def _carry_out(self, asked: _Asked, holding: Holding) -> Run:
-        tool, args = asked.tool, asked.args
+    async def _run_tool(self, run_call: _RunCall, lease: HeldLease) -> Run:
+        tool, args = run_call.tool, run_call.args
 
         async def call() -> tuple[bytes, None]:
-            parts = _parts(asked.event, self._log.limits.body_bytes_max)
+            parts = _encode_parts(run_call.event, self._log.limits.body_bytes_max)
             if inspect.iscoroutinefunction(tool):
                 output = await tool(**args)
             else:
-                output, error = await asyncio.to_thread(_tried, tool, args)
+                output, error = await asyncio.to_thread(_try_tool, tool, args)
                 if error is not None:
                     raise error
                 if inspect.isawaitable(output):
                     output = await output
-            return _body(parts, output), None
+            return _encode_body(parts, output), None
 
-        with self._counting_failures():
-            result, _ = await self._works.carry_out(holding, call)
-        return self._ended(asked, result, reused=False)
+        with self._count_failures():
+            result, _ = await self._lease_manager.run(lease, call)
+        return self._finish(run_call, result, reused=False)
 
 
-class BlockingRuns(_Runs):
+class BlockingRuns(_BaseRuns):
     """The blocking twin of `Runs`. The tool runs on the caller's own thread."""
 
     def __init__(self, log: BlockingLog) -> None:
@@ -237,28 +237,28 @@ class BlockingRuns(_Runs):
         """As `Runs.execute`."""
         if inspect.iscoroutinefunction(tool):
             raise TypeError(f"{tool!r} is async: use Runs with a log of `oncelog.open`")
-        fields = _fields(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        asked = _asked(fields, args, tool, _Waiting(in_flight, wait_s, lease_s, run_s_max))
-        works = self._log.works
+        fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
+        asked = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
+        works = self._log.leases
         begun = works.recall(asked.work) or works.begin(asked.work)
-        if not isinstance(begun, Holding):
-            return self._ended(asked, begun, reused=True)
+        if not isinstance(begun, HeldLease):
+            return self._finish(asked, begun, reused=True)
 
         def call() -> tuple[bytes, None]:
-            parts = _parts(asked.event, self._log.limits.body_bytes_max)
-            return _body(parts, tool(**asked.args)), None
+            parts = _encode_parts(asked.event, self._log.limits.body_bytes_max)
+            return _encode_body(parts, tool(**asked.args)), None
 
-        with self._counting_failures():
-            result, _ = works.carry_out(begun, call)
-        return self._ended(asked, result, reused=False)
+        with self._count_failures():
+            result, _ = works.run(begun, call)
+        return self._finish(asked, result, reused=False)
 
     def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """As `Runs.look_up`."""
-        raw = _key_bytes(key)
-        return _found(raw, self._log.lookup(raw, policy=RUNS, scope=_scope(campaign_id)))
+        raw = _parse_key(key)
+        return _decode_outcome(raw, self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
 
 
-def _tried(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+def _try_tool(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
     """On a thread. What it raises is brought back as a value: there are exceptions that no future takes."""
     try:
         return tool(**args), None
@@ -269,14 +269,14 @@ def _tried(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
 # --- what is asked for -------------------------------------------------------------------------------
 
 
-class _Waiting(Struct, frozen=True):
+class _WaitOptions(Struct, frozen=True):
     in_flight: InFlight
     wait_s: float | None
     lease_s: float
     run_s_max: float
 
 
-def _fields(
+def _build_event(
     plan_id: str | None,
     campaign_id: int,
     event_type: str,
@@ -286,7 +286,7 @@ def _fields(
     shadow: Shadow | None,
 ) -> RunEvent:
     """Raises CanonicalError, with the path, for what cannot be part of a key."""
-    given = _given(args)
+    given = _check_args(args)
     key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, given)
     canonical = msgspec.json.decode(canonical_args(given))
     shadow_key = None
@@ -308,38 +308,38 @@ def _fields(
     )
 
 
-def _asked(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, waiting: _Waiting) -> _Asked:
-    if waiting.in_flight not in ("wait", "raise"):
-        raise ValueError(f"in_flight must be 'wait' or 'raise', not {waiting.in_flight!r}")
+def _build_call(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, options: _WaitOptions) -> _RunCall:
+    if options.in_flight not in ("wait", "raise"):
+        raise ValueError(f"in_flight must be 'wait' or 'raise', not {options.in_flight!r}")
     key = bytes.fromhex(event.key)
     work = Work(
         policy=RUNS,
-        scope=_scope(event.campaign_id),
+        scope=_build_scope(event.campaign_id),
         key=key,
         fingerprint=key,
-        lease_ms=milliseconds("lease_s", waiting.lease_s),
-        run_ms_max=milliseconds("run_s_max", waiting.run_s_max, RUN_MS_LIMIT),
-        waits=waiting.in_flight == "wait",
-        wait_ms=None if waiting.wait_s is None else milliseconds("wait_s", waiting.wait_s),
+        lease_ms=check_duration_ms("lease_s", options.lease_s),
+        run_ms_max=check_duration_ms("run_s_max", options.run_s_max, RUN_MS_LIMIT),
+        waits=options.in_flight == "wait",
+        wait_ms=None if options.wait_s is None else check_duration_ms("wait_s", options.wait_s),
     )
-    return _Asked(event, work, tool, _given(args))
+    return _RunCall(event, work, tool, _check_args(args))
 
 
-def _given(args: Mapping[str, Any] | None) -> dict[str, Any]:
+def _check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments as the tool gets them. Raises CanonicalError if they are not an object."""
     if args is None:
         return {}
     given = dict(args) if isinstance(args, Mapping) else args
-    return dict(object_field(given, "$.args_json"))
+    return dict(check_object(given, "$.args_json"))
 
 
-def _scope(campaign_id: int) -> str:
+def _build_scope(campaign_id: int) -> str:
     if type(campaign_id) is not int:
         raise CanonicalError("$.campaign_id", f"must be an integer, not {type(campaign_id).__name__}")
     return scope_of("runs", campaign_id)
 
 
-def _key_bytes(key: bytes | str) -> bytes:
+def _parse_key(key: bytes | str) -> bytes:
     try:
         raw = bytes.fromhex(key) if isinstance(key, str) else key
     except ValueError:
@@ -349,17 +349,17 @@ def _key_bytes(key: bytes | str) -> bytes:
     return raw
 
 
-def _is_shadow_mismatch(asked: RunEvent, found: RunEvent) -> bool:
+def _is_shadow_mismatch(requested: RunEvent, found: RunEvent) -> bool:
     """Whether the original system would have run the tool again. Unknown, so False, without keys of one version."""
-    if asked.shadow_key is None or found.shadow_key is None or asked.shadow_version != found.shadow_version:
+    if requested.shadow_key is None or found.shadow_key is None or requested.shadow_version != found.shadow_version:
         return False
-    return asked.shadow_key != found.shadow_key
+    return requested.shadow_key != found.shadow_key
 
 
 # --- what is kept ------------------------------------------------------------------------------------
 
 
-def _parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
+def _encode_parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
     """Return the stored bytes before and after the output. Made before the tool runs, which may change its arguments.
 
     Arguments may have integers of 64 bits. Raises LimitExceededError if the event is too large for any output.
@@ -387,10 +387,10 @@ def _parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
     return before, after
 
 
-def _body(parts: tuple[bytes, bytes], output: Any) -> bytes:
+def _encode_body(parts: tuple[bytes, bytes], output: Any) -> bytes:
     """Return the event as it is committed. The output may have integers of 64 bits."""
     try:
-        plain = json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
+        plain = to_json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
         said = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(f"what the tool returned cannot be kept as JSON: {error}") from error
@@ -398,15 +398,15 @@ def _body(parts: tuple[bytes, bytes], output: Any) -> bytes:
     return b"".join((before, said, after))
 
 
-def _event(key: bytes, receipt: Receipt, body: bytes) -> RunEvent:
+def _decode_event(key: bytes, receipt: Receipt, body: bytes) -> RunEvent:
     event = msgspec.json.decode(body, type=RunEvent)
     return msgspec.structs.replace(event, key=key.hex(), ordinal=receipt.sequence, receipt=receipt)
 
 
-def _found(key: bytes, outcome: Outcome) -> RunEvent | None:
+def _decode_outcome(key: bytes, outcome: Outcome) -> RunEvent | None:
     record = outcome.record
     if record is None:
         return None
     if record.erased:
         raise ResultErasedError("the tool has run, but the content of its event has been erased since")
-    return _event(key, record.receipt, record.body)
+    return _decode_event(key, record.receipt, record.body)

@@ -27,9 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from oncelog.stores.sqlite.files import HEADER_BYTES, demand_log
+from oncelog.storage.sqlite.database_file import HEADER_BYTES, check_header
 from oncelog.testing.disk_connection import DEFAULT_CHECKPOINT_PAGES, Connection, Cursor, Parameters, Row, Value
-from oncelog.testing.disk_files import SECTOR_BYTES, Drive, Fault, File, Plan
+from oncelog.testing.disk_files import SECTOR_BYTES, Drive, Fault, FaultPlan, File
 
 __all__ = [
     "DEFAULT_CHECKPOINT_PAGES",
@@ -116,7 +116,7 @@ class Disk:
 
         The power stays off until `power_on`, so that what is under test cannot open new connections by itself.
         """
-        self._drive.end = (self.syncs + _from_one(number), lambda: self._drive.cut_power(seed))
+        self._drive.sync_event = (self.syncs + _check_number(number), lambda: self._drive.cut_power(seed))
 
     def kill(self) -> None:
         """Ends the process that has the connections, as SIGKILL does: they are dead, and new ones can be opened.
@@ -129,11 +129,11 @@ class Disk:
 
     def kill_at_sync(self, number: int) -> None:
         """Plans to end the process immediately before a sync takes effect, as `lose_power_at_sync` loses the power."""
-        self._drive.end = (self.syncs + _from_one(number), self._drive.kill)
+        self._drive.sync_event = (self.syncs + _check_number(number), self._drive.kill)
 
     def power_on(self) -> None:
         """Turns the power on, and forgets what was planned for a sync. Connections of before stay dead."""
-        self._drive.end = None
+        self._drive.sync_event = None
         self._drive.is_on = True
 
     def fail_at(self, number: int, fault: Fault, *, sticky: bool = False) -> None:
@@ -141,7 +141,7 @@ class Disk:
 
         A sticky fault stays: every operation that can fail so does, until `repair`.
         """
-        self._drive.plans[fault] = Plan(self.count(fault) + _from_one(number), sticky)
+        self._drive.plans[fault] = FaultPlan(self.count(fault) + _check_number(number), sticky)
 
     def repair(self) -> None:
         """Forgets all faults, those planned and those that stay."""
@@ -179,7 +179,7 @@ class DiskDriver:
         self.free: int | None = None
         """What is said to be free."""
 
-    def free_bytes(self, path: str) -> int | None:  # noqa: ARG002 - there is one disk
+    def get_free_bytes(self, path: str) -> int | None:  # noqa: ARG002 - there is one disk
         """As `Driver` says: what the test says."""
         return self.free
 
@@ -187,12 +187,12 @@ class DiskDriver:
         """As the driver of real files does."""
         header = self._disk.head(path, HEADER_BYTES)
         if header:
-            demand_log(path, header, self._disk.head(f"{path}-journal", HEADER_BYTES) or b"")
+            check_header(path, header, self._disk.head(f"{path}-journal", HEADER_BYTES) or b"")
 
     def create(self, path: str) -> None:
         """Do nothing: files of this disk have no modes."""
 
-    def mark(self, path: str) -> object:  # noqa: ARG002 - nobody removes files from this disk
+    def get_file_id(self, path: str) -> object:  # noqa: ARG002 - nobody removes files from this disk
         """As `Driver` says."""
         return self._disk
 
@@ -201,7 +201,7 @@ class DiskDriver:
         return self._disk.connect(path)
 
 
-def _from_one(number: int) -> int:
+def _check_number(number: int) -> int:
     if number < 1:
         raise ValueError(f"the next operation is number 1, got {number}")
     return number

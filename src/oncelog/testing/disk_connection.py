@@ -38,26 +38,26 @@ class _Vfs(apsw.VFS):
     def is_alive(self) -> bool:
         return self.drive.is_alive(self._power_cycle)
 
-    def operation(self, operation: Operation, *, allocates: bool = False) -> AbstractContextManager[None]:
-        return self.drive.operation(self._power_cycle, operation, allocates=allocates)
+    def run_operation(self, operation: Operation, *, allocates: bool = False) -> AbstractContextManager[None]:
+        return self.drive.run_operation(self._power_cycle, operation, allocates=allocates)
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
-        with self.operation(Operation.OPEN):
+        with self.run_operation(Operation.OPEN):
             if name is None:
                 file = File()  # temporary: it has no name that could survive
             else:
                 path = name.filename() if isinstance(name, apsw.URIFilename) else name
-                file = self.drive.directory.file(path, create=bool(flags[0] & apsw.SQLITE_OPEN_CREATE))
+                file = self.drive.directory.get_file(path, create=bool(flags[0] & apsw.SQLITE_OPEN_CREATE))
             flags[1] = flags[0]
             # apsw asks for the methods and not for the class.
             return cast("apsw.VFSFile", _Handle(self, file))
 
     def xAccess(self, pathname: str, flags: int) -> bool:  # noqa: ARG002
-        with self.operation(Operation.ACCESS):
+        with self.run_operation(Operation.ACCESS):
             return self.drive.directory.has_content(pathname)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
-        with self.operation(Operation.DELETE):
+        with self.run_operation(Operation.DELETE):
             self.drive.directory.delete(filename, is_durable=syncdir)
 
     def xFullPathname(self, name: str) -> str:
@@ -72,33 +72,33 @@ class _Handle:
         self._file = file
 
     def xRead(self, amount: int, offset: int) -> bytes:
-        with self._vfs.operation(Operation.READ):
+        with self._vfs.run_operation(Operation.READ):
             return bytes(self._file.content[offset : offset + amount])
 
     def xWrite(self, data: bytes, offset: int) -> None:
-        with self._vfs.operation(Operation.WRITE, allocates=True):
+        with self._vfs.run_operation(Operation.WRITE, allocates=True):
             self._file.change(Write(offset, bytes(data)))
 
     def xTruncate(self, newsize: int) -> None:
-        with self._vfs.operation(Operation.TRUNCATE, allocates=newsize > len(self._file.content)):
+        with self._vfs.run_operation(Operation.TRUNCATE, allocates=newsize > len(self._file.content)):
             self._file.change(Truncate(newsize))
 
     def xSync(self, flags: int) -> None:  # noqa: ARG002
         may_forget = self._vfs.drive.forgets_failed_syncs and self._vfs.is_alive
         try:
-            with self._vfs.operation(Operation.SYNC, allocates=True):
+            with self._vfs.run_operation(Operation.SYNC, allocates=True):
                 self._vfs.drive.directory.sync(self._file)
         except apsw.Error:
             if may_forget:
-                self._file.forget()
+                self._file.drop_pending()
             raise
 
     def xFileSize(self) -> int:
-        with self._vfs.operation(Operation.FILE_SIZE):
+        with self._vfs.run_operation(Operation.FILE_SIZE):
             return len(self._file.content)
 
     def xLock(self, level: int) -> None:
-        with self._vfs.operation(Operation.LOCK):
+        with self._vfs.run_operation(Operation.LOCK):
             others = max((held for handle, held in self._file.locks.items() if handle is not self), default=0)
             tolerated = {
                 apsw.SQLITE_LOCK_SHARED: apsw.SQLITE_LOCK_RESERVED,
@@ -138,7 +138,7 @@ class _Handle:
 
 
 _END: Final[Row] = ()
-_COUNTED: Final = re.compile(
+_CHANGES_ROWS: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE | re.DOTALL
 )
 _ROLLBACK: Final = re.compile(r"\s*ROLLBACK(?:\s+TRANSACTION)?\s*;?\s*", re.IGNORECASE)
@@ -165,7 +165,7 @@ _MESSAGES: Final = {
 }
 
 
-def _standard_error(error: BaseException) -> sqlite3.Error:
+def _to_sqlite3_error(error: BaseException) -> sqlite3.Error:
     """The error as the standard library raises it."""
     # SQLite reports the first failure; apsw raises the last one, that of cleaning up, with the first as its context.
     while isinstance(error.__context__, apsw.Error):
@@ -195,7 +195,7 @@ class Connection:
             self._connection = apsw.Connection(name, vfs=self._vfs.name)
         except apsw.Error as error:
             self._vfs.unregister()
-            raise _standard_error(error) from error
+            raise _to_sqlite3_error(error) from error
         # Without it there is no write-ahead log here: that needs memory which connections share, or a sole connection.
         self._connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         self._connection.set_wal_hook(self._after_commit)
@@ -231,11 +231,11 @@ class Connection:
         return self._connection.changes()
 
     @contextmanager
-    def working(self, sql: str) -> Iterator[None]:
+    def translate_errors(self, sql: str) -> Iterator[None]:
         """For cursors: raises the standard library's errors, and those only that SQLite reports."""
         if not self._vfs.is_alive:
             # Much would be answered from memory still; but who has lost power has lost that.
-            raise _standard_error(apsw.exception_for(apsw.SQLITE_IOERR))
+            raise _to_sqlite3_error(apsw.exception_for(apsw.SQLITE_IOERR))
         was_in_transaction = self._has_committed = False
         try:
             was_in_transaction = self._connection.in_transaction
@@ -245,7 +245,7 @@ class Connection:
             # when a checkpoint fails or the log is not shortened, and in a rollback, which is always done.
             is_rolled_back = was_in_transaction and not self._connection.in_transaction and _ROLLBACK.fullmatch(sql)
             if not (self._has_committed or is_rolled_back):
-                raise _standard_error(error) from error
+                raise _to_sqlite3_error(error) from error
 
     def _after_commit(self, connection: apsw.Connection, schema: str, pages: int) -> int:
         """SQLite calls it when a commit to the write-ahead log has succeeded; its own hook does the same checkpoint."""
@@ -266,24 +266,24 @@ class Cursor:
         self.rowcount = -1
         self._connection = connection
         self._sql = sql
-        self._is_counted = _COUNTED.match(sql) is not None
-        self._ahead = _END
+        self._counts_changes = _CHANGES_ROWS.match(sql) is not None
+        self._next_row = _END
         for parameters in rows:
-            with connection.working(sql):
+            with connection.translate_errors(sql):
                 self._rows: Iterator[Row] = connection.start(sql, parameters)
-                self._ahead = next(self._rows, _END)
+                self._next_row = next(self._rows, _END)
             self._count_changes()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Row:
-        row = self._ahead
+        row = self._next_row
         if row is _END:
             raise StopIteration
-        self._ahead = _END
-        with self._connection.working(self._sql):
-            self._ahead = next(self._rows, _END)
+        self._next_row = _END
+        with self._connection.translate_errors(self._sql):
+            self._next_row = next(self._rows, _END)
         self._count_changes()
         return row
 
@@ -300,5 +300,5 @@ class Cursor:
         return list(self)
 
     def _count_changes(self) -> None:
-        if self._is_counted and self._ahead is _END:
+        if self._counts_changes and self._next_row is _END:
             self.rowcount = max(self.rowcount, 0) + self._connection.changes()

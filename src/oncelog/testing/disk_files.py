@@ -12,7 +12,7 @@ import apsw
 
 SECTOR_BYTES: Final = 512
 
-_SHARES_KEPT: Final = (0.1, 0.5, 0.9)
+_SURVIVAL_RATES: Final = (0.1, 0.5, 0.9)
 
 
 class Fault(Enum):
@@ -40,7 +40,7 @@ class Operation(IntEnum):
     LOCK = apsw.SQLITE_IOERR_LOCK
 
 
-_UNCOUNTED: Final = frozenset({Operation.ACCESS, Operation.LOCK})
+_UNCOUNTED_OPERATIONS: Final = frozenset({Operation.ACCESS, Operation.LOCK})
 """These fail without power, but no fault is planned for them."""
 
 
@@ -57,7 +57,7 @@ class Write:
             content.extend(bytes(self.offset - len(content)))
         content[self.offset : self.offset + len(self.data)] = self.data
 
-    def torn(self, random: Random) -> "Write":
+    def tear(self, random: Random) -> "Write":
         """The part before or after a sector boundary inside the write; all of it if there is no such boundary."""
         first = SECTOR_BYTES - self.offset % SECTOR_BYTES
         boundaries = range(first, len(self.data), SECTOR_BYTES)
@@ -80,7 +80,7 @@ class Truncate:
         del content[self.size :]
         content.extend(bytes(self.size - len(content)))
 
-    def torn(self, random: Random) -> "Truncate":  # noqa: ARG002
+    def tear(self, random: Random) -> "Truncate":  # noqa: ARG002
         """A size is changed or it is not."""
         return self
 
@@ -107,19 +107,19 @@ class File:
         self.pending.clear()
         self.is_name_durable = True
 
-    def forget(self) -> None:
+    def drop_pending(self) -> None:
         """What is pending stays readable and is never written, as after a sync that failed on Linux."""
         self.pending.clear()
 
-    def after_power_loss(self, random: Random | None) -> "File | None":
+    def build_after_power_loss(self, random: Random | None) -> "File | None":
         """The file as it is found when the power is back; None if not even its name has survived."""
         if random is None:
             return File(bytes(self.durable)) if self.is_name_durable else None
         survives = self.is_name_durable or random.random() < 0.5
-        share = random.choice(_SHARES_KEPT)
+        share = random.choice(_SURVIVAL_RATES)
         for change in self.pending:
             if random.random() < share:
-                (change.torn(random) if random.random() < 0.5 else change).apply(self.durable)
+                (change.tear(random) if random.random() < 0.5 else change).apply(self.durable)
         return File(bytes(self.durable)) if survives else None
 
 
@@ -130,7 +130,7 @@ class Directory:
         self.files: dict[str, File] = {}
         self._deleted: dict[str, File] = {}
 
-    def file(self, name: str, *, create: bool) -> File:
+    def get_file(self, name: str, *, create: bool) -> File:
         """The file of a name."""
         if name not in self.files:
             if not create:
@@ -160,11 +160,11 @@ class Directory:
 
     def lose_power(self, random: Random | None) -> None:
         """Leaves what has survived."""
-        survivors = {name: file.after_power_loss(random) for name, file in self.files.items()}
+        survivors = {name: file.build_after_power_loss(random) for name, file in self.files.items()}
         for name, file in self._deleted.items():
             # A name can stand for only one file: a new one that survives has replaced the deleted one.
             if survivors.get(name) is None and (random is None or random.random() < 0.5):
-                survivors[name] = file.after_power_loss(random)
+                survivors[name] = file.build_after_power_loss(random)
         self.files = {name: file for name, file in survivors.items() if file is not None}
         self._deleted.clear()
 
@@ -177,13 +177,13 @@ class Closable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FaultPlan:
     """The operation that will fail, by its number since the disk was made, and whether all after it fail too."""
 
     number: int
     is_sticky: bool
 
-    def hits(self, number: int) -> bool:
+    def matches(self, number: int) -> bool:
         """Whether the operation of this number fails."""
         return number == self.number or (self.is_sticky and number > self.number)
 
@@ -197,9 +197,9 @@ class Drive:
         self.connections: set[Closable] = set()
         self.is_on = True
         self.power_cycle = 0
-        self.end: tuple[int, Callable[[], None]] | None = None
+        self.sync_event: tuple[int, Callable[[], None]] | None = None
         """At which sync what happens to the whole machine, or to the process."""
-        self.plans: dict[Fault, Plan] = {}
+        self.plans: dict[Fault, FaultPlan] = {}
         self.counts = dict.fromkeys(Fault, 0)
         self.syncs = 0
         # The power may be lost in one thread while a connection works in another.
@@ -223,28 +223,28 @@ class Drive:
         self.is_on = False
 
     @contextmanager
-    def operation(self, power_cycle: int, operation: Operation, *, allocates: bool = False) -> Iterator[None]:
+    def run_operation(self, power_cycle: int, operation: Operation, *, allocates: bool = False) -> Iterator[None]:
         """Counts the operation and lets it happen, or fails it."""
         with self.lock:
             if not self.is_alive(power_cycle):
                 raise apsw.exception_for(operation)
-            if operation not in _UNCOUNTED:
-                self._count(operation, allocates)
+            if operation not in _UNCOUNTED_OPERATIONS:
+                self._count_and_fail(operation, allocates)
             yield
 
-    def _count(self, operation: Operation, allocates: bool) -> None:
+    def _count_and_fail(self, operation: Operation, allocates: bool) -> None:
         self.counts[Fault.IO_ERROR] += 1
         self.counts[Fault.FULL] += allocates
         if operation is Operation.SYNC:
             self.syncs += 1
-            if self.end is not None and self.end[0] == self.syncs:
-                self.end[1]()
+            if self.sync_event is not None and self.sync_event[0] == self.syncs:
+                self.sync_event[1]()
                 raise apsw.exception_for(operation)
-        if self._is_planned(Fault.IO_ERROR):
+        if self._should_fail(Fault.IO_ERROR):
             raise apsw.exception_for(operation)
-        if allocates and self._is_planned(Fault.FULL):
+        if allocates and self._should_fail(Fault.FULL):
             raise apsw.exception_for(apsw.SQLITE_FULL)
 
-    def _is_planned(self, fault: Fault) -> bool:
+    def _should_fail(self, fault: Fault) -> bool:
         plan = self.plans.get(fault)
-        return plan is not None and plan.hits(self.counts[fault])
+        return plan is not None and plan.matches(self.counts[fault])

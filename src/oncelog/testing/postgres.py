@@ -4,7 +4,7 @@
         store = PostgresStore(server.address)
 
 The environment variable ONCELOG_TEST_POSTGRES names another server in its place, by an address whose user may create
-schemas. Each `fresh_schema` is a database's worth of tables, apart from all others.
+schemas. Each `create_schema` is a database's worth of tables, apart from all others.
 """
 
 import os
@@ -18,10 +18,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncelog.testing.programs import as_nobody, give_away, held_port, kill_family, server_programs
+from oncelog.testing.programs import (
+    chown_to_nobody,
+    get_nobody_options,
+    kill_process_tree,
+    prepare_server_programs,
+    reserve_port,
+)
 
-VARIABLE: Final = "ONCELOG_TEST_POSTGRES"
-QUICK: Final = {
+SERVER_VARIABLE: Final = "ONCELOG_TEST_POSTGRES"
+FAST_SETTINGS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "on",
@@ -32,7 +38,7 @@ QUICK: Final = {
 
 Each test has few rows in many tables, so neither autovacuum nor compiled queries pay.
 """
-DURABLE: Final = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+DURABLE_SETTINGS: Final = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 """As PostgreSQL has them by default, for measuring."""
 _SETTINGS: Final = {"listen_addresses": "127.0.0.1", "max_connections": "300"}
 _SOCKET_PATH_MAX: Final = 80
@@ -40,52 +46,54 @@ _SOCKET_PATH_MAX: Final = 80
 _START_S: Final = 60
 
 
-class Server(Struct):
+class PostgresServer(Struct):
     """One that listens."""
 
     address: str
     process: Any = None
     """What started it; None for one that was there."""
-    begin: Callable[[], Any] | None = None
+    start_process: Callable[[], Any] | None = None
     """Starts it where it was."""
-    local: str = ""
+    socket_address: str = ""
     """The address over a local socket; empty where its path would be too long for one."""
 
     def kill(self) -> None:
         """As a crash does: all of its processes at once, in the middle of whatever they do."""
-        kill_family(self.process.pid)
+        kill_process_tree(self.process.pid)
         self.process.wait()
 
     def start(self) -> None:
         """Once more, on the same data and at the same port. Returns when it takes sessions."""
-        if self.begin is None:
+        if self.start_process is None:
             raise RuntimeError("a server that was there already is not ours to start")
-        self.process = self.begin()
+        self.process = self.start_process()
 
 
 @contextmanager
-def postgres_server(directory: Path, settings: Mapping[str, str] = QUICK, *, is_own: bool = False) -> Iterator[Server]:
+def postgres_server(
+    directory: Path, settings: Mapping[str, str] = FAST_SETTINGS, *, is_own: bool = False
+) -> Iterator[PostgresServer]:
     """Starts a server in an empty directory, or gives the one that the environment names. Stops it at the end.
 
     With `is_own` it is never the one that the environment names: for tests that kill it.
     """
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get(SERVER_VARIABLE)
     if named and not is_own:
-        yield Server(named)
+        yield PostgresServer(named)
         return
     directory = directory.resolve()  # the server's programs run in another directory
-    programs = server_programs(directory)
+    programs = prepare_server_programs(directory)
     data = directory / "data"
     data.mkdir()
-    give_away(directory, data)
-    common: dict[str, Any] = {"cwd": data, "stdin": subprocess.DEVNULL, **as_nobody()}
+    chown_to_nobody(directory, data)
+    common: dict[str, Any] = {"cwd": data, "stdin": subprocess.DEVNULL, **get_nobody_options()}
     subprocess.run(  # noqa: S603
         [programs / "initdb", "--auth=trust", "--encoding=utf8", "--locale=C", "-U", "postgres", "-N", "-D", data],
         check=True,
         capture_output=True,
         **common,
     )
-    held = held_port()
+    held = reserve_port()
     port: int = held.getsockname()[1]
     sockets = str(data) if len(str(data)) <= _SOCKET_PATH_MAX else ""
     chosen = {**_SETTINGS, **settings, "port": str(port), "unix_socket_directories": sockets}
@@ -96,11 +104,11 @@ def postgres_server(directory: Path, settings: Mapping[str, str] = QUICK, *, is_
         *(f"-c{name}={value}" for name, value in chosen.items()),
     ]
 
-    def begin() -> Any:
+    def start_process() -> Any:
         with (directory / "log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **common)  # noqa: S603
         try:
-            _await_ready(programs, port, process, directory / "log")
+            _wait_until_ready(programs, port, process, directory / "log")
         except BaseException:
             _stop(process)
             raise
@@ -108,7 +116,9 @@ def postgres_server(directory: Path, settings: Mapping[str, str] = QUICK, *, is_
 
     with held:
         local = f"postgresql://postgres@/postgres?host={sockets}&port={port}" if sockets else ""
-        server = Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", begin(), begin, local)
+        server = PostgresServer(
+            f"postgresql://postgres@127.0.0.1:{port}/postgres", start_process(), start_process, local
+        )
         try:
             yield server
         finally:
@@ -124,7 +134,7 @@ def _stop(process: Any) -> None:
         process.wait()
 
 
-async def fresh_schema(address: str) -> str:
+async def create_schema(address: str) -> str:
     """The address of an empty schema in the server's database."""
     import asyncpg  # noqa: PLC0415 - an extra
 
@@ -138,7 +148,7 @@ async def fresh_schema(address: str) -> str:
 
 
 async def drop_schema(address: str) -> None:
-    """Removes what `fresh_schema` made."""
+    """Removes what `create_schema` made."""
     import asyncpg  # noqa: PLC0415 - an extra
 
     name = address.rpartition("search_path=")[2]
@@ -149,7 +159,7 @@ async def drop_schema(address: str) -> None:
         await connection.close()
 
 
-def _await_ready(programs: Path, port: int, process: Any, log: Path) -> None:
+def _wait_until_ready(programs: Path, port: int, process: Any, log: Path) -> None:
     for _ in range(_START_S * 20):
         ready = subprocess.run(  # noqa: S603
             [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port), "-t", "1"], check=False

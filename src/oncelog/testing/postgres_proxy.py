@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from oncelog.testing.proxy_connection import CHUNK_BYTES, close
+from oncelog.testing.proxy_connection import CHUNK_BYTES, close_writer
 
 HOST: Final = "127.0.0.1"
 CANCEL_REQUEST: Final = 80877102
@@ -32,11 +32,11 @@ _ENCRYPTION_REQUESTS: Final = (80877103, 80877104)
 _COMMIT: Final = b"COMMIT"
 _SIMPLE_QUERY: Final = ord("Q")
 _READY: Final = ord("Z")
-_LAST: Final = b"QSHdcf"
+_REQUEST_ENDS: Final = b"QSHdcf"
 """What a client may stop after for long: it has said all that it says at once. (Sync, Flush, a part of a COPY.)"""
 
 
-class Fate(StrEnum):
+class CommitFault(StrEnum):
     """What becomes of a COMMIT."""
 
     CUT_BEFORE = "cut_before"
@@ -77,27 +77,27 @@ class PostgresFaults:
 NO_FAULTS: Final = PostgresFaults()
 
 
-class Held:
+class HeldMessage:
     """A query, or the answer to one, that is held back: `reached` returns when it has come as far as the proxy."""
 
     def __init__(self, statement: bytes, *, is_query: bool, requests: int = 0) -> None:
         self.statement = statement
         self.is_query = is_query
         self.requests = requests
-        self._arrived = asyncio.Event()
+        self._reached = asyncio.Event()
         self._released = asyncio.Event()
 
-    async def reached(self) -> None:
+    async def wait_reached(self) -> None:
         """It is here. Of an answer: the server has done what it was asked for, and its client does not know yet."""
-        await self._arrived.wait()
+        await self._reached.wait()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It goes on."""
         self._released.set()
 
-    async def keep(self) -> None:
+    async def wait_released(self) -> None:
         """For the proxy: until it is let go."""
-        self._arrived.set()
+        self._reached.set()
         await self._released.wait()
 
 
@@ -109,18 +109,18 @@ class PostgresProxy:
         """Where new connections go; the first host of it."""
         self.seed = seed
         self.faults = faults
-        self.fates: deque[Fate] = deque()
+        self.commit_faults: deque[CommitFault] = deque()
         """Of the next COMMITs, whichever connections they come on."""
-        self.is_shut = False
+        self.is_unreachable = False
         """Whether the server is out of reach for new connections."""
-        self.deaf_sessions = 0
+        self.stalled_sessions = 0
         """So many of the next sessions hear nothing once they have begun."""
         self.cancel_requests = 0
         self.accepted_count = 0
         self.done: Counter[str] = Counter()
-        self.held: list[Held] = []
+        self.held: list[HeldMessage] = []
         self._server: asyncio.Server | None = None
-        self._links: set[_Link] = set()
+        self._connections: set[_ProxiedSession] = set()
 
     def __repr__(self) -> str:
         return f"PostgresProxy(seed={self.seed}, faults={self.faults}, done={dict(self.done)})"
@@ -136,7 +136,7 @@ class PostgresProxy:
         if server is None:
             return
         server.close()
-        tasks = [link.task for link in self._links]
+        tasks = [link.task for link in self._connections]
         self.cut_all()
         if tasks:
             await asyncio.wait(tasks)
@@ -152,80 +152,80 @@ class PostgresProxy:
         port = self._server.sockets[0].getsockname()[1]
         return urlunsplit(parts._replace(netloc=f"{user}{at}{HOST}:{port}"))
 
-    def hold(self, statement: str, *, is_query: bool = False) -> Held:
+    def hold(self, statement: str, *, is_query: bool = False) -> HeldMessage:
         """The answer to the next simple query that begins so is held back; or the query itself."""
-        held = Held(statement.encode(), is_query=is_query)
+        held = HeldMessage(statement.encode(), is_query=is_query)
         self.held.append(held)
         return held
 
-    def hold_after(self, statement: str, requests: int) -> Held:
+    def hold_after(self, statement: str, requests: int) -> HeldMessage:
         """Held back is what is said after so many requests, the first being the next simple query that begins so."""
-        held = Held(statement.encode(), is_query=True, requests=requests)
+        held = HeldMessage(statement.encode(), is_query=True, requests=requests)
         self.held.append(held)
         return held
 
     def stall_all(self) -> None:
         """Nothing that the server says reaches those who are connected now; their connections stay open."""
-        for link in self._links:
-            link.is_deaf = True
+        for link in self._connections:
+            link.is_stalled = True
 
     def cut_all(self) -> None:
         """Ends every connection that is open, with a RST to both ends."""
-        for link in list(self._links):
+        for link in list(self._connections):
             link.cut()
 
     def calm(self) -> None:
         """No fault happens from here on. Connections that have lost bytes are cut."""
         self.faults = NO_FAULTS
-        self.fates.clear()
-        for link in list(self._links):
-            if link.is_deaf:
+        self.commit_faults.clear()
+        for link in list(self._connections):
+            if link.is_stalled:
                 link.cut()
 
     @property
     def open_count(self) -> int:
         """How many connections are open."""
-        return len(self._links)
+        return len(self._connections)
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         self.accepted_count += 1
         chance = Random(f"{self.seed}/{self.accepted_count}")  # noqa: S311 - it must be repeatable
-        if self._server is None or self.is_shut or chance.random() < self.faults.refuse_rate:
+        if self._server is None or self.is_unreachable or chance.random() < self.faults.refuse_rate:
             self.done[Incident.REFUSED] += 1
-            close(writer, is_reset=False)
+            close_writer(writer, is_reset=False)
             return
-        link = _Link(self, chance, reader, writer)
-        self._links.add(link)
-        link.task.add_done_callback(lambda _: self._links.discard(link))
+        link = _ProxiedSession(self, chance, reader, writer)
+        self._connections.add(link)
+        link.task.add_done_callback(lambda _: self._connections.discard(link))
 
 
 class _CutError(Exception):
     """The connection is to be ended; not an error of anybody's. What has been passed on is to arrive."""
 
 
-class _Link:
+class _ProxiedSession:
     """One connection: two sockets, and a task for each direction between them."""
 
-    def __init__(self, proxy: PostgresProxy, chance: Random, reader: StreamReader, writer: StreamWriter) -> None:
-        self.is_deaf = False
+    def __init__(self, proxy: PostgresProxy, random: Random, reader: StreamReader, writer: StreamWriter) -> None:
+        self.is_stalled = False
         self._proxy = proxy
-        self._chance = chance
+        self._random = random
         self._client = reader
         self._writers = [writer]
-        self._sent = Messages(has_begun=False)
-        self._said = Messages(has_begun=True)
-        self._fate: Fate | None = None
+        self._client_messages = MessageSplitter(has_started=False)
+        self._server_messages = MessageSplitter(has_started=True)
+        self._commit_fault: CommitFault | None = None
         """Of a COMMIT that was passed on and is not answered yet."""
-        self._held: Held | None = None
-        self._held_later: Held | None = None
+        self._held: HeldMessage | None = None
+        self._held_after: HeldMessage | None = None
         self._requests = 0
         """Since `_held_later` was met."""
-        self._becomes_deaf = proxy.deaf_sessions > 0
-        proxy.deaf_sessions -= self._becomes_deaf
+        self._will_stall = proxy.stalled_sessions > 0
+        proxy.stalled_sessions -= self._will_stall
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cut(self) -> None:
-        self._hang_up(is_reset=True)
+        self._close_sockets(is_reset=True)
         self.task.cancel()
 
     async def _run(self) -> None:
@@ -237,97 +237,99 @@ class _Link:
                 # What `drain` has waited for is with the kernel, even if we cut a moment later.
                 writer.transport.set_write_buffer_limits(high=0)
             async with asyncio.TaskGroup() as directions:
-                directions.create_task(self._carry_to_server(to_server))
-                directions.create_task(self._carry_to_client(server, self._writers[0]))
+                directions.create_task(self._forward_to_server(to_server))
+                directions.create_task(self._forward_to_client(server, self._writers[0]))
         except* (_CutError, OSError):
             pass
         finally:
-            self._hang_up(is_reset=False)
+            self._close_sockets(is_reset=False)
             for writer in self._writers:
                 with suppress(OSError):
                     await writer.wait_closed()
 
-    def _hang_up(self, *, is_reset: bool) -> None:
+    def _close_sockets(self, *, is_reset: bool) -> None:
         for writer in self._writers:
-            close(writer, is_reset=is_reset)
+            close_writer(writer, is_reset=is_reset)
 
     # --- to the server
 
-    async def _carry_to_server(self, writer: StreamWriter) -> None:
+    async def _forward_to_server(self, writer: StreamWriter) -> None:
         while data := await self._client.read(CHUNK_BYTES):
-            for message in self._sent.feed(data):
-                self._note(message)
-                if self._sent.has_begun:
+            for message in self._client_messages.feed(data):
+                self._note_startup(message)
+                if self._client_messages.has_started:
                     await self._decide(message, writer)
-                await _pass(message, writer)
-                if self._fate is Fate.CUT_AFTER:
+                await _forward(message, writer)
+                if self._commit_fault is CommitFault.CUT_AFTER:
                     raise _CutError
         raise _CutError
 
-    def _note(self, message: bytes) -> None:
-        if not self._sent.has_begun:
+    def _note_startup(self, message: bytes) -> None:
+        if not self._client_messages.has_started:
             code = int.from_bytes(message[4:8], "big")
             self._proxy.cancel_requests += code == CANCEL_REQUEST
-            self._said.awaits_one_byte = code in _ENCRYPTION_REQUESTS
-            self._sent.has_begun = not self._said.awaits_one_byte
+            self._server_messages.awaits_one_byte = code in _ENCRYPTION_REQUESTS
+            self._client_messages.has_started = not self._server_messages.awaits_one_byte
 
     async def _decide(self, message: bytes, writer: StreamWriter) -> None:
         """What happens to a message; raises to end the connection before it is passed on."""
-        is_cut, where, which = (self._chance.random() for _ in range(3))
+        is_cut, where, which = (self._random.random() for _ in range(3))
         proxy = self._proxy
-        if self._held_later is not None and self._requests == self._held_later.requests:
-            held, self._held_later = self._held_later, None
-            await held.keep()
-        self._requests += message[0] in _LAST
+        if self._held_after is not None and self._requests == self._held_after.requests:
+            held, self._held_after = self._held_after, None
+            await held.wait_released()
+        self._requests += message[0] in _REQUEST_ENDS
         query = message[5:] if message[0] == _SIMPLE_QUERY else b""
         self._held = next((held for held in proxy.held if query and query.startswith(held.statement)), None)
         if self._held is not None:
             proxy.held.remove(self._held)
             if self._held.requests:
-                self._held_later, self._held, self._requests = self._held, None, 1
+                self._held_after, self._held, self._requests = self._held, None, 1
             elif self._held.is_query:
                 held, self._held = self._held, None
-                await held.keep()
+                await held.wait_released()
         if query.startswith(_COMMIT):
-            self._fate = None
-            if proxy.fates:
-                self._fate = proxy.fates.popleft()
+            self._commit_fault = None
+            if proxy.commit_faults:
+                self._commit_fault = proxy.commit_faults.popleft()
             elif is_cut < proxy.faults.commit_rate:
-                self._fate = list(Fate)[int(which * len(Fate))]
-            proxy.done[self._fate or Incident.PASSED] += 1
-            self.is_deaf = self.is_deaf or self._fate is Fate.STALLED
-            if self._fate is Fate.CUT_BEFORE:
+                self._commit_fault = list(CommitFault)[int(which * len(CommitFault))]
+            proxy.done[self._commit_fault or Incident.PASSED] += 1
+            self.is_stalled = self.is_stalled or self._commit_fault is CommitFault.STALLED
+            if self._commit_fault is CommitFault.CUT_BEFORE:
                 raise _CutError
         elif is_cut < proxy.faults.cut_rate:
             proxy.done[Incident.CUT] += 1
-            await _pass(message[: int(where * (len(message) + 1))], writer)
+            await _forward(message[: int(where * (len(message) + 1))], writer)
             raise _CutError
 
     # --- to the client
 
-    async def _carry_to_client(self, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _forward_to_client(self, reader: StreamReader, writer: StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):
             if self._held is not None:
                 held, self._held = self._held, None
-                await held.keep()
-            if self.is_deaf:
+                await held.wait_released()
+            if self.is_stalled:
                 continue
-            if self._fate is Fate.CUT_AT_ANSWER:
+            if self._commit_fault is CommitFault.CUT_AT_ANSWER:
                 raise _CutError
-            if self._fate is Fate.CUT_IN_ANSWER:
-                await _pass(data[: len(data) // 2], writer)
+            if self._commit_fault is CommitFault.CUT_IN_ANSWER:
+                await _forward(data[: len(data) // 2], writer)
                 raise _CutError
-            messages = self._said.feed(data)
-            await _pass(b"".join(messages), writer)
-            self.is_deaf = self.is_deaf or (self._becomes_deaf and any(message[0] == _READY for message in messages))
+            messages = self._server_messages.feed(data)
+            await _forward(b"".join(messages), writer)
+            self.is_stalled = self.is_stalled or (
+                self._will_stall and any(message[0] == _READY for message in messages)
+            )
         raise _CutError
 
 
-class Messages:
+class MessageSplitter:
     """Divides what one end says into messages."""
 
-    def __init__(self, *, has_begun: bool) -> None:
-        self.has_begun = has_begun
+    def __init__(self, *, has_started: bool) -> None:
+        self.has_started = has_started
         """Whether messages have a type; before that they have none."""
         self.awaits_one_byte = False
         """The answer to a request for encryption is one byte."""
@@ -343,7 +345,7 @@ class Messages:
             self.awaits_one_byte = False
             found.append(data[:1])
             data = data[1:]
-        start, head = 0, 5 if self.has_begun else 4
+        start, head = 0, 5 if self.has_started else 4
         while len(data) >= start + head:
             end = start + head - 4 + int.from_bytes(data[start + head - 4 : start + head], "big")
             if len(data) < end:
@@ -354,6 +356,6 @@ class Messages:
         return found
 
 
-async def _pass(data: bytes, writer: StreamWriter) -> None:
+async def _forward(data: bytes, writer: StreamWriter) -> None:
     writer.write(data)
     await writer.drain()

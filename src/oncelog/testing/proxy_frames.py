@@ -61,7 +61,7 @@ class Piece:
         return self.offset + len(self.data)
 
 
-class _State(Enum):
+class _SplitterState(Enum):
     HEAD = "before the end of the head"
     FRAMES = "in frames"
     PLAIN = "no WebSocket"
@@ -76,8 +76,8 @@ class Splitter:
 
     def __init__(self, opening: bytes) -> None:
         self._opening = opening
-        self._state = _State.HEAD
-        self._kept = bytearray()
+        self._state = _SplitterState.HEAD
+        self._buffer = bytearray()
         self._unit: Unit | None = None
         self._offset = 0
         self._is_fragmented = False
@@ -85,63 +85,63 @@ class Splitter:
     @property
     def is_plain(self) -> bool:
         """Whether this is known to be no WebSocket."""
-        return self._state is _State.PLAIN
+        return self._state is _SplitterState.PLAIN
 
-    def give_up(self) -> None:
+    def switch_to_plain(self) -> None:
         """The other direction has shown that this is no WebSocket: from here on bytes are bytes."""
-        self._state = _State.PLAIN
+        self._state = _SplitterState.PLAIN
 
     def finish(self) -> list[Piece]:
         """What was kept, when nothing more comes."""
-        self.give_up()
+        self.switch_to_plain()
         return self.feed(b"")
 
     def feed(self, data: bytes) -> list[Piece]:
         """The pieces that are known now."""
-        self._kept += data
+        self._buffer += data
         pieces = []
-        while piece := self._next():
+        while piece := self._next_piece():
             pieces.append(piece)
         return pieces
 
-    def _next(self) -> Piece | None:
-        if self._state is _State.HEAD:
-            head = self._head()
+    def _next_piece(self) -> Piece | None:
+        if self._state is _SplitterState.HEAD:
+            head = self._parse_head()
             if head is not None:
                 return head
-        if self._state is _State.HEAD or not self._kept:
+        if self._state is _SplitterState.HEAD or not self._buffer:
             return None
-        if self._state is _State.PLAIN:
-            return Piece(self._take(len(self._kept)))
+        if self._state is _SplitterState.PLAIN:
+            return Piece(self._take_bytes(len(self._buffer)))
         if self._unit is None:
-            self._unit = self._frame()
+            self._unit = self._parse_frame()
             self._offset = 0
-        return None if self._unit is None else self._piece(self._unit)
+        return None if self._unit is None else self._take_piece(self._unit)
 
-    def _head(self) -> Piece | None:
+    def _parse_head(self) -> Piece | None:
         """The head once it is whole. Only what can still become the head of an upgrade is waited for."""
-        begins_well = self._kept.startswith(self._opening[: len(self._kept)])
-        end = self._kept.find(_HEAD_END, 0, HEAD_BYTES_MAX)
-        if begins_well and end < 0 and len(self._kept) < HEAD_BYTES_MAX:
+        begins_well = self._buffer.startswith(self._opening[: len(self._buffer)])
+        end = self._buffer.find(_HEAD_END, 0, HEAD_BYTES_MAX)
+        if begins_well and end < 0 and len(self._buffer) < HEAD_BYTES_MAX:
             return None
         size = end + len(_HEAD_END)
-        if not begins_well or end < 0 or not _UPGRADE.search(self._kept, 0, size):
-            self._state = _State.PLAIN
+        if not begins_well or end < 0 or not _UPGRADE.search(self._buffer, 0, size):
+            self._state = _SplitterState.PLAIN
             return None
-        self._state = _State.FRAMES
-        return Piece(self._take(size), Unit(size, is_head=True))
+        self._state = _SplitterState.FRAMES
+        return Piece(self._take_bytes(size), Unit(size, is_head=True))
 
-    def _frame(self) -> Unit | None:
+    def _parse_frame(self) -> Unit | None:
         """The frame that begins here, once all of its header is there."""
-        if len(self._kept) < 2:
+        if len(self._buffer) < 2:
             return None
-        first, second = self._kept[0], self._kept[1]
+        first, second = self._buffer[0], self._buffer[1]
         length = second & _LENGTH
         header = 2 + {_LENGTH_16: 2, _LENGTH_64: 8}.get(length, 0)
-        if len(self._kept) < header:
+        if len(self._buffer) < header:
             return None
         if header > 2:
-            length = int.from_bytes(self._kept[2:header], "big")
+            length = int.from_bytes(self._buffer[2:header], "big")
         if second & _MASKED:
             header += _MASK_BYTES  # the mask is content to us: nothing is unmasked
         opcode, is_final = first & _OPCODE, bool(first & _FIN)
@@ -150,15 +150,15 @@ class Splitter:
             self._is_fragmented = not is_final
         return Unit(header + length, is_whole_text=is_whole_text)
 
-    def _piece(self, unit: Unit) -> Piece:
+    def _take_piece(self, unit: Unit) -> Piece:
         offset = self._offset
-        data = self._take(min(len(self._kept), unit.size - offset))
+        data = self._take_bytes(min(len(self._buffer), unit.size - offset))
         self._offset += len(data)
         if self._offset == unit.size:
             self._unit = None
         return Piece(data, unit, offset)
 
-    def _take(self, size: int) -> bytes:
-        taken = bytes(self._kept[:size])
-        del self._kept[:size]
+    def _take_bytes(self, size: int) -> bytes:
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
         return taken

@@ -11,11 +11,11 @@ import signal
 import sys
 
 from oncelog.client.chat import ChatClient
-from oncelog.client.chat import words as chat_words
-from oncelog.client.chat.protocol import Protocol
+from oncelog.client.chat import codec as chat_words
+from oncelog.client.chat.protocol import ChatProtocol
 
 _, URL, FILE, MOMENT, COUNT = sys.argv
-send_some, receive = Protocol._send_some, Protocol.receive
+send_some, receive = ChatProtocol._send_messages, ChatProtocol.receive
 may_send = is_all_on_disk = is_answered = False
 
 
@@ -23,14 +23,14 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def sending(self: Protocol, *arguments: object) -> None:
+def sending(self: ChatProtocol, *arguments: object) -> None:
     if may_send:
         send_some(self, *arguments)  # type: ignore[arg-type]
 
 
-def receiving(self: Protocol, data: str | bytes, now_ms: int) -> None:
+def receiving(self: ChatProtocol, data: str | bytes, now_ms: int) -> None:
     global is_answered  # noqa: PLW0603 - main reads it
-    if not isinstance(chat_words.read(data)[0], chat_words.Acked):
+    if not isinstance(chat_words.decode_frame(data)[0], chat_words.SendAck):
         receive(self, data, now_ms)
     elif is_all_on_disk:
         die()
@@ -51,6 +51,6 @@ async def main() -> None:
         await asyncio.Event().wait()
 
 
-Protocol._send_some = sending  # type: ignore[assignment]
-Protocol.receive = receiving  # type: ignore[method-assign]
+ChatProtocol._send_messages = sending  # type: ignore[assignment]
+ChatProtocol.receive = receiving  # type: ignore[method-assign]
 asyncio.run(main())

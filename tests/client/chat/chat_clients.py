@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+from deadlines import soon, until
 from oncelog.client.chat import ChatClient, ChatLimits, Message, Outcome, Sent, Update
-from waiting import soon, until
 
 HERE: Final = Path(__file__).parent
 SHORT: Final = {

@@ -11,8 +11,8 @@ from typing import Any, Final
 import aiohttp
 
 from client.chat.model_chats import ModelConnection, ModelServer
-from doors.serving import serving
-from waiting import soon
+from deadlines import soon
+from server.running_server import serving
 
 IDS: Final = [f"0d6d3b8e-3c43-4d3c-9d3c-6a5c1a2b3c4{digit}" for digit in range(10)]
 OF_ITS_OWN: Final = ("message_id", "created_at", "epoch", "heartbeat_ms", "message", "retry_after_ms")

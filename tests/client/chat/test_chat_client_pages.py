@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli.served import serving
+from cli.server_process import serving
 from client.pages import limits_of, programs_of, run_program
 from oncelog.client.chat import ChatLimits
 

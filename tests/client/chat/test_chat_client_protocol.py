@@ -3,22 +3,22 @@
 import pytest
 from msgspec.structs import replace
 
-from client.chat.talk import EPOCH, ME, Talk, at, entry, message
+from client.chat.protocol_driver import EPOCH, ME, Talk, at, entry, message
 from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.protocol import Phase
+from oncelog.client.chat.protocol import ChatPhase
 from oncelog.client.chat.values import (
     EXPIRED,
     Arrived,
     Delivery,
     HistoryChange,
-    Listed,
+    ListedChat,
     Member,
     Membership,
     Progress,
     Refused,
     Sent,
 )
-from oncelog.client.words import CLOSED_TOO_LARGE
+from oncelog.client.events.codec import CLOSE_TOO_LARGE
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
 
 # --- sync
@@ -27,8 +27,8 @@ from oncelog.errors import LostError, ProtocolError, ServerRefusedError, Setting
 @pytest.mark.rule("CH-12")
 def test_sync_precedes_sends_and_partial_pages_are_not_shown() -> None:
     talk = Talk(at(2), page_messages=2)
-    talk.protocol.offer([entry(1)], 0, was_tried=True)
-    talk.begin(Listed("tea", 5))
+    talk.protocol.enqueue([entry(1)], 0, was_tried=True)
+    talk.begin(ListedChat("tea", 5))
     (first,) = talk.said()
     assert (first["type"], first["last_acked_sequence"], first["limit"], first["epoch"]) == (
         "sync_request",
@@ -53,18 +53,18 @@ def test_sync_precedes_sends_and_partial_pages_are_not_shown() -> None:
 
 @pytest.mark.rule("CH-12")
 def test_interrupted_sync_continues_at_its_position() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 9))
+    talk = Talk(at(0)).begin(ListedChat("tea", 9))
     talk.batch(talk.said()[0], 1, 2, has_more=True)
-    talk.protocol.lost()
-    talk.begin(Listed("tea", 9))
+    talk.protocol.disconnect()
+    talk.begin(ListedChat("tea", 9))
     assert talk.said()[0]["last_acked_sequence"] == 2
 
 
 @pytest.mark.rule("CH-12")
 def test_message_found_by_the_sync_is_not_sent_again() -> None:
     talk = Talk(at(0))
-    talk.protocol.offer([entry(1), entry(2)], 0, was_tried=True)
-    talk.begin(Listed("tea", 1))
+    talk.protocol.enqueue([entry(1), entry(2)], 0, was_tried=True)
+    talk.begin(ListedChat("tea", 1))
     (request,) = talk.said()
     mine = {**message(1), "sender_id": ME, "client_message_id": "id-1", "content": "text 1"}
     talk.hear(
@@ -78,14 +78,14 @@ def test_message_found_by_the_sync_is_not_sent_again() -> None:
 
 def test_chat_without_new_messages_needs_no_sync() -> None:
     talk = Talk(at(5))
-    talk.protocol.offer([entry(1)], 0)
-    talk.begin(Listed("tea", 5))
+    talk.protocol.enqueue([entry(1)], 0)
+    talk.begin(ListedChat("tea", 5))
     assert [one["type"] for one in talk.said()] == ["send_message"]
     assert talk.protocol.is_live
 
 
 def test_at_most_syncs_max_chats_are_synced_concurrently() -> None:
-    talk = Talk(syncs_max=2).begin(*(Listed(f"chat {number}", 1) for number in range(5)))
+    talk = Talk(syncs_max=2).begin(*(ListedChat(f"chat {number}", 1) for number in range(5)))
     asked = talk.said()
     assert len(asked) == 2
     talk.batch(asked[0], 1)
@@ -98,7 +98,7 @@ def test_at_most_syncs_max_chats_are_synced_concurrently() -> None:
 
 @pytest.mark.rule("CH-7")
 def test_live_messages_are_ordered_and_repeats_dropped() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 0))
+    talk = Talk(at(0)).begin(ListedChat("tea", 0))
     talk.live(2, 2, 3, 1, 1, 3)
     assert talk.chat().complete_to == 3
     assert [one.sequence for one in talk.changes.messages] == [2, 3, 1]
@@ -108,7 +108,7 @@ def test_live_messages_are_ordered_and_repeats_dropped() -> None:
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
 def test_gap_is_requested_and_missing_sequences_block_nothing() -> None:
-    talk = Talk(at(4), gap_wait_ms=100).begin(Listed("tea", 4))
+    talk = Talk(at(4), gap_wait_ms=100).begin(ListedChat("tea", 4))
     talk.live(7)
     assert talk.protocol.next_at_ms == 100
     assert talk.chat().complete_to == 4
@@ -123,7 +123,7 @@ def test_gap_is_requested_and_missing_sequences_block_nothing() -> None:
 
 @pytest.mark.rule("CH-7")
 def test_gap_filled_by_a_late_message_is_not_requested() -> None:
-    talk = Talk(at(4), gap_wait_ms=100).begin(Listed("tea", 4))
+    talk = Talk(at(4), gap_wait_ms=100).begin(ListedChat("tea", 4))
     talk.live(6)
     talk.now_ms = 50
     talk.live(5)
@@ -132,7 +132,7 @@ def test_gap_filled_by_a_late_message_is_not_requested() -> None:
 
 
 def test_messages_above_ahead_max_are_read_again_by_the_sync() -> None:
-    talk = Talk(at(0), ahead_max=2).begin(Listed("tea", 0))
+    talk = Talk(at(0), ahead_max=2).begin(ListedChat("tea", 0))
     talk.live(3, 4, 5, 6)
     assert [one.sequence for one in talk.changes.messages] == [3, 4]
     (request,) = talk.wait(100)
@@ -145,12 +145,12 @@ def test_messages_above_ahead_max_are_read_again_by_the_sync() -> None:
 
 @pytest.mark.rule("CH-7")
 def test_undelivered_message_is_found_by_the_periodic_check() -> None:
-    talk = Talk(at(4), check_ms=1000).begin(Listed("tea", 4))
+    talk = Talk(at(4), check_ms=1000).begin(ListedChat("tea", 4))
     assert talk.wait(999) == []
     wanted = [talk.protocol.wants_list]
     talk.wait(1)
     assert [*wanted, talk.protocol.wants_list] == [False, True]
-    talk.listed(Listed("tea", 5))
+    talk.listed(ListedChat("tea", 5))
     assert talk.said()[0]["last_acked_sequence"] == 4
 
 
@@ -166,8 +166,8 @@ def test_message_of_an_unknown_chat_starts_a_sync() -> None:
 
 @pytest.mark.rule("CH-12")
 def test_own_message_is_stored_with_its_ack_despite_a_gap() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1)], 0)
+    talk = Talk(at(0)).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1)], 0)
     (request,) = talk.said()
     talk.ack(request, 3)
     changes = talk.changes
@@ -179,23 +179,23 @@ def test_own_message_is_stored_with_its_ack_despite_a_gap() -> None:
 
 
 def test_messages_are_sent_in_order_up_to_in_flight_max() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1), entry(2), entry(3)], 0)
+    talk = Talk(at(0)).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1), entry(2), entry(3)], 0)
     (request,) = talk.said()
     talk.ack(request, 1)
     talk.ack(request, 1)  # repeated
     (request,) = talk.said()
     assert request["client_message_id"] == "id-2"
-    talk = Talk(at(0), in_flight_max=2).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1), entry(2), entry(3)], 0)
+    talk = Talk(at(0), in_flight_max=2).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1), entry(2), entry(3)], 0)
     assert [one["client_message_id"] for one in talk.said()] == ["id-1", "id-2"]
 
 
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("code", ["RATE_LIMITED", "BUSY", "UNAVAILABLE", "READ_ONLY", "QUOTA_EXCEEDED"])
 def test_temporary_refusal_is_retried_with_growing_pauses(code: str) -> None:
-    talk = Talk(at(0), pause_ms_min=100, pause_ms_max=1000).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1), entry(2)], 0)
+    talk = Talk(at(0), pause_ms_min=100, pause_ms_max=1000).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1), entry(2)], 0)
     pauses = []
     for _ in range(5):
         (request,) = talk.said() or talk.wait((talk.protocol.next_at_ms or 0) - talk.now_ms)
@@ -211,8 +211,8 @@ def test_temporary_refusal_is_retried_with_growing_pauses(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["NOT_A_MEMBER", "INVALID_MESSAGE", "MESSAGE_TOO_LARGE", "SOMETHING_NEW"])
 def test_permanent_refusal_does_not_block_the_next_message(code: str) -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1), entry(2)], 0)
+    talk = Talk(at(0)).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1), entry(2)], 0)
     (request,) = talk.said()
     talk.hear("error", request_id=request["request_id"], code=code, message="no")
     assert talk.changes.settled[0].outcome == Refused(code, "no", was_tried=False)
@@ -220,23 +220,23 @@ def test_permanent_refusal_does_not_block_the_next_message(code: str) -> None:
 
 
 def test_largest_message_in_flight_is_refused_when_a_frame_is_too_large() -> None:
-    talk = Talk(at(0), at(0, chat_id="tee")).begin(Listed("tea", 0), Listed("tee", 0))
-    talk.protocol.offer([entry(1), replace(entry(2, "tee"), content="é" * 10), entry(3, "tee")], 0)
+    talk = Talk(at(0), at(0, chat_id="tee")).begin(ListedChat("tea", 0), ListedChat("tee", 0))
+    talk.protocol.enqueue([entry(1), replace(entry(2, "tee"), content="é" * 10), entry(3, "tee")], 0)
     assert [one["client_message_id"] for one in talk.said()] == ["id-1", "id-2"]
-    talk.protocol.lost(CLOSED_TOO_LARGE)
+    talk.protocol.disconnect(CLOSE_TOO_LARGE)
     (settled,) = talk.changes.settled
     assert (settled.entry.client_message_id, settled.outcome.code) == ("id-2", "MESSAGE_TOO_LARGE")  # type: ignore[union-attr]
-    talk.begin(Listed("tea", 0), Listed("tee", 0))
+    talk.begin(ListedChat("tea", 0), ListedChat("tee", 0))
     assert [one["client_message_id"] for one in talk.said()] == ["id-1", "id-3"]
-    talk.protocol.lost(1001)
+    talk.protocol.disconnect(1001)
     assert talk.changes.settled == []
-    Talk(at(0)).protocol.lost(CLOSED_TOO_LARGE)  # nothing is in flight
+    Talk(at(0)).protocol.disconnect(CLOSE_TOO_LARGE)  # nothing is in flight
 
 
 def test_refusal_after_an_earlier_attempt_is_marked_as_tried() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1)], 0)
-    talk.protocol.lost()
+    talk = Talk(at(0)).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1)], 0)
+    talk.protocol.disconnect()
     talk.begin()
     (request,) = talk.said()
     talk.hear("error", request_id=request["request_id"], code="NOT_A_MEMBER", message="no")
@@ -248,8 +248,8 @@ def test_refusal_after_an_earlier_attempt_is_marked_as_tried() -> None:
 def test_expired_message_is_searched_and_then_refused() -> None:
     talk = Talk(at(0), remembered_ms=1000)
     talk.now_ms = 1000
-    talk.protocol.offer([entry(1), entry(2), entry(3, accepted_at_ms=1)], 0, was_tried=True)
-    talk.begin(Listed("tea", 1))
+    talk.protocol.enqueue([entry(1), entry(2), entry(3, accepted_at_ms=1)], 0, was_tried=True)
+    talk.begin(ListedChat("tea", 1))
     (request,) = talk.said()
     mine = {**message(1), "sender_id": ME, "client_message_id": "id-1", "content": "text 1"}
     talk.hear(
@@ -264,8 +264,8 @@ def test_expired_message_is_searched_and_then_refused() -> None:
 
 
 def test_id_of_another_message_reads_the_stored_message() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1)], 0)
+    talk = Talk(at(0)).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1)], 0)
     (request,) = talk.said()
     talk.ack(request, 1, duplicate=True, content_mismatch=True)
     assert talk.changes.messages == []
@@ -275,8 +275,8 @@ def test_id_of_another_message_reads_the_stored_message() -> None:
 
 
 def test_erased_message_is_not_shown_by_its_sender() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 0))
-    talk.protocol.offer([entry(1)], 0)
+    talk = Talk(at(0)).begin(ListedChat("tea", 0))
+    talk.protocol.enqueue([entry(1)], 0)
     talk.ack(talk.said()[0], 1, duplicate=True, erased=True)
     assert talk.changes.messages[0].content is None
 
@@ -286,39 +286,39 @@ def test_erased_message_is_not_shown_by_its_sender() -> None:
 
 @pytest.mark.rule("CH-12")
 def test_acks_are_batched_and_repeated_after_a_lost_connection() -> None:
-    talk = Talk(at(5), ack_wait_ms=50).begin(Listed("tea", 5))
+    talk = Talk(at(5), ack_wait_ms=50).begin(ListedChat("tea", 5))
     for sequence in (1, 2, 3):
-        talk.protocol.received("tea", sequence, 0, talk.now_ms)
+        talk.protocol.mark_received("tea", sequence, 0, talk.now_ms)
     assert talk.changes.chats["tea"] == ("tea", True, 5, 5, 3)
     assert talk.wait(49) == []
     (ack,) = talk.wait(1)
     assert (ack["type"], ack["last_acked_sequence"]) == ("ack", 3)
-    talk.protocol.received("tea", 2, 0, talk.now_ms)
+    talk.protocol.mark_received("tea", 2, 0, talk.now_ms)
     assert talk.wait(1000) == []
-    talk.protocol.lost()
-    talk.begin(Listed("tea", 5, 1))
+    talk.protocol.disconnect()
+    talk.begin(ListedChat("tea", 5, 1))
     assert talk.wait(50)[0]["last_acked_sequence"] == 3
-    talk.protocol.lost()
-    talk.begin(Listed("tea", 5, 4))  # another device has acknowledged more
+    talk.protocol.disconnect()
+    talk.begin(ListedChat("tea", 5, 4))  # another device has acknowledged more
     assert talk.wait(50) == []
-    talk.protocol.received("tea", 5, 0, talk.now_ms)
+    talk.protocol.mark_received("tea", 5, 0, talk.now_ms)
     talk.protocol.flush()
     assert talk.said()[0]["last_acked_sequence"] == 5
 
 
 def test_position_of_another_history_is_ignored() -> None:
-    talk = Talk(at(5), epoch="e0").begin(Listed("tea", 0))
-    talk.protocol.received("tea", 5, 0, 0)
+    talk = Talk(at(5), epoch="e0").begin(ListedChat("tea", 0))
+    talk.protocol.mark_received("tea", 5, 0, 0)
     assert talk.chat().received_to == 0
 
 
 def test_refused_ack_requests_the_chat_list() -> None:
-    talk = Talk(at(5), ack_wait_ms=1).begin(Listed("tea", 5))
-    talk.protocol.received("tea", 5, 0, 0)
+    talk = Talk(at(5), ack_wait_ms=1).begin(ListedChat("tea", 5))
+    talk.protocol.mark_received("tea", 5, 0, 0)
     (ack,) = talk.wait(1)
     talk.hear("error", request_id=ack["request_id"], code="INVALID_ACK", message="beyond the last")
     assert talk.protocol.wants_list
-    talk.listed(Listed("tea", 3))
+    talk.listed(ListedChat("tea", 3))
     (request,) = talk.said()
     talk.hear(
         "message_batch", request_id=request["request_id"], chat_id="tea", messages=[], has_more=False, next_sequence=3,
@@ -334,7 +334,7 @@ def test_refused_ack_requests_the_chat_list() -> None:
 
 
 def test_chats_and_members_are_added_and_removed() -> None:
-    talk = Talk(at(1), at(1, chat_id="old")).begin(Listed("tea", 1))
+    talk = Talk(at(1), at(1, chat_id="old")).begin(ListedChat("tea", 1))
     assert talk.changes.updates == [Membership("old", ME, present=False)]
     talk.said()
     talk.hear("membership", chat_id="new", user_id=ME, present=True)
@@ -355,14 +355,14 @@ def test_chats_and_members_are_added_and_removed() -> None:
 
 @pytest.mark.rule("CH-19")
 def test_own_role_follows_frames_and_the_list_of_chats() -> None:
-    talk = Talk(at(1)).begin(Listed("tea", 1, role="member"))
+    talk = Talk(at(1)).begin(ListedChat("tea", 1, role="member"))
     chat = talk.protocol.chats["tea"]
     assert (chat.role, talk.changes.updates) == ("member", [])
     for role in ("owner", "owner"):  # a repeated frame tells nothing new
         talk.hear("membership", chat_id="tea", user_id=ME, present=True, role=role)
     talk.hear("membership", chat_id="tea", user_id=ME, present=True)  # from a server without roles
     assert (chat.role, talk.changes.updates) == ("owner", [Membership("tea", ME, present=True, role="owner")])
-    talk.protocol.listed([Listed("tea", 1, role="member")], 0)  # changed while the client was away
+    talk.protocol.apply_list([ListedChat("tea", 1, role="member")], 0)  # changed while the client was away
     assert talk.changes.updates == [Membership("tea", ME, present=True, role="member")]
     talk.hear("membership", chat_id="tea", user_id=ME, present=False)
     assert chat.role is None
@@ -370,29 +370,29 @@ def test_own_role_follows_frames_and_the_list_of_chats() -> None:
 
 @pytest.mark.rule("CH-8")
 def test_returning_member_keeps_the_acknowledged_sequence() -> None:
-    talk = Talk(at(3)).begin(Listed("tea", 3))
+    talk = Talk(at(3)).begin(ListedChat("tea", 3))
     talk.hear("membership", chat_id="tea", user_id="user:bob", present=False)
     talk.hear("membership", chat_id="tea", user_id="user:bob", present=True, last_acked_sequence=2)
     assert talk.changes.watermarks == [("tea", "user:bob", None), ("tea", "user:bob", 2)]
-    talk.protocol.counted("tea", (Member(ME, 3),))
+    talk.protocol.set_members("tea", (Member(ME, 3),))
     assert talk.changes.members == {"tea": (Member(ME, 3),)}
 
 
 def test_membership_change_during_a_list_request_is_kept() -> None:
     talk = Talk().begin()
-    talk.protocol.list_asked()
+    talk.protocol.start_list()
     talk.hear("membership", chat_id="new", user_id=ME, present=True)
-    talk.protocol.listed([], 0)
+    talk.protocol.apply_list([], 0)
     assert talk.chat("new").is_member
-    talk.protocol.list_asked()
+    talk.protocol.start_list()
     talk.hear("membership", chat_id="new", user_id=ME, present=False)
-    talk.protocol.listed([Listed("new", 0)], 0)
+    talk.protocol.apply_list([ListedChat("new", 0)], 0)
     assert not talk.chat("new").is_member
 
 
 def test_message_to_a_chat_without_membership_is_refused_by_the_server() -> None:
     talk = Talk().begin()
-    talk.protocol.offer([entry(1)], 0)
+    talk.protocol.enqueue([entry(1)], 0)
     (request,) = talk.said()
     assert request["type"] == "sync_request"
     talk.hear("error", request_id=request["request_id"], code="NOT_A_MEMBER", message="no")
@@ -400,7 +400,7 @@ def test_message_to_a_chat_without_membership_is_refused_by_the_server() -> None
     assert talk.protocol.is_live
     talk.hear("membership", chat_id="tea", user_id=ME, present=True)
     talk.said()
-    talk.protocol.offer([entry(2)], 0)
+    talk.protocol.enqueue([entry(2)], 0)
     talk.hear("membership", chat_id="tea", user_id=ME, present=False)
 
 
@@ -410,32 +410,32 @@ def test_message_to_a_chat_without_membership_is_refused_by_the_server() -> None
 @pytest.mark.rule("CH-12")
 def test_changed_epoch_resets_the_chats() -> None:
     talk = Talk(at(5, 3), epoch="e0")
-    talk.protocol.offer([entry(1)], 0, was_tried=True)
-    talk.begin(Listed("tea", 2))
+    talk.protocol.enqueue([entry(1)], 0, was_tried=True)
+    talk.begin(ListedChat("tea", 2))
     changes = talk.changes
     assert changes.is_reset
-    assert changes.identity == (ME, EPOCH)
+    assert changes.user_and_epoch == (ME, EPOCH)
     assert changes.updates[0] == HistoryChange("e0", EPOCH)
     assert changes.chats["tea"] == ("tea", True, 0, 0, 0)
     assert talk.said()[0]["last_acked_sequence"] == 0
-    assert talk.protocol.pending == 1
+    assert talk.protocol.outbox_count == 1
 
 
 def test_store_of_another_user_is_refused() -> None:
     talk = Talk(user_id="user:bob")
-    talk.protocol.begin("ann", 0)
+    talk.protocol.connect("ann", 0)
     with pytest.raises(ServerRefusedError, match="WRONG_USER"):
         talk.hear("connected", user_id=ME, epoch=EPOCH)
-    assert talk.protocol.phase is Phase.CONNECTING
+    assert talk.protocol.phase is ChatPhase.CONNECTING
 
 
 def test_connection_closing_sets_the_reconnect_delay() -> None:
     talk = Talk().begin()
     with pytest.raises(LostError, match="stopping"):
         talk.hear("connection_closing", reason="stopping", reconnect_delay_ms=700)
-    assert talk.protocol.closing_ms == 700
-    talk.protocol.lost()
-    assert talk.protocol.closing_ms == 0
+    assert talk.protocol.reconnect_ms == 700
+    talk.protocol.disconnect()
+    assert talk.protocol.reconnect_ms == 0
     assert talk.protocol.next_at_ms is None
 
 
@@ -444,17 +444,17 @@ def test_fatal_errors_end_the_connection(code: str) -> None:
     talk = Talk().begin()
     with pytest.raises(ServerRefusedError, match=code):
         talk.hear("error", code=code, message="")
-    talk.protocol.offer([entry(1)], 0)
+    talk.protocol.enqueue([entry(1)], 0)
     (request,) = talk.said()
     with pytest.raises(ServerRefusedError, match=code):
         talk.hear("error", request_id=request["request_id"], code=code, message="")
-    talk.protocol.begin("ann", 0)
+    talk.protocol.connect("ann", 0)
     with pytest.raises(ServerRefusedError, match="INVALID_REQUEST"):
         talk.hear("error", code="INVALID_REQUEST", message="")
 
 
 def test_temporarily_refused_sync_is_retried() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 2))
+    talk = Talk(at(0)).begin(ListedChat("tea", 2))
     (request,) = talk.said()
     talk.hear("error", request_id=request["request_id"], code="BUSY", message="", retry_after_ms=70)
     talk.live(3)  # does not cancel the retry
@@ -464,7 +464,7 @@ def test_temporarily_refused_sync_is_retried() -> None:
 
 
 def test_repeated_and_outdated_frames_are_ignored() -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 1))
+    talk = Talk(at(0)).begin(ListedChat("tea", 1))
     (request,) = talk.said()
     talk.batch(request, 1)
     before = talk.changes.messages
@@ -477,7 +477,7 @@ def test_repeated_and_outdated_frames_are_ignored() -> None:
     assert len(before) == 1
     assert not talk.changes
     assert talk.protocol.is_live
-    talk.protocol.lost()
+    talk.protocol.disconnect()
     talk.live(9)
     assert not talk.changes
 
@@ -496,7 +496,7 @@ def test_malformed_frame_is_a_protocol_error(data: str | bytes) -> None:
     [((2, 1), False, 2), ((1, 1), False, 1), ((1, 2), False, 1), ((), True, 0), ((0,), False, 1)],
 )
 def test_malformed_page_is_a_protocol_error(sequences: tuple[int, ...], has_more: bool, following: int) -> None:
-    talk = Talk(at(0)).begin(Listed("tea", 1))
+    talk = Talk(at(0)).begin(ListedChat("tea", 1))
     (request,) = talk.said()
     with pytest.raises(ProtocolError):
         talk.batch(request, *sequences, has_more=has_more, following=following)

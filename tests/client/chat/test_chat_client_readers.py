@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from client.chat.chat_clients import LIMITS, NOWHERE, SHORT, contents, take
-from oncelog.client.chat import ChatClient, ChatLimits, State, UpdatesLostError
-from oncelog.client.chat.values import Listed
+from deadlines import soon, until
+from oncelog.client.chat import ChatClient, ChatConnectionState, ChatLimits, UpdatesLostError
+from oncelog.client.chat.values import ListedChat
 from oncelog.errors import (
     ClientError,
     ClosedError,
@@ -18,7 +19,6 @@ from oncelog.errors import (
     ServerRefusedError,
     StoreUnavailableError,
 )
-from waiting import soon, until
 
 
 class HeldSocket:
@@ -59,18 +59,18 @@ class HeldWire:
     def __init__(self) -> None:
         self.sockets: list[HeldSocket] = []
         self.epoch = "e1"
-        self.listed: list[Listed] | Exception = [Listed("tea", 0)]
+        self.listed: list[ListedChat] | Exception = [ListedChat("tea", 0)]
 
-    async def token(self) -> str | None:
+    async def get_token(self) -> str | None:
         return "ann"
 
-    async def socket(self) -> HeldSocket:
+    async def connect(self) -> HeldSocket:
         socket = HeldSocket()
         self.sockets.append(socket)
         socket.say("connected", user_id="user:ann", epoch=self.epoch)
         return socket
 
-    async def chats(self) -> list[Listed]:
+    async def list_chats(self) -> list[ListedChat]:
         if isinstance(self.listed, Exception):
             raise self.listed
         return self.listed
@@ -85,7 +85,7 @@ async def test_message_received_during_a_store_read_is_not_skipped() -> None:
     wire = HeldWire()
     async with client_on(wire) as ann:
         await soon(ann.until_live())
-        store: Any = ann._desk.store
+        store: Any = ann._runtime.store
         read = asyncio.Event()
         loop, messages_after = asyncio.get_running_loop(), store.messages_after
 
@@ -100,7 +100,7 @@ async def test_message_received_during_a_store_read_is_not_skipped() -> None:
         wire.sockets[0].live(1)
         first = asyncio.create_task(anext(stream))
         await soon(read.wait())
-        ann._desk.shown["tea"].complete_to = 3  # as if 2 and 3 had just been stored
+        ann._runtime.progress["tea"].complete_to = 3  # as if 2 and 3 had just been stored
         moved.set()
         assert (await soon(first)).sequence == 1
         store.messages_after = messages_after
@@ -156,14 +156,14 @@ async def test_failed_chat_list_ends_a_new_connection_and_is_retried_on_a_live_o
     wire.listed = ServerRefusedError("UNAVAILABLE", "not now")
     async with client_on(wire, limits=ChatLimits(**SHORT, check_ms=5)) as ann:
         status = await soon(ann.until_status(lambda status: status.last_error is not None))
-        assert status.state is not State.LIVE
+        assert status.state is not ChatConnectionState.LIVE
         assert "UNAVAILABLE" in str(status.last_error)
-        wire.listed = [Listed("tea", 0)]
+        wire.listed = [ListedChat("tea", 0)]
         await soon(ann.until_live())
         count = len(wire.sockets)
         wire.listed = LostError("gone for a moment")
-        await until(lambda: ann._desk.protocol.wants_list is False)
-        wire.listed = [Listed("tea", 0), Listed("new", 0)]
+        await until(lambda: ann._runtime.protocol.wants_list is False)
+        wire.listed = [ListedChat("tea", 0), ListedChat("new", 0)]
         await soon(ann.until_status(lambda _: len(ann.chats()) == 2))
         assert len(wire.sockets) == count
 
@@ -182,7 +182,7 @@ async def test_unwritable_store_refuses_messages_and_saves_received_ones_later(t
     wire = HeldWire()
     async with client_on(wire, tmp_path / "ann.db") as ann:
         await soon(ann.until_live())
-        store: Any = ann._desk.store
+        store: Any = ann._runtime.store
         write = store.write
 
         def full(*_arguments: Any) -> None:
@@ -205,7 +205,7 @@ async def test_failed_store_write_leaves_no_gap_in_the_messages(tmp_path: Path, 
     wire, path = HeldWire(), tmp_path / "ann.db"
     async with client_on(wire, path) as ann:
         await soon(ann.until_live())
-        store: Any = ann._desk.store
+        store: Any = ann._runtime.store
         write, is_first = store.write, True
 
         def full(*arguments: Any) -> None:
@@ -219,8 +219,8 @@ async def test_failed_store_write_leaves_no_gap_in_the_messages(tmp_path: Path, 
         wire.sockets[0].live(1)
         await soon(ann.until_status(lambda status: status.last_error == "the disk is full"))
         wire.sockets[0].live(2)
-        await until(lambda: ann._desk.protocol.chats["tea"].complete_to == 2)
-    wire.listed = [Listed("tea", 2)]
+        await until(lambda: ann._runtime.protocol.chats["tea"].complete_to == 2)
+    wire.listed = [ListedChat("tea", 2)]
     async with client_on(wire, path) as ann:
         assert contents([one.message for one in await ann.lines("tea") if one.message]) == ["1", "2"][: 2 * is_mended]
 
@@ -230,7 +230,7 @@ async def test_socket_is_not_read_while_the_store_is_slow() -> None:
     async with client_on(wire, limits=ChatLimits(**SHORT, frames_max=2)) as ann:
         await soon(ann.until_live())
         gate = asyncio.Event()
-        store: Any = ann._desk.store
+        store: Any = ann._runtime.store
         loop, write = asyncio.get_running_loop(), store.write
 
         def held(*arguments: Any) -> None:
@@ -239,7 +239,7 @@ async def test_socket_is_not_read_while_the_store_is_slow() -> None:
 
         store.write = held
         wire.sockets[0].live(*range(1, 50))
-        await until(lambda: ann._desk.protocol.waiting_messages > 2)
+        await until(lambda: ann._runtime.protocol.message_count > 2)
         for _ in range(20):
             await asyncio.sleep(0)
         assert wire.sockets[0].frames.qsize() > 40
@@ -257,7 +257,7 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
             await soon(pending.sent())
         with pytest.raises(ClientError):
             await ann.send("tea", "more")
-        assert ann.status().state is State.CLOSED
+        assert ann.status().state is ChatConnectionState.CLOSED
         assert "a bug" in str(ann.status().last_error)
 
 
@@ -291,4 +291,4 @@ async def test_expired_token_and_planned_close_are_followed_by_a_reconnection() 
             else:
                 wire.sockets[-1].say("connection_closing", reason="restart", reconnect_delay_ms=5)
             await until(lambda: len(wire.sockets) > number)  # noqa: B023
-        assert ann.status().state is not State.REFUSED
+        assert ann.status().state is not ChatConnectionState.REFUSED

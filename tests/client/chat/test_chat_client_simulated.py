@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
-from client.chat.devices import Device
 from client.chat.model_chats import ModelServer
+from client.chat.simulated_devices import Device
 from client.simulation import Simulation
 
 STEPS: Final = 2000

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from client.chat.chat_clients import HERE, NOWHERE, client_of
-from oncelog.client.chat.changes import Changes, Settled
+from oncelog.client.chat.change_set import ChangeSet, SettledMessage
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.chat.values import Entry, Member, Message, Refused, Sent
+from oncelog.client.chat.values import Member, Message, OutboxMessage, Refused, Sent
 from oncelog.errors import (
     CanonicalError,
     ClosedError,
@@ -24,24 +24,24 @@ def message(sequence: int, sender_id: str = "user:bob") -> Message:
     return Message(f"msg_{sequence}", "tea", sequence, sender_id, f"id-{sequence}", f"text {sequence}", "then")
 
 
-def entry(number: int) -> Entry:
-    return Entry(number, f"own-{number}", "tea", "hello", "text/plain", 5)
+def entry(number: int) -> OutboxMessage:
+    return OutboxMessage(number, f"own-{number}", "tea", "hello", "text/plain", 5)
 
 
 def test_written_state_is_loaded_when_the_store_is_reopened(tmp_path: Path) -> None:
     store = ChatStore(str(tmp_path / "ann.db"))
     kept = store.open("phone")
     assert (kept.user_id, kept.device_id, kept.epoch, kept.chats, kept.outbox) == ("", "phone", "", [], [])
-    entries = store.numbered([entry(0), entry(1), entry(2)])
-    entries = [Entry(one.number, f"own-{one.number}", *_rest(one)) for one in entries]
-    store.write(entries, [], Changes())
-    changes = Changes(
-        identity=("user:ann", "e1"),
+    entries = store.assign_numbers([entry(0), entry(1), entry(2)])
+    entries = [OutboxMessage(one.number, f"own-{one.number}", *_rest(one)) for one in entries]
+    store.save(entries, [], ChangeSet())
+    changes = ChangeSet(
+        user_and_epoch=("user:ann", "e1"),
         messages=[message(1), message(1), message(3)],
         chats={"tea": ("tea", True, 1, 2, 1)},
         settled=[
-            Settled(entries[0], Sent("msg_1", 1, "then")),
-            Settled(entries[1], Refused("NO", "why", was_tried=True)),
+            SettledMessage(entries[0], Sent("msg_1", 1, "then")),
+            SettledMessage(entries[1], Refused("NO", "why", was_tried=True)),
         ],
         watermarks=[
             ("tea", "user:bob", 4),
@@ -51,7 +51,7 @@ def test_written_state_is_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
         ],
         members={"tea": (Member("user:ann", 2),)},
     )
-    store.write([], [], changes)
+    store.save([], [], changes)
     store.close()
     store = ChatStore(str(tmp_path / "ann.db"))
     kept = store.open(None)
@@ -61,16 +61,16 @@ def test_written_state_is_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
     assert kept.outbox == entries[2:]
     ((number, refused),) = kept.refused
     assert (number, refused.client_message_id, refused.outcome) == (2, "own-2", Refused("NO", "why", was_tried=True))
-    assert store.messages_after("tea", 0, 10, 10) == [message(1), message(3)]
-    assert store.messages_after("tea", 0, 2, 10) == [message(1)]
-    assert store.watermarks("tea") == {"user:ann": 2, "user:bob": 4}
-    assert store.numbered([entry(0)])[0].number == 4
-    store.write([], [2], Changes())
-    assert store._refused(store._file.connection) == []
+    assert store.load_messages_after("tea", 0, 10, 10) == [message(1), message(3)]
+    assert store.load_messages_after("tea", 0, 2, 10) == [message(1)]
+    assert store.load_watermarks("tea") == {"user:ann": 2, "user:bob": 4}
+    assert store.assign_numbers([entry(0)])[0].number == 4
+    store.save([], [2], ChangeSet())
+    assert store._load_refused(store._file.connection) == []
     store.close()
 
 
-def _rest(one: Entry) -> tuple[str, str, str, int]:
+def _rest(one: OutboxMessage) -> tuple[str, str, str, int]:
     return one.chat_id, one.content, one.content_type, one.accepted_at_ms
 
 
@@ -78,27 +78,27 @@ def _rest(one: Entry) -> tuple[str, str, str, int]:
 def test_own_messages_are_shown_before_missing_ones_arrive() -> None:
     store = ChatStore(":memory:")
     store.open(None)
-    store.write([], [], Changes(messages=[message(1), message(3), message(4, "user:ann")]))
-    shown, _ = store.messages_before("tea", 100, 1, "user:ann", 10)
+    store.save([], [], ChangeSet(messages=[message(1), message(3), message(4, "user:ann")]))
+    shown, _ = store.load_messages_before("tea", 100, 1, "user:ann", 10)
     assert [one.sequence for one in shown] == [1, 4]
-    shown, _ = store.messages_before("tea", 4, 3, "user:ann", 1)
+    shown, _ = store.load_messages_before("tea", 4, 3, "user:ann", 1)
     assert [one.sequence for one in shown] == [3]
 
 
 def test_reset_replaces_the_messages_of_the_old_history() -> None:
     store = ChatStore(":memory:")
     store.open(None)
-    store.write([], [], Changes(messages=[message(1), message(2)], watermarks=[("tea", "user:bob", 2)]))
-    assert store.watermarks("tea") == {}, "unknown until all members are listed"
-    store.write([], [], Changes(members={"tea": (Member("user:ann", 1),)}, watermarks=[("tea", "user:bob", 2)]))
-    assert store.watermarks("tea") == {"user:ann": 1, "user:bob": 2}
-    store.write([], [], Changes(is_reset=True, messages=[message(7)]))
-    assert [one.sequence for one in store.messages_after("tea", 0, 10, 10)] == [7]
-    assert store.watermarks("tea") == {}
-    store.write([], [], Changes(reset_chats=["other"]))
-    assert [one.sequence for one in store.messages_after("tea", 0, 10, 10)] == [7]
-    store.write([], [], Changes(reset_chats=["tea"]))
-    assert store.messages_after("tea", 0, 10, 10) == []
+    store.save([], [], ChangeSet(messages=[message(1), message(2)], watermarks=[("tea", "user:bob", 2)]))
+    assert store.load_watermarks("tea") == {}, "unknown until all members are listed"
+    store.save([], [], ChangeSet(members={"tea": (Member("user:ann", 1),)}, watermarks=[("tea", "user:bob", 2)]))
+    assert store.load_watermarks("tea") == {"user:ann": 1, "user:bob": 2}
+    store.save([], [], ChangeSet(is_reset=True, messages=[message(7)]))
+    assert [one.sequence for one in store.load_messages_after("tea", 0, 10, 10)] == [7]
+    assert store.load_watermarks("tea") == {}
+    store.save([], [], ChangeSet(reset_chats=["other"]))
+    assert [one.sequence for one in store.load_messages_after("tea", 0, 10, 10)] == [7]
+    store.save([], [], ChangeSet(reset_chats=["tea"]))
+    assert store.load_messages_after("tea", 0, 10, 10) == []
 
 
 def test_store_is_used_by_one_device_and_one_process(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_store_is_used_by_one_device_and_one_process(tmp_path: Path) -> None:
     store.open("phone")
     store.close()
     with pytest.raises(StoreUnavailableError, match="closed"):
-        store.watermarks("tea")
+        store.load_watermarks("tea")
 
 
 def test_files_of_other_applications_and_newer_schemas_are_refused(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Sequence
 
 from oncelog.client.deltas import DeltasClient
-from oncelog.client.deltas.messages import Acknowledged, Entry, Fault, Unanswered
-from oncelog.client.deltas.wire import HttpWire
+from oncelog.client.deltas.codec import Fault, NoReply, OutboxEntry, PushReply
+from oncelog.client.deltas.transport import HttpDeltasTransport
 
 _, URL, FILE, MOMENT, COUNT = sys.argv
-push = HttpWire.push
+push = HttpDeltasTransport.push
 edited = asyncio.Event()
 
 
-async def dying(self: HttpWire, entries: Sequence[Entry]) -> Acknowledged | Fault | Unanswered:
+async def dying(self: HttpDeltasTransport, entries: Sequence[OutboxEntry]) -> PushReply | Fault | NoReply:
     await edited.wait()
     if MOMENT == "unanswered":
         await push(self, entries)
@@ -35,5 +35,5 @@ async def main() -> None:
         await asyncio.Event().wait()
 
 
-HttpWire.push = dying  # type: ignore[method-assign]
+HttpDeltasTransport.push = dying  # type: ignore[method-assign]
 asyncio.run(main())

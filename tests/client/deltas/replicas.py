@@ -7,27 +7,37 @@ from random import Random
 from typing import Any
 
 from client.deltas.model_gateway import ModelGateway, Refusal
-from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.messages import (
-    Acknowledged,
-    Entry,
+from oncelog.client.deltas.codec import (
     Fault,
-    Unanswered,
-    read_fault,
-    read_live,
-    read_pulled,
-    read_pushed,
-    read_snapshot,
+    NoReply,
+    OutboxEntry,
+    PushReply,
+    decode_delta_page,
+    decode_fault,
+    decode_live,
+    decode_push_reply,
+    decode_snapshot_page,
 )
-from oncelog.client.deltas.pulling import Apply, Effect, Follow, Join, Pull, Pulling, Request, Reset, Stage
-from oncelog.client.deltas.pushing import Pushing
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.pull_protocol import (
+    Apply,
+    Follow,
+    Join,
+    Pull,
+    PullEffect,
+    PullProtocol,
+    PullRequest,
+    Reset,
+    Stage,
+)
+from oncelog.client.deltas.push_protocol import PushProtocol
 from oncelog.client.deltas.store import DeltasStore
-from oncelog.client.patience import Pause
+from oncelog.client.runtime.backoff import RetryPause
 from oncelog.core.canonical import parse
-from oncelog.core.deltas import deltas_body, read_delta
+from oncelog.core.deltas import decode_delta, encode_push
 from oncelog.core.merge import RowDelta, merge
 
-LOST = Unanswered("lost")
+LOST = NoReply("lost")
 GATEWAY = "shop"
 ALL = 10**9
 
@@ -57,11 +67,11 @@ class Replica:
         return store
 
     def _begin(self) -> None:
-        self.pushing = Pushing(self.limits.push_deltas_max)
-        self.pulling = Pulling(self.store.standing.cursor, self.store.standing.epoch)
-        self.pushed: tuple[list[Entry], bytes] | None = None
-        self.push_answer: Acknowledged | Fault | Unanswered | None = None
-        self.asked: Request | None = None
+        self.pushing = PushProtocol(self.limits.push_deltas_max)
+        self.pulling = PullProtocol(self.store.sync_state.cursor, self.store.sync_state.epoch)
+        self.pushed: tuple[list[OutboxEntry], bytes] | None = None
+        self.push_answer: PushReply | Fault | NoReply | None = None
+        self.asked: PullRequest | None = None
         self.pull_answer: Any = None
 
     def crash(self) -> None:
@@ -84,7 +94,7 @@ class Replica:
             made, changes = self.store.transact(lambda edits: edits.put(table, row_id, columns), now_ms)
         assert len(changes) == (made is not None)
         if made is not None:
-            self.made[made] = read_delta(self.store.pending(None, ALL, ALL)[-1].body)
+            self.made[made] = decode_delta(self.store.list_pending(None, ALL, ALL)[-1].body)
 
     def discard(self) -> None:
         """Discard the refused delta, as an application does."""
@@ -92,7 +102,7 @@ class Replica:
         if refusal is not None:
             self.store.discard([bytes.fromhex(refusal.delta_id)])
             self.discarded.add(refusal.delta_id)
-            self.pushing.discarded()
+            self.pushing.on_discarded()
             self.pushed = self.push_answer = None  # as in the client, an earlier answer is ignored
 
     # --- push
@@ -101,12 +111,12 @@ class Replica:
         """Send the next push. A copy of it may arrive at any time."""
         if self.pushed is None:
             bounds = self.pushing.bounds
-            batch = self.store.pending(bounds.before, bounds.deltas_max, self.limits.push_bytes_max)
+            batch = self.store.list_pending(bounds.before, bounds.deltas_max, self.limits.push_bytes_max)
             if not batch:
-                if self.pushing.nothing_left() is not None:
+                if self.pushing.get_held_pause() is not None:
                     self.pushing.release()
                 return None
-            self.pushed = (batch, deltas_body([one.body for one in batch]))
+            self.pushed = (batch, encode_push([one.body for one in batch]))
         return self.pushed[1]
 
     def deliver(self, *, is_lost: bool, is_answer_lost: bool) -> None:
@@ -116,7 +126,7 @@ class Replica:
             self.push_answer = LOST
             return
         batch, body = self.pushed
-        answer = self._told(lambda: self.gateway.push(body), lambda said: read_pushed(said, batch))
+        answer = self._told(lambda: self.gateway.push(body), lambda said: decode_push_reply(said, batch))
         self.push_answer = LOST if is_answer_lost else answer
 
     def hear(self) -> None:
@@ -124,12 +134,12 @@ class Replica:
             return
         (batch, _), answer = self.pushed, self.push_answer
         self.pushed = self.push_answer = None
-        if isinstance(answer, Acknowledged):
+        if isinstance(answer, PushReply):
             if not self.store.acknowledge(batch[-1].number, answer):
-                answer = Unanswered("acknowledged in another history")
-            self.pulling.acknowledged(self.store.standing.epoch)
+                answer = NoReply("acknowledged in another history")
+            self.pulling.on_acknowledged(self.store.sync_state.epoch)
         self.seen[answer.code if isinstance(answer, Fault) else type(answer).__name__] += 1
-        if self.pushing.answered(batch, answer) is not None:
+        if self.pushing.handle_answer(batch, answer) is not None:
             self.pushing.release()
 
     # --- pull
@@ -137,33 +147,35 @@ class Replica:
     def ask(self, *, is_lost: bool) -> None:
         if self.asked is not None:
             return
-        request = self.pulling.next_request(is_reset_wanted=self.store.standing.is_reset_wanted)
+        request = self.pulling.next_request(is_reset_wanted=self.store.sync_state.is_reset_wanted)
         self.asked = request
         gateway, limits = self.gateway, self.limits
         if is_lost:
             self.pull_answer = LOST
         elif isinstance(request, Pull):
             self.pull_answer = self._told(
-                lambda: gateway.pull(request.since, request.epoch, limits.page_deltas), read_pulled
+                lambda: gateway.pull(request.since, request.epoch, limits.page_deltas), decode_delta_page
             )
         elif isinstance(request, Follow):
             self.pull_answer = self._told(
-                lambda: gateway.live(request.since, request.epoch, 3), lambda said: read_live(said.decode())
+                lambda: gateway.live(request.since, request.epoch, 3), lambda said: decode_live(said.decode())
             )
         else:
-            self.pull_answer = self._told(lambda: gateway.snapshot(request.page, limits.page_rows), read_snapshot)
+            self.pull_answer = self._told(
+                lambda: gateway.snapshot(request.page, limits.page_rows), decode_snapshot_page
+            )
 
     def take_in(self) -> None:
         if self.asked is None:
             return
         request, answer, self.asked, self.pull_answer = self.asked, self.pull_answer, None, None
-        effect = self.pulling.answered(request, answer)
+        effect = self.pulling.handle_answer(request, answer)
         self.seen[type(effect).__name__] += 1
-        if not isinstance(effect, Pause):
+        if not isinstance(effect, RetryPause):
             self._carry_out(effect)
             self._check_own_edits()
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: PullEffect) -> None:
         store = self.store
         match effect:
             case Apply():
@@ -175,31 +187,31 @@ class Replica:
                 if not effect.next:
                     store.replace(effect.cursor, effect.epoch, 10, effect.horizon)
             case Reset():
-                store.want_reset()
-        self.pulling.done(effect)
+                store.request_reset()
+        self.pulling.confirm(effect)
 
     def _check_own_edits(self) -> None:
         """Own edits are undone only by another history, by the application, or by a tombstone horizon above them."""
-        if self.store.standing.epoch != self.gateway.epoch:
+        if self.store.sync_state.epoch != self.gateway.epoch:
             return
         connection = self.store._file.connection
         horizon = -1 if self.gateway.horizon is None else self.gateway.horizon
         for name, delta in self.made.items():
             if name not in self.discarded and name not in self.gateway.lost and delta.hlc > horizon:
-                row = self.store._load(connection, delta.table, delta.row_id)
+                row = self.store._load_state(connection, delta.table, delta.row_id)
                 assert merge(row, delta) is row, f"{self.name} has lost its own {delta}"
 
     def _told(self, call: Callable[[], bytes], read: Callable[[bytes], Any]) -> Any:
         try:
             return read(call())
         except Refusal as refusal:
-            return read_fault(refusal.status, refusal.body, 0)
+            return decode_fault(refusal.status, refusal.body, 0)
 
     # --- state
 
     @property
     def is_settled(self) -> bool:
-        pulling, standing = self.pulling, self.store.standing
+        pulling, standing = self.pulling, self.store.sync_state
         is_all = pulling.is_caught_up and pulling.cursor == len(self.gateway.log)
         is_same = pulling.epoch == self.gateway.epoch
         return not standing.pending and not standing.is_reset_wanted and is_all and is_same
@@ -216,13 +228,13 @@ class Replica:
             self.hear()
             self.ask(is_lost=False)
             self.take_in()
-        raise AssertionError(f"{self.name} does not become idle: {self.store.standing}")
+        raise AssertionError(f"{self.name} does not become idle: {self.store.sync_state}")
 
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
         found = {}
         for table in ("notes", "things"):
-            for row in self.store.rows(table, "", 10_000):
-                assert self.store.row(table, row.row_id) == row.columns
+            for row in self.store.list_rows(table, "", 10_000):
+                assert self.store.load_row(table, row.row_id) == row.columns
                 found[table, row.row_id] = row.columns
         return found
 
@@ -232,7 +244,7 @@ class Replica:
         names = self.store._file.connection.execute(select).fetchall()
         shown = {}
         for table, row_id in names:
-            row = self.store._load(self.store._file.connection, table, row_id)
+            row = self.store._load_state(self.store._file.connection, table, row_id)
             columns = {name: (parse(value), stamp) for name, (value, stamp) in row.columns.items()}
             shown[table, row_id] = (columns, row.written, row.deleted)
         return shown

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.served import DEVELOPMENT, serving
+from cli.server_process import DEVELOPMENT, serving
 from client.deltas.deltas_clients import LIMITS, NOWHERE
 from databases import BOTH_STORES
+from deadlines import WAIT_S
 from oncelog.client.deltas import DELETE, BlockingDeltasClient, Edits, State
 from oncelog.errors import ClientError, ClosedError, StoreInUseError
-from waiting import WAIT_S
 
 
 def blocking_of(url: str, path: Path | str = ":memory:", client_id: str = "ann") -> BlockingDeltasClient:

@@ -9,18 +9,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cli.served import server_process
+from cli.server_process import server_process
 from client.deltas.deltas_clients import HERE, NOWHERE, SHORT, client_of, rows_of
 from client.deltas.faulty_relay import FaultyRelay
 from databases import BOTH_STORES
-from doors.serving import Serving, api_key, serving
+from deadlines import soon, until
 from oncelog.client.deltas import ChangesLostError, DeltaRefusedError, DeltasClient, DeltasLimits, Edits, State
-from oncelog.client.deltas.client import _system_wall_ms
+from oncelog.client.deltas.client import _get_system_wall_ms
 from oncelog.core.values import Rate
 from oncelog.errors import ClientError, ClosedError
 from oncelog.testing.clock import ManualClock
 from scripts import read_line, run_until_killed, start_script
-from waiting import soon, until
+from server.running_server import Serving, api_key, serving
 
 
 async def server_rows(served: Serving, table: str = "products") -> dict[tuple[str, str], Any]:
@@ -127,7 +127,7 @@ async def test_pushes_are_split_when_the_gateway_limits_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A gateway whose burst equals its rate: ours accepts a push of any size after a pause.
-    monkeypatch.setattr("oncelog.doors.deltas.door.Rate", lambda per_second, burst: Rate(per_second, per_second))  # noqa: ARG005
+    monkeypatch.setattr("oncelog.server.deltas.service.Rate", lambda per_second, burst: Rate(per_second, per_second))  # noqa: ARG005
     clock = ManualClock()
     async with (
         serving(tmp_path, clock=clock, new_events_per_second_max=200) as served,
@@ -255,8 +255,8 @@ async def test_client_with_a_fast_clock_waits_for_the_gateway_clock(tmp_path: Pa
 async def test_client_with_a_slow_clock_does_not_lose_edits(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as served,
-        client_of(served.url, client_id="ann", wall_ms=lambda: _system_wall_ms() + 4000) as ann,
-        client_of(served.url, client_id="bob", wall_ms=lambda: _system_wall_ms() - 86_400_000) as bob,
+        client_of(served.url, client_id="ann", wall_ms=lambda: _get_system_wall_ms() + 4000) as ann,
+        client_of(served.url, client_id="bob", wall_ms=lambda: _get_system_wall_ms() - 86_400_000) as bob,
     ):
         await ann.put("products", "1", {"name": "Tea"})
         await soon(ann.synced())
@@ -313,7 +313,7 @@ async def test_changed_history_replaces_the_rows_and_keeps_the_outbox(tmp_path: 
     other = tmp_path / "other"
     other.mkdir()
     async with serving(other) as served:
-        async with client_of(served.url, client_id="bob", wall_ms=lambda: _system_wall_ms() - 60_000) as bob:
+        async with client_of(served.url, client_id="bob", wall_ms=lambda: _get_system_wall_ms() - 60_000) as bob:
             await bob.put("products", "1", {"name": "theirs", "price": 1})
             await soon(bob.synced())
         async with client_of(served.url, path, "ann") as ann:
@@ -418,7 +418,7 @@ async def test_clients_with_clock_skew_converge_over_a_faulty_network(tmp_path: 
                 tmp_path / f"{name}.db",
                 name,
                 limits=limits,
-                wall_ms=lambda: _system_wall_ms() + ahead_ms,
+                wall_ms=lambda: _get_system_wall_ms() + ahead_ms,
                 chance=Random(seed),
             )
 

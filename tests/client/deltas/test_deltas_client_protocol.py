@@ -5,46 +5,56 @@ from typing import Any
 import pytest
 
 from client.deltas.test_deltas_client_store import ALL, delta, opened, put
-from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.messages import (
-    Acknowledged,
-    Entry,
+from oncelog.client.deltas.codec import (
+    DeltaPage,
     Fault,
     LiveCompacted,
     LiveDeltas,
-    PulledPage,
+    NoReply,
+    OutboxEntry,
+    PushReply,
     SnapshotPage,
-    Unanswered,
-    read_connected,
-    read_fault,
-    read_live,
-    read_pulled,
-    read_pushed,
-    read_snapshot,
+    decode_connected,
+    decode_delta_page,
+    decode_fault,
+    decode_live,
+    decode_push_reply,
+    decode_snapshot_page,
 )
-from oncelog.client.deltas.pulling import Apply, Follow, Join, Pull, Pulling, ReadAnew, ReadSnapshot, Reset, Stage
-from oncelog.client.deltas.pushing import Bounds, Pushing
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.pull_protocol import (
+    Apply,
+    Follow,
+    Join,
+    Pull,
+    PullProtocol,
+    ReadSnapshot,
+    Reset,
+    RestartSnapshot,
+    Stage,
+)
+from oncelog.client.deltas.push_protocol import PushBounds, PushProtocol
 from oncelog.client.deltas.values import Refusal
-from oncelog.client.patience import Patience, Pause
+from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.errors import ProtocolError, SettingsError
 
 EPOCH = "e"
-LOST = Unanswered("lost")
+LOST = NoReply("lost")
 FORGED = b'{"deltaId":"00","op":"INSERT","table":"t","rowId":"1","clientId":"c","columns":[],"hlc":"1"}'
 
 
-def entries(count: int) -> list[Entry]:
+def entries(count: int) -> list[OutboxEntry]:
     store = opened()
     for number in range(count):
         put(store, str(number), a=number)
-    return store.pending(None, ALL, ALL)
+    return store.list_pending(None, ALL, ALL)
 
 
 def fault(code: str, index: int | None = None, retry_after_ms: int = 0) -> Fault:
     return Fault(code, "because", index, retry_after_ms)
 
 
-def refusal_of(pushing: Pushing) -> Refusal | None:
+def refusal_of(pushing: PushProtocol) -> Refusal | None:
     return pushing.refusal
 
 
@@ -52,84 +62,84 @@ def refusal_of(pushing: Pushing) -> Refusal | None:
 
 
 def test_whole_outbox_is_pushed_again_after_a_failure() -> None:
-    pushing, batch = Pushing(100), entries(3)
-    assert pushing.bounds == Bounds(None, 100)
-    assert pushing.nothing_left() is None
-    assert pushing.answered(batch, LOST) == Pause()
-    assert (pushing.bounds, pushing.last_error) == (Bounds(None, 100), "lost")
-    assert pushing.answered(batch, fault("SERVER_BUSY", None, 70)) == Pause(70)
-    assert pushing.answered(batch, Acknowledged(EPOCH)) is None
+    pushing, batch = PushProtocol(100), entries(3)
+    assert pushing.bounds == PushBounds(None, 100)
+    assert pushing.get_held_pause() is None
+    assert pushing.handle_answer(batch, LOST) == RetryPause()
+    assert (pushing.bounds, pushing.last_error) == (PushBounds(None, 100), "lost")
+    assert pushing.handle_answer(batch, fault("SERVER_BUSY", None, 70)) == RetryPause(70)
+    assert pushing.handle_answer(batch, PushReply(EPOCH)) is None
     assert pushing.last_error is None
 
 
 @pytest.mark.rule("DE-6")
 @pytest.mark.parametrize("code", ["BAD_REQUEST", "DELTA_ID_MISMATCH", "FORBIDDEN", "TOO_LARGE", "INVALID"])
 def test_refused_delta_is_excluded_from_the_push_of_earlier_deltas(code: str) -> None:
-    pushing, batch = Pushing(100), entries(5)
-    assert pushing.answered(batch, fault(code, 2)) is None
+    pushing, batch = PushProtocol(100), entries(5)
+    assert pushing.handle_answer(batch, fault(code, 2)) is None
     assert pushing.bounds.before == batch[2].number
     refusal = Refusal(batch[2].delta_id.hex(), "notes", "2", code, "because")
     assert refusal_of(pushing) == refusal
-    assert pushing.answered(batch[:2], Acknowledged(EPOCH)) is None
+    assert pushing.handle_answer(batch[:2], PushReply(EPOCH)) is None
     assert (refusal_of(pushing), pushing.last_error) == (refusal, f"{code}: because")
-    assert pushing.nothing_left() == Pause(0, is_long=True)
+    assert pushing.get_held_pause() == RetryPause(0, is_long=True)
     pushing.release()
-    assert pushing.bounds == Bounds(None, 100)
-    assert pushing.answered(batch[2:], Acknowledged(EPOCH)) is None
+    assert pushing.bounds == PushBounds(None, 100)
+    assert pushing.handle_answer(batch[2:], PushReply(EPOCH)) is None
     assert (refusal_of(pushing), pushing.refused_number) == (None, 0)
-    assert (pushing.last_error, pushing.nothing_left()) == (None, None)
+    assert (pushing.last_error, pushing.get_held_pause()) == (None, None)
 
 
 def test_discarded_delta_blocks_no_deltas() -> None:
-    pushing, batch = Pushing(100), entries(2)
-    pushing.answered(batch, fault("INVALID", 0))
-    pushing.discarded()
-    assert (pushing.refusal, pushing.bounds.before, pushing.nothing_left()) == (None, None, None)
+    pushing, batch = PushProtocol(100), entries(2)
+    pushing.handle_answer(batch, fault("INVALID", 0))
+    pushing.on_discarded()
+    assert (pushing.refusal, pushing.bounds.before, pushing.get_held_pause()) == (None, None, None)
     assert pushing.discards == 1
 
 
 @pytest.mark.rule("DE-8")
 def test_delta_with_clock_drift_waits_and_earlier_deltas_do_not() -> None:
-    pushing, batch = Pushing(100), entries(3)
-    assert pushing.answered(batch, fault("CLOCK_DRIFT", 1, 900)) is None
+    pushing, batch = PushProtocol(100), entries(3)
+    assert pushing.handle_answer(batch, fault("CLOCK_DRIFT", 1, 900)) is None
     assert (pushing.bounds.before, pushing.clock_wait_ms) == (batch[1].number, 900)
-    assert pushing.answered(batch[:1], Acknowledged(EPOCH)) is None
-    assert pushing.nothing_left() == Pause(900)
+    assert pushing.handle_answer(batch[:1], PushReply(EPOCH)) is None
+    assert pushing.get_held_pause() == RetryPause(900)
     assert pushing.clock_wait_ms == 900
     pushing.release()
-    assert pushing.answered(batch[1:], Acknowledged(EPOCH)) is None
+    assert pushing.handle_answer(batch[1:], PushReply(EPOCH)) is None
     assert (pushing.clock_wait_ms, pushing.refusal) == (0, None)
-    assert pushing.answered(batch, fault("CLOCK_DRIFT", None, 5)) is None
+    assert pushing.handle_answer(batch, fault("CLOCK_DRIFT", None, 5)) is None
     assert pushing.bounds.before == batch[0].number
 
 
 def test_refused_credentials_cause_long_pauses() -> None:
-    pushing, batch = Pushing(100), entries(2)
+    pushing, batch = PushProtocol(100), entries(2)
     for one in (fault("AUTH_FAILED"), fault("FORBIDDEN"), fault("BAD_REQUEST"), fault("INVALID", 7)):
-        assert pushing.answered(batch, one) == Pause(0, is_long=True)
-        assert not pushing.is_let_in
+        assert pushing.handle_answer(batch, one) == RetryPause(0, is_long=True)
+        assert not pushing.is_authorized
         assert pushing.refusal is None
         assert pushing.bounds.before is None
-    assert pushing.answered(batch, LOST) == Pause()
-    assert not pushing.is_let_in
-    pushing.answered(batch, Acknowledged(EPOCH))
-    assert pushing.is_let_in
+    assert pushing.handle_answer(batch, LOST) == RetryPause()
+    assert not pushing.is_authorized
+    pushing.handle_answer(batch, PushReply(EPOCH))
+    assert pushing.is_authorized
 
 
 @pytest.mark.parametrize("code", ["RATE_LIMITED", "SERVER_BUSY"])
 def test_push_that_is_too_large_or_too_frequent_is_split(code: str) -> None:
-    pushing, batch = Pushing(100), entries(9)
-    assert pushing.answered(batch, fault(code, None, 30)) == Pause(30)
+    pushing, batch = PushProtocol(100), entries(9)
+    assert pushing.handle_answer(batch, fault(code, None, 30)) == RetryPause(30)
     assert pushing.bounds.deltas_max == 4
-    pushing.answered(batch[:4], Acknowledged(EPOCH))
+    pushing.handle_answer(batch[:4], PushReply(EPOCH))
     assert pushing.bounds.deltas_max == 8
-    assert pushing.answered(batch[:8], fault("TOO_LARGE")) is None
+    assert pushing.handle_answer(batch[:8], fault("TOO_LARGE")) is None
     assert pushing.bounds.deltas_max == 4
-    pushing.answered(batch[:4], Acknowledged(EPOCH))
+    pushing.handle_answer(batch[:4], PushReply(EPOCH))
     assert pushing.bounds.deltas_max == 4
-    assert pushing.answered(batch[:1], fault(code)) == Pause()
+    assert pushing.handle_answer(batch[:1], fault(code)) == RetryPause()
     assert pushing.bounds.deltas_max == 1
-    assert pushing.answered(batch[:1], fault("TOO_LARGE")) is None
+    assert pushing.handle_answer(batch[:1], fault("TOO_LARGE")) is None
     assert pushing.refusal is not None
     assert pushing.refusal.code == "TOO_LARGE"
 
@@ -137,40 +147,40 @@ def test_push_that_is_too_large_or_too_frequent_is_split(code: str) -> None:
 @pytest.mark.rule("CO-34")
 def test_push_is_divided_until_the_delta_at_fault_is_alone_and_grows_again_without_it() -> None:
     """A store that cannot hold one of several deltas does not say which one."""
-    pushing, outbox = Pushing(100), entries(20)
+    pushing, outbox = PushProtocol(100), entries(20)
     bad = outbox[13]
     sizes = []
     while (refusal := refusal_of(pushing)) is None:
         batch = outbox[: pushing.bounds.deltas_max]
         sizes.append(len(batch))
         if bad not in batch:
-            pushing.answered(batch, Acknowledged(EPOCH))
+            pushing.handle_answer(batch, PushReply(EPOCH))
             del outbox[: len(batch)]
         else:
-            pushing.answered(batch, fault("BAD_REQUEST", 0) if len(batch) == 1 else fault("TOO_LARGE"))
+            pushing.handle_answer(batch, fault("BAD_REQUEST", 0) if len(batch) == 1 else fault("TOO_LARGE"))
     assert refusal.delta_id == bad.delta_id.hex()
     assert sizes == [20, 10, 10, 5, 2, 2, 1, 1]
     assert outbox[0] is bad
-    pushing.discarded()
+    pushing.on_discarded()
     for size in (2, 4, 8, 16, 32):
-        pushing.answered(outbox[1:2], Acknowledged(EPOCH))
+        pushing.handle_answer(outbox[1:2], PushReply(EPOCH))
         assert pushing.bounds.deltas_max == size
 
 
 # --- pulling
 
 
-def pulling_at(cursor: int = 0, epoch: str = EPOCH) -> Pulling:
-    return Pulling(cursor, epoch)
+def pulling_at(cursor: int = 0, epoch: str = EPOCH) -> PullProtocol:
+    return PullProtocol(cursor, epoch)
 
 
-def following(cursor: int = 0) -> Pulling:
+def following(cursor: int = 0) -> PullProtocol:
     pulling = pulling_at(cursor)
-    pulling.done(Apply((), cursor, EPOCH, is_caught_up=True))
+    pulling.confirm(Apply((), cursor, EPOCH, is_caught_up=True))
     return pulling
 
 
-def request_of(pulling: Pulling, *, is_reset_wanted: bool = False) -> Any:
+def request_of(pulling: PullProtocol, *, is_reset_wanted: bool = False) -> Any:
     return pulling.next_request(is_reset_wanted=is_reset_wanted)
 
 
@@ -180,38 +190,38 @@ def test_pages_are_pulled_until_the_end_and_then_followed_live() -> None:
     request = request_of(pulling)
     assert request == Pull(0, "")
     deltas = (delta(1, a=1),)
-    effect = pulling.answered(request, PulledPage(deltas, 3, has_more=True, epoch=EPOCH))
+    effect = pulling.handle_answer(request, DeltaPage(deltas, 3, has_more=True, epoch=EPOCH))
     assert effect == Apply(deltas, 3, EPOCH, is_caught_up=False)
     assert request_of(pulling) == Pull(0, "")  # it is not stored yet
     assert isinstance(effect, Apply)
-    pulling.done(effect)
+    pulling.confirm(effect)
     request = request_of(pulling)
     assert request == Pull(3, EPOCH)
-    effect = pulling.answered(request, PulledPage((), 3, has_more=False, epoch=EPOCH))
+    effect = pulling.handle_answer(request, DeltaPage((), 3, has_more=False, epoch=EPOCH))
     assert isinstance(effect, Apply)
-    pulling.done(effect)
+    pulling.confirm(effect)
     request = request_of(pulling)
     assert request == Follow(3, EPOCH)
-    effect = pulling.answered(request, LiveDeltas(deltas, 5))
+    effect = pulling.handle_answer(request, LiveDeltas(deltas, 5))
     assert effect == Apply(deltas, 5, EPOCH, is_caught_up=True)
     assert isinstance(effect, Apply)
-    pulling.done(effect)
+    pulling.confirm(effect)
     assert request_of(pulling) == Follow(5, EPOCH)
     pulling.pull_again()
     assert request_of(pulling) == Pull(5, EPOCH)
-    assert pulling.answered(request, LiveDeltas(deltas, 4)) == Apply(deltas, 5, EPOCH, is_caught_up=True)
+    assert pulling.handle_answer(request, LiveDeltas(deltas, 4)) == Apply(deltas, 5, EPOCH, is_caught_up=True)
 
 
 def test_client_pulls_before_following_after_a_failure() -> None:
     pulling = following(4)
-    assert pulling.answered(request_of(pulling), LOST) == Pause()
+    assert pulling.handle_answer(request_of(pulling), LOST) == RetryPause()
     assert (request_of(pulling), pulling.last_error) == (Pull(4, EPOCH), "lost")
-    assert pulling.answered(request_of(pulling), fault("SERVER_BUSY", None, 9)) == Pause(9)
-    assert (pulling.is_let_in, pulling.last_error) == (True, "SERVER_BUSY: because")
-    assert pulling.answered(request_of(pulling), fault("FORBIDDEN")) == Pause(0, is_long=True)
-    assert (pulling.is_let_in, pulling.last_error) == (False, "FORBIDDEN: because")
-    pulling.done(Apply((), 4, EPOCH, is_caught_up=True))
-    assert (pulling.is_let_in, pulling.last_error) == (True, None)
+    assert pulling.handle_answer(request_of(pulling), fault("SERVER_BUSY", None, 9)) == RetryPause(9)
+    assert (pulling.is_authorized, pulling.last_error) == (True, "SERVER_BUSY: because")
+    assert pulling.handle_answer(request_of(pulling), fault("FORBIDDEN")) == RetryPause(0, is_long=True)
+    assert (pulling.is_authorized, pulling.last_error) == (False, "FORBIDDEN: because")
+    pulling.confirm(Apply((), 4, EPOCH, is_caught_up=True))
+    assert (pulling.is_authorized, pulling.last_error) == (True, None)
 
 
 @pytest.mark.rule("DE-12")
@@ -219,113 +229,113 @@ def test_client_pulls_before_following_after_a_failure() -> None:
 def test_compacted_deltas_are_read_from_a_snapshot(is_live: bool) -> None:
     pulling = following(2)
     if is_live:
-        effect = pulling.answered(request_of(pulling), LiveCompacted())
+        effect = pulling.handle_answer(request_of(pulling), LiveCompacted())
     else:
         pulling.pull_again()
-        page = PulledPage((), 2, has_more=True, epoch=EPOCH, is_compacted=True)
-        effect = pulling.answered(request_of(pulling), page)
-    assert effect == ReadAnew()
-    pulling.done(ReadAnew())
+        page = DeltaPage((), 2, has_more=True, epoch=EPOCH, is_compacted=True)
+        effect = pulling.handle_answer(request_of(pulling), page)
+    assert effect == RestartSnapshot()
+    pulling.confirm(RestartSnapshot())
     request = request_of(pulling)
     assert request == ReadSnapshot("")
-    joined = pulling.answered(request, SnapshotPage((), 9, "next", EPOCH))
+    joined = pulling.handle_answer(request, SnapshotPage((), 9, "next", EPOCH))
     assert joined == Join((), 9, EPOCH, "next")
     assert isinstance(joined, Join)
-    pulling.done(joined)
+    pulling.confirm(joined)
     assert (request_of(pulling), pulling.cursor) == (ReadSnapshot("next"), 2)
-    assert pulling.answered(request_of(pulling), LOST) == Pause()
+    assert pulling.handle_answer(request_of(pulling), LOST) == RetryPause()
     assert request_of(pulling) == ReadSnapshot("next")
-    last = pulling.answered(request_of(pulling), SnapshotPage((), 9, "", EPOCH))
+    last = pulling.handle_answer(request_of(pulling), SnapshotPage((), 9, "", EPOCH))
     assert isinstance(last, Join)
-    pulling.done(last)
+    pulling.confirm(last)
     assert request_of(pulling) == Pull(9, EPOCH)
 
 
 @pytest.mark.parametrize("epoch", ["other", EPOCH])
 def test_snapshot_is_restarted_when_its_history_changes(epoch: str) -> None:
     pulling = following(2)
-    pulling.done(ReadAnew())
-    pulling.done(Join((), 9, EPOCH, "next"))
+    pulling.confirm(RestartSnapshot())
+    pulling.confirm(Join((), 9, EPOCH, "next"))
     cursor = 9 if epoch == "other" else 8
-    assert pulling.answered(request_of(pulling), SnapshotPage((), cursor, "", epoch)) == ReadAnew()
-    pulling.done(ReadAnew())
+    assert pulling.handle_answer(request_of(pulling), SnapshotPage((), cursor, "", epoch)) == RestartSnapshot()
+    pulling.confirm(RestartSnapshot())
     assert request_of(pulling) == ReadSnapshot("")
 
 
 def test_snapshot_is_restarted_when_its_page_token_is_refused() -> None:
     pulling = following(2)
-    pulling.done(ReadAnew())
-    pulling.done(Join((), 9, EPOCH, "next"))
-    assert pulling.answered(request_of(pulling), fault("BAD_REQUEST")) == Pause()
+    pulling.confirm(RestartSnapshot())
+    pulling.confirm(Join((), 9, EPOCH, "next"))
+    assert pulling.handle_answer(request_of(pulling), fault("BAD_REQUEST")) == RetryPause()
     assert request_of(pulling) == ReadSnapshot("")
-    assert pulling.answered(request_of(pulling), fault("BAD_REQUEST")) == Pause(0, is_long=True)
+    assert pulling.handle_answer(request_of(pulling), fault("BAD_REQUEST")) == RetryPause(0, is_long=True)
 
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize("answer", [fault("BAD_REQUEST"), SnapshotPage((), 9, "", "other")])
 def test_history_that_changes_between_the_pages_of_the_first_snapshot_starts_a_reset(answer: Any) -> None:
     pulling = pulling_at(epoch="")
-    pulling.done(ReadAnew())
-    pulling.done(Join((), 9, EPOCH, "next"))
-    effect = pulling.answered(request_of(pulling), answer)
-    if isinstance(effect, ReadAnew):
-        pulling.done(effect)
+    pulling.confirm(RestartSnapshot())
+    pulling.confirm(Join((), 9, EPOCH, "next"))
+    effect = pulling.handle_answer(request_of(pulling), answer)
+    if isinstance(effect, RestartSnapshot):
+        pulling.confirm(effect)
     assert request_of(pulling) == ReadSnapshot("")
-    assert isinstance(pulling.answered(ReadSnapshot(""), SnapshotPage((), 2, "next", "other")), Reset)
+    assert isinstance(pulling.handle_answer(ReadSnapshot(""), SnapshotPage((), 2, "next", "other")), Reset)
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         fault("HISTORY_CHANGED"),
-        PulledPage((), 2, has_more=False, epoch="other"),
-        PulledPage((), 2, has_more=True, epoch="other", is_compacted=True),
+        DeltaPage((), 2, has_more=False, epoch="other"),
+        DeltaPage((), 2, has_more=True, epoch="other", is_compacted=True),
     ],
 )
 def test_changed_history_starts_a_reset(answer: Any) -> None:
     pulling = pulling_at(2)
-    effect = pulling.answered(request_of(pulling), answer)
+    effect = pulling.handle_answer(request_of(pulling), answer)
     assert isinstance(effect, Reset)
-    pulling.done(effect)
+    pulling.confirm(effect)
     request = request_of(pulling, is_reset_wanted=True)
     assert request == ReadSnapshot("")
     assert pulling.is_resetting
-    first = pulling.answered(request, SnapshotPage((), 1, "next", "other"))
+    first = pulling.handle_answer(request, SnapshotPage((), 1, "next", "other"))
     assert first == Stage((), True, 1, "other", "next")
     assert isinstance(first, Stage)
-    pulling.done(first)
-    assert pulling.answered(ReadSnapshot("next"), fault("HISTORY_CHANGED")) == ReadAnew()
+    pulling.confirm(first)
+    assert pulling.handle_answer(ReadSnapshot("next"), fault("HISTORY_CHANGED")) == RestartSnapshot()
     request = request_of(pulling, is_reset_wanted=True)
     assert request == ReadSnapshot("next")
-    last = pulling.answered(request, SnapshotPage((), 1, "", "other"))
+    last = pulling.handle_answer(request, SnapshotPage((), 1, "", "other"))
     assert last == Stage((), False, 1, "other", "")
     assert isinstance(last, Stage)
-    pulling.done(last)
+    pulling.confirm(last)
     assert (request_of(pulling), pulling.is_resetting) == (Pull(1, "other"), False)
 
 
 def test_requested_reset_interrupts_a_snapshot() -> None:
     pulling = following(2)
-    pulling.done(ReadAnew())
-    pulling.done(Join((), 9, EPOCH, "next"))
+    pulling.confirm(RestartSnapshot())
+    pulling.confirm(Join((), 9, EPOCH, "next"))
     assert request_of(pulling, is_reset_wanted=True) == ReadSnapshot("")
-    assert pulling.answered(ReadSnapshot(""), SnapshotPage((), 9, "", EPOCH)) == Stage((), True, 9, EPOCH, "")
+    assert pulling.handle_answer(ReadSnapshot(""), SnapshotPage((), 9, "", EPOCH)) == Stage((), True, 9, EPOCH, "")
 
 
 def test_live_connection_with_another_epoch_starts_a_reset() -> None:
     pulling = following(2)
-    assert pulling.connected(EPOCH) is None
-    assert isinstance(pulling.connected("other"), Reset)
-    assert isinstance(pulling.answered(request_of(pulling), fault("HISTORY_CHANGED")), Reset)
+    assert pulling.on_connected(EPOCH) is None
+    assert isinstance(pulling.on_connected("other"), Reset)
+    assert isinstance(pulling.handle_answer(request_of(pulling), fault("HISTORY_CHANGED")), Reset)
 
 
 def test_inconsistent_page_is_a_protocol_error() -> None:
     pulling = pulling_at(5)
-    for page in (PulledPage((), 4, False, EPOCH), PulledPage((), 5, True, EPOCH)):
+    for page in (DeltaPage((), 4, False, EPOCH), DeltaPage((), 5, True, EPOCH)):
         with pytest.raises(ProtocolError):
-            pulling.answered(Pull(5, EPOCH), page)
+            pulling.handle_answer(Pull(5, EPOCH), page)
     with pytest.raises(ProtocolError):
-        pulling.answered(Pull(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
+        pulling.handle_answer(Pull(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
 
 
 # --- messages
@@ -337,7 +347,7 @@ def test_inconsistent_page_is_a_protocol_error() -> None:
 )
 def test_acknowledgement_of_other_deltas_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProtocolError):
-        read_pushed(body, entries(1))
+        decode_push_reply(body, entries(1))
 
 
 @pytest.mark.parametrize(
@@ -352,32 +362,32 @@ def test_acknowledgement_of_other_deltas_is_a_protocol_error(body: bytes) -> Non
 )
 def test_malformed_page_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProtocolError):
-        read_pulled(body)
+        decode_delta_page(body)
 
 
 def test_malformed_snapshot_is_a_protocol_error() -> None:
     row = b'{"table":"t","rowId":"1","columns":[],"written":{"hlc":"01","clientId":"c","deltaId":"00"},"deleted":null}'
     for rows in (row, row.replace(b'"01"', b'"1"').replace(b'"00"', b'"x"'), b"{}"):
         with pytest.raises(ProtocolError):
-            read_snapshot(b'{"rows":[%b],"cursor":1,"next":"","epoch":"e"}' % rows)
+            decode_snapshot_page(b'{"rows":[%b],"cursor":1,"next":"","epoch":"e"}' % rows)
 
 
 def test_live_messages_are_decoded() -> None:
-    assert read_connected('{"type":"connected","epoch":"e"}') == "e"
-    assert read_connected('{"type":"error","error":"no","code":"AUTH_FAILED"}') == Fault("AUTH_FAILED", "no")
-    assert read_live('{"type":"snapshot"}') == LiveCompacted()
-    assert read_live('{"type":"deltas","deltas":[],"cursor":3}') == LiveDeltas((), 3)
+    assert decode_connected('{"type":"connected","epoch":"e"}') == "e"
+    assert decode_connected('{"type":"error","error":"no","code":"AUTH_FAILED"}') == Fault("AUTH_FAILED", "no")
+    assert decode_live('{"type":"snapshot"}') == LiveCompacted()
+    assert decode_live('{"type":"deltas","deltas":[],"cursor":3}') == LiveDeltas((), 3)
     for text in ('{"type":"hello"}', "x", "[]"):
         with pytest.raises(ProtocolError):
-            read_live(text)
+            decode_live(text)
 
 
 def test_errors_with_and_without_a_gateway_body_are_decoded() -> None:
     body = b'{"error":"no","code":"CLOCK_DRIFT","index":3,"retryAfterMs":70,"serverTime":1}'
-    assert read_fault(409, body, 50) == Fault("CLOCK_DRIFT", "no", 3, 70)
+    assert decode_fault(409, body, 50) == Fault("CLOCK_DRIFT", "no", 3, 70)
     for status, code in ((502, "SERVER_BUSY"), (500, "SERVER_ERROR"), (401, "AUTH_FAILED"), (404, "BAD_REQUEST")):
-        assert read_fault(status, b"<html>", 50).code == code
-    assert read_fault(503, b"\xff", 50).retry_after_ms == 50
+        assert decode_fault(status, b"<html>", 50).code == code
+    assert decode_fault(503, b"\xff", 50).retry_after_ms == 50
 
 
 # --- pauses
@@ -396,13 +406,13 @@ def test_pauses_grow_and_respect_retry_after() -> None:
         refused_pause_ms_max=5000,
         retry_after_ms_max=10_000,
     )
-    patience = Patience(limits, Always())  # type: ignore[arg-type]
-    assert [patience.pause_s(Pause()) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
-    assert [patience.pause_s(Pause(0, is_long=True)) for _ in range(4)] == [1, 2, 4, 5]
-    assert patience.pause_s(Pause(2000)) == 2.4
-    assert patience.pause_s(Pause(10**9)) == 12
-    patience.renew()
-    assert patience.pause_s(Pause()) == 0.1
+    patience = Backoff(limits, Always())  # type: ignore[arg-type]
+    assert [patience.next_pause_s(RetryPause()) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
+    assert [patience.next_pause_s(RetryPause(0, is_long=True)) for _ in range(4)] == [1, 2, 4, 5]
+    assert patience.next_pause_s(RetryPause(2000)) == 2.4
+    assert patience.next_pause_s(RetryPause(10**9)) == 12
+    patience.reset()
+    assert patience.next_pause_s(RetryPause()) == 0.1
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import pytest
 
 from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of
 from client.deltas.model_gateway import BAD, ModelGateway
-from client.deltas.model_wire import ModelWire
+from client.deltas.model_transport import ModelWire
+from deadlines import WAIT_S, soon, until
 from oncelog.client.deltas import DELETE, DeltasClient, DeltasLimits, Edits, LocalRow, State
-from oncelog.client.deltas.client import _system_wall_ms
-from oncelog.client.deltas.messages import FORBIDDEN, Fault, PulledPage, Unanswered
+from oncelog.client.deltas.client import _get_system_wall_ms
+from oncelog.client.deltas.codec import FORBIDDEN, DeltaPage, Fault, NoReply
 from oncelog.client.deltas.store import DeltasStore
-from oncelog.client.patience import Pause
+from oncelog.client.runtime.backoff import RetryPause
 from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
-from waiting import WAIT_S, soon, until
 
 AHEAD_MS = 3_600_000
 """The clock of the model stands still. It is that far ahead, so that no edit of a slow test exceeds the drift limit."""
@@ -24,7 +24,7 @@ AHEAD_MS = 3_600_000
 
 def modelled(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWire]:
     chosen = gateway or ModelGateway()
-    chosen.now_ms = _system_wall_ms() + AHEAD_MS
+    chosen.now_ms = _get_system_wall_ms() + AHEAD_MS
     return chosen, ModelWire(chosen)
 
 
@@ -80,7 +80,7 @@ async def test_synced_ignores_a_page_requested_before_the_call() -> None:
             await bob.put("products", "1", {"a": 1})
             await soon(bob.synced())
         syncing = asyncio.create_task(ann.synced())
-        await until(lambda: ann._puller._rounds_asked == 1)
+        await until(lambda: ann._puller._rounds_requested == 1)
         gate.set()
         await soon(syncing)
         assert await ann.row("products", "1") == {"a": 1}
@@ -108,7 +108,7 @@ async def test_whole_queue_is_pushed_again_after_a_lost_answer() -> None:
     async def seen(entries: Any) -> Any:
         sent.append([one.given().row_id for one in entries])
         answer = await push(entries)
-        return Unanswered("lost") if len(sent) < 3 else answer
+        return NoReply("lost") if len(sent) < 3 else answer
 
     wire.push = seen  # type: ignore[method-assign]
     async with client_of(NOWHERE, wire=wire) as ann:
@@ -136,8 +136,8 @@ async def test_temporarily_unwritable_store_delays_sync(monkeypatch: pytest.Monk
             return function(self, *given)
 
         monkeypatch.setattr(DeltasStore, name, failing)
-    monkeypatch.setattr("oncelog.client.deltas.pusher.STORE_PAUSE", Pause())
-    monkeypatch.setattr("oncelog.client.deltas.puller.STORE_PAUSE", Pause())
+    monkeypatch.setattr("oncelog.client.deltas.pusher.STORE_PAUSE", RetryPause())
+    monkeypatch.setattr("oncelog.client.deltas.puller.STORE_PAUSE", RetryPause())
     async with client_of(NOWHERE, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())
@@ -173,7 +173,7 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
 
 async def test_request_with_an_invalid_answer_is_repeated() -> None:
     _, wire = modelled()
-    nonsense = [PulledPage((), 0, has_more=True, epoch="e"), Fault("SERVER_ERROR", "x")]
+    nonsense = [DeltaPage((), 0, has_more=True, epoch="e"), Fault("SERVER_ERROR", "x")]
 
     async def odd(name: str) -> Any:
         if name == "pull" and nonsense:
@@ -192,7 +192,7 @@ async def test_repeated_compacted_answers_are_followed_by_a_pause() -> None:
     limits = DeltasLimits(**{**SHORT, "pause_ms_min": 600_000, "pause_ms_max": 600_000})
 
     async def compacted(name: str) -> Any:
-        return PulledPage((), 0, True, gateway.epoch, is_compacted=True) if name == "pull" else None
+        return DeltaPage((), 0, True, gateway.epoch, is_compacted=True) if name == "pull" else None
 
     wire.before = compacted
     async with client_of(NOWHERE, wire=wire, limits=limits):

@@ -8,13 +8,13 @@ import pytest
 
 from client.deltas.deltas_clients import HERE
 from client.deltas.model_gateway import id_of
-from oncelog.client.deltas.editing import Edits
+from oncelog.client.deltas.codec import PushReply, SnapshotRow
+from oncelog.client.deltas.edits import Edits
 from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.messages import Acknowledged, SnapshotRow
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.deltas.values import LocalRow
-from oncelog.core.canonical import parse, utf16_order
-from oncelog.core.deltas import read_delta
+from oncelog.core.canonical import parse, utf16_sort_key
+from oncelog.core.deltas import decode_delta
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, extract
 from oncelog.errors import (
@@ -45,7 +45,7 @@ def put(store: DeltasStore, row_id: str, now_ms: int = NOW_MS, **columns: Any) -
 
 
 def stamp(hlc: int, client_id: str = "bob") -> Stamp:
-    return (hlc, utf16_order(client_id), bytes(32))
+    return (hlc, utf16_sort_key(client_id), bytes(32))
 
 
 def delta(hlc: int, row_id: str = "1", client_id: str = "bob", **columns: Any) -> RowDelta:
@@ -55,7 +55,7 @@ def delta(hlc: int, row_id: str = "1", client_id: str = "bob", **columns: Any) -
 
 
 def bodies(store: DeltasStore) -> list[Any]:
-    return [parse(one.body) for one in store.pending(None, ALL, ALL)]
+    return [parse(one.body) for one in store.list_pending(None, ALL, ALL)]
 
 
 # --- edits
@@ -75,13 +75,13 @@ def test_edit_adds_a_delta_to_the_outbox(tmp_path: Path) -> None:
     assert made[0]["columns"] == [{"column": "a", "value": 1}, {"column": "b", "value": "x"}]
     assert made[1]["columns"] == [{"column": "a", "value": 2}]
     assert [int(one["hlc"]) for one in made] == [(NOW_MS << 16) + number for number in range(3)]
-    before = store.standing
+    before = store.sync_state
     store.close()
     store = opened(tmp_path / "ann.db")
-    assert store.standing == before
+    assert store.sync_state == before
     assert bodies(store) == made
     assert (before.pending, before.oldest_number, before.newest_number) == (3, 1, 3)
-    assert before.pending_bytes == sum(len(one.body) for one in store.pending(None, ALL, ALL))
+    assert before.pending_bytes == sum(len(one.body) for one in store.list_pending(None, ALL, ALL))
     store.close()
 
 
@@ -94,7 +94,7 @@ def test_hybrid_clock_advances_although_the_wall_clock_goes_back(tmp_path: Path)
     put(store, "1", NOW_MS - 86_400_000, a=2)
     clocks = [int(one["hlc"]) for one in bodies(store)]
     assert clocks == [NOW_MS << 16, (NOW_MS << 16) + 1]
-    assert store.row("notes", "1") == {"a": 2}
+    assert store.load_row("notes", "1") == {"a": 2}
     store.close()
 
 
@@ -108,14 +108,14 @@ def test_hybrid_clock_passes_the_newest_seen_stamp(tmp_path: Path) -> None:
     store = opened(tmp_path / "ann.db")
     put(store, "1", a="mine")
     assert int(bodies(store)[0]["hlc"]) == far + 6
-    assert store.row("notes", "1") == {"a": "mine"}
+    assert store.load_row("notes", "1") == {"a": "mine"}
     store.close()
 
 
 def test_edit_after_the_last_clock_value_is_refused() -> None:
     store = opened()
     store.apply([delta(HLC_MAX, a=1)], 1, "e")
-    assert store.row("notes", "1") == {"a": 1}
+    assert store.load_row("notes", "1") == {"a": 1}
     with pytest.raises(ClientError, match="last reading"):
         put(store, "1", a=2)
 
@@ -136,7 +136,7 @@ def test_edits_of_one_transaction_are_atomic() -> None:
     result, changes = store.transact(moved, NOW_MS)
     assert result == 7
     assert [(one.row_id, one.before, one.after) for one in changes] == [("1", None, {"a": 1, "b": 2}), ("3", None, {})]
-    assert store.standing.pending == 5
+    assert store.sync_state.pending == 5
     kept: list[Edits] = []
 
     def failing(edits: Edits) -> None:
@@ -144,12 +144,12 @@ def test_edits_of_one_transaction_are_atomic() -> None:
         edits.put("notes", "1", {"a": 5})
         raise KeyError("of the application")
 
-    before = store.standing
+    before = store.sync_state
     with pytest.raises(KeyError):
         store.transact(failing, NOW_MS)
-    assert store.standing == before
+    assert store.sync_state == before
     assert len(bodies(store)) == 5
-    assert store.row("notes", "1") == {"a": 1, "b": 2}
+    assert store.load_row("notes", "1") == {"a": 1, "b": 2}
     with pytest.raises(ClientError, match="the transaction is over"):
         kept[0].put("notes", "1", {"a": 5})
 
@@ -160,8 +160,8 @@ def test_outbox_limits_are_enforced() -> None:
     put(store, "2", a=1)
     with pytest.raises(LimitExceededError, match="outbox_deltas_max is 2"):
         put(store, "3", a=1)
-    assert store.row("notes", "3") is None
-    store.acknowledge(1, Acknowledged("e"))
+    assert store.load_row("notes", "3") is None
+    store.acknowledge(1, PushReply("e"))
     assert put(store, "3", a=1)
     small = opened(outbox_bytes_max=500)
     put(small, "1", a=1)
@@ -181,18 +181,18 @@ def test_pending_deltas_are_read_in_order_and_in_batches() -> None:
     store = opened()
     for number in range(10):
         put(store, str(number), a=number)
-    size = len(store.pending(None, 1, ALL)[0].body)
-    assert [one.number for one in store.pending(None, 3, ALL)] == [1, 2, 3]
-    assert [one.number for one in store.pending(None, ALL, 2 * size + 2)] == [1, 2]
-    assert [one.number for one in store.pending(None, ALL, 1)] == [1]
-    assert [one.number for one in store.pending(3, ALL, ALL)] == [1, 2]
-    store.acknowledge(4, Acknowledged("e"))
-    assert [one.number for one in store.pending(None, ALL, ALL)] == [5, 6, 7, 8, 9, 10]
-    assert (store.standing.pending, store.standing.oldest_number) == (6, 5)
-    store.acknowledge(10, Acknowledged("e"))
-    assert (store.standing.pending, store.standing.oldest_number, store.standing.pending_bytes) == (0, 0, 0)
+    size = len(store.list_pending(None, 1, ALL)[0].body)
+    assert [one.number for one in store.list_pending(None, 3, ALL)] == [1, 2, 3]
+    assert [one.number for one in store.list_pending(None, ALL, 2 * size + 2)] == [1, 2]
+    assert [one.number for one in store.list_pending(None, ALL, 1)] == [1]
+    assert [one.number for one in store.list_pending(3, ALL, ALL)] == [1, 2]
+    store.acknowledge(4, PushReply("e"))
+    assert [one.number for one in store.list_pending(None, ALL, ALL)] == [5, 6, 7, 8, 9, 10]
+    assert (store.sync_state.pending, store.sync_state.oldest_number) == (6, 5)
+    store.acknowledge(10, PushReply("e"))
+    assert (store.sync_state.pending, store.sync_state.oldest_number, store.sync_state.pending_bytes) == (0, 0, 0)
     put(store, "x")
-    assert store.standing.newest_number == 11
+    assert store.sync_state.newest_number == 11
 
 
 def test_discarded_delta_requests_a_reset() -> None:
@@ -200,10 +200,10 @@ def test_discarded_delta_requests_a_reset() -> None:
     made = put(store, "1", a=1)
     assert made is not None
     assert store.discard([bytes(32)]) == 0
-    assert (store.standing.is_reset_wanted, store.standing.pending) == (False, 1)
+    assert (store.sync_state.is_reset_wanted, store.sync_state.pending) == (False, 1)
     assert store.discard([bytes.fromhex(made), bytes(32)]) == 1
-    assert (store.standing.is_reset_wanted, store.standing.pending) == (True, 0)
-    assert store.row("notes", "1") == {"a": 1}
+    assert (store.sync_state.is_reset_wanted, store.sync_state.pending) == (True, 0)
+    assert store.load_row("notes", "1") == {"a": 1}
 
 
 # --- from the gateway
@@ -221,21 +221,21 @@ def test_applied_deltas_are_merged_and_advance_the_cursor(tmp_path: Path) -> Non
     assert store.apply([late], 4, "e") == []
     store.close()
     store = opened(tmp_path / "ann.db")
-    assert (store.standing.cursor, store.standing.epoch) == (4, "e")
-    assert store.rows("notes", "", 10) == [
+    assert (store.sync_state.cursor, store.sync_state.epoch) == (4, "e")
+    assert store.list_rows("notes", "", 10) == [
         LocalRow("1", {"a": "mine", "b": "theirs", "c": "late"}),
         LocalRow("2", {}),
     ]
-    assert store.rows("notes", "1", 10) == [LocalRow("2", {})]
-    assert store.rows("notes", "", 1)[0].row_id == "1"
-    assert store.rows("others", "", 1) == []
+    assert store.list_rows("notes", "1", 10) == [LocalRow("2", {})]
+    assert store.list_rows("notes", "", 1)[0].row_id == "1"
+    assert store.list_rows("others", "", 1) == []
     store.close()
 
 
 def test_received_own_deltas_change_nothing() -> None:
     store = opened()
     put(store, "1", a=1)
-    own = read_delta(store.pending(None, 1, ALL)[0].body)
+    own = decode_delta(store.list_pending(None, 1, ALL)[0].body)
     assert store.apply([own], 1, "e") == []
 
 
@@ -247,11 +247,11 @@ def test_snapshot_pages_are_merged_and_the_last_sets_the_cursor() -> None:
     theirs = Row({"a": (b'"old"', stamp(1)), "b": (b'"new"', stamp(high))}, stamp(high))
     changes = store.join([SnapshotRow("notes", "1", theirs)], None, "e")
     assert [(one.before, one.after) for one in changes] == [({"a": "mine"}, {"a": "mine", "b": "new"})]
-    assert store.standing.cursor == 0
+    assert store.sync_state.cursor == 0
     gone = Row({}, stamp(1), stamp(high + 1))
     store.join([SnapshotRow("notes", "1", gone), SnapshotRow("notes", "2", gone)], 9, "e")
-    assert store.row("notes", "1") is None
-    assert store.standing.cursor == 9
+    assert store.load_row("notes", "1") is None
+    assert store.sync_state.cursor == 9
     assert store.join([SnapshotRow("notes", "1", theirs)], 9, "e") == []
     assert store.apply([delta(high, "2", a="late")], 10, "e") == []
 
@@ -260,19 +260,19 @@ def test_reset_replaces_all_rows_and_applies_the_outbox() -> None:
     store = opened()
     put(store, "1", a="pushed before")
     put(store, "5", a="of the other history")
-    store.acknowledge(2, Acknowledged("old"))
-    store.want_reset()
+    store.acknowledge(2, PushReply("old"))
+    store.request_reset()
     put(store, "2", a="pending")
     put(store, "3", a="pushed meanwhile")
-    store.acknowledge(4, Acknowledged("new"))
+    store.acknowledge(4, PushReply("new"))
     put(store, "4", a="pending")
     theirs = Row({"a": (b'"theirs"', stamp(1)), "b": (b"1", stamp(1))}, stamp(1))
     store.stage([SnapshotRow("notes", "9", theirs)], is_first=True)
     store.stage([SnapshotRow("notes", "1", theirs), SnapshotRow("notes", "2", theirs)], is_first=True)
     store.stage([SnapshotRow("notes", "6", Row({}, NEVER, stamp(3)))], is_first=False)
-    assert store.row("notes", "1") == {"a": "pushed before"}
+    assert store.load_row("notes", "1") == {"a": "pushed before"}
     replaced = store.replace(7, "new", 10)
-    assert {one.row_id: one.columns for one in store.rows("notes", "", 10)} == {
+    assert {one.row_id: one.columns for one in store.list_rows("notes", "", 10)} == {
         "1": {"a": "theirs", "b": 1},
         "2": {"a": "pending", "b": 1},
         "3": {"a": "pushed meanwhile"},
@@ -283,7 +283,7 @@ def test_reset_replaces_all_rows_and_applies_the_outbox() -> None:
         ("1", {"a": "theirs", "b": 1}),
         ("5", None),
     ]
-    standing = store.standing
+    standing = store.sync_state
     assert (standing.cursor, standing.epoch, standing.is_reset_wanted, standing.pending) == (7, "new", False, 1)
     rest = store._file.connection.execute("SELECT count(*) FROM outbox").fetchone()
     assert rest == (1,)
@@ -306,7 +306,7 @@ def test_fast_clock_is_corrected_when_its_deltas_are_discarded() -> None:
 def test_clock_is_not_corrected_while_its_deltas_are_pending() -> None:
     store = opened()
     put(store, "1", NOW_MS + 1000, a=1)
-    store.want_reset()
+    store.request_reset()
     store.stage([], is_first=True)
     store.replace(0, "new", 10)
     put(store, "2", NOW_MS, a=1)
@@ -316,25 +316,27 @@ def test_clock_is_not_corrected_while_its_deltas_are_pending() -> None:
 
 def test_deltas_acknowledged_in_another_history_are_dropped_by_a_reset() -> None:
     store = opened()
-    store.want_reset()
+    store.request_reset()
     put(store, "1", a=1)
-    store.acknowledge(1, Acknowledged("old"))
+    store.acknowledge(1, PushReply("old"))
     store.stage([], is_first=True)
     assert not store.replace(0, "new", 0).is_complete
-    assert store.row("notes", "1") is None
+    assert store.load_row("notes", "1") is None
 
 
 def test_acknowledgement_counts_in_the_known_history_and_in_one_that_continues_it() -> None:
     store = opened()
     put(store, "1", a=1)
-    assert store.acknowledge(1, Acknowledged("b", ("a",)))
+    assert store.acknowledge(1, PushReply("b", ("a",)))
     put(store, "2", a=1)
     for _ in range(3):  # of a history that has ended, or that nothing is known of
-        assert not store.acknowledge(2, Acknowledged("a"))
-        assert not store.acknowledge(2, Acknowledged("x", ("a",)))
-    assert (store.standing.pending, store.standing.is_reset_wanted) == (1, False)
-    assert store.acknowledge(2, Acknowledged("c", ("a", "b")))
-    assert (store.standing.pending, store.standing.epoch) == (0, "b"), "the rows are still those of the known history"
+        assert not store.acknowledge(2, PushReply("a"))
+        assert not store.acknowledge(2, PushReply("x", ("a",)))
+    assert (store.sync_state.pending, store.sync_state.is_reset_wanted) == (1, False)
+    assert store.acknowledge(2, PushReply("c", ("a", "b")))
+    assert (store.sync_state.pending, store.sync_state.epoch) == (0, "b"), (
+        "the rows are still those of the known history"
+    )
 
 
 # --- ownership and damage
@@ -394,7 +396,7 @@ def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
     put(store, "1", a=1)
     store._file.connection.execute("UPDATE row_states SET state = x'ff'")
     with pytest.raises(CorruptError):
-        store.row("notes", "1")
+        store.load_row("notes", "1")
     with pytest.raises(CorruptError):
         put(store, "1", a=2)
     store.close()
@@ -408,7 +410,7 @@ def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
         put(store, "1", a=1)
     store.close()
     with pytest.raises(StoreUnavailableError, match="is closed"):
-        store.row("notes", "1")
+        store.load_row("notes", "1")
 
 
 def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
@@ -419,9 +421,9 @@ def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
 
     put(store, "1", a=1)
     assert mode() == 2
-    store.acknowledge(1, Acknowledged("e"))
+    store.acknowledge(1, PushReply("e"))
     assert mode() == 1
-    store.want_reset()
+    store.request_reset()
     assert mode() == 2
     assert store._file.connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     store.close()

@@ -7,12 +7,12 @@ import pytest
 
 from client.deltas.deltas_clients import NOWHERE, client_of, rows_of
 from client.deltas.model_gateway import ModelGateway
-from client.deltas.model_wire import ModelWire
+from client.deltas.model_transport import ModelWire
 from client.deltas.test_deltas_client_live import server_rows
 from databases import BOTH_STORES
-from doors.serving import Serving, serving
+from deadlines import soon
 from oncelog.client.deltas import State
-from waiting import soon
+from server.running_server import Serving, serving
 
 
 async def drop_tombstones(served: Serving, rows: int) -> None:

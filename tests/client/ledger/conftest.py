@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from client.ledger.ledgers import address_of, ledger_of
-from doors.serving import Serving
 from oncelog.client.ledger import LedgerClient
+from server.running_server import Serving
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ import signal
 import sys
 
 from oncelog.client.ledger import LedgerClient, set_entity
-from oncelog.client.ledger.entries import Answer, Call
-from oncelog.client.ledger.wire import Wire
+from oncelog.client.ledger.entries import WriteAnswer, WriteCall
+from oncelog.client.ledger.transport import LedgerTransport
 
 _, ADDRESS, FILE, MOMENT, COUNT = sys.argv
 LAST = f"entity:{int(COUNT) - 1}"
-write = Wire.write
+write = LedgerTransport.write
 
 
-async def dying(self: Wire, organization: str, vault: str, call: Call) -> Answer:
+async def dying(self: LedgerTransport, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
     operation = call.entry.operations[0]
     is_last = getattr(operation, "key", "") == LAST
     if is_last and MOMENT == "unsent":
@@ -36,5 +36,5 @@ async def main() -> None:
         await asyncio.gather(*(ledger.write(set_entity(name, b"1", must_not_exist=True)) for name in names))
 
 
-Wire.write = dying  # type: ignore[method-assign]
+LedgerTransport.write = dying  # type: ignore[method-assign]
 asyncio.run(main())

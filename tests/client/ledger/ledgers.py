@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import pytest
 
-from doors.serving import Serving
 from oncelog.client.ledger import LedgerClient, LedgerLimits, RefusalCode, Refused, Written
-from oncelog.client.ledger.entries import Call
+from oncelog.client.ledger.entries import WriteCall
+from oncelog.client.ledger.transport import LedgerTransport
 from oncelog.client.ledger.values import Outcome
-from oncelog.client.ledger.wire import Wire
+from server.running_server import Serving
 
 HERE: Final = Path(__file__).parent
 LIMITS: Final = LedgerLimits(pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, close_timeout_ms=10_000)
@@ -19,7 +19,7 @@ NOWHERE: Final = "127.0.0.1:9"
 
 
 def address_of(served: Serving) -> str:
-    rpc = served.server.rpc
+    rpc = served.server.grpc_service
     assert rpc is not None
     return f"127.0.0.1:{rpc.port}"
 
@@ -50,13 +50,13 @@ def code_of(outcome: Any) -> RefusalCode:
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which the sequence of each sent write is appended."""
     sent: list[int] = []
-    write = Wire.write
+    write = LedgerTransport.write
 
-    async def counted(self: Wire, organization: str, vault: str, call: Call) -> Any:
+    async def counted(self: LedgerTransport, organization: str, vault: str, call: WriteCall) -> Any:
         sent.append(call.sequence)
         return await write(self, organization, vault, call)
 
-    monkeypatch.setattr(Wire, "write", counted)
+    monkeypatch.setattr(LedgerTransport, "write", counted)
     return sent
 
 

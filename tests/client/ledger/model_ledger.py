@@ -6,7 +6,16 @@ The model decides as `core.plan` does: by key first, then by sequence, then by c
 from random import Random
 from typing import NamedTuple
 
-from oncelog.client.ledger.entries import Answer, Changes, ComeToNothing, Committed, Entry, Gap, ScopeState, Taken
+from oncelog.client.ledger.entries import (
+    CommittedWrite,
+    QueueEntry,
+    ScopeState,
+    SequenceGap,
+    SequenceTaken,
+    StoreChanges,
+    WriteAnswer,
+    WriteRefusal,
+)
 from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Written
 from oncelog.core.operations import Condition, Must, Operation, SetEntity
 
@@ -38,32 +47,32 @@ class ModelLedger:
         self._keys: dict[bytes, Asked] = {}
         self._sequences: dict[int, Asked] = {}
 
-    def write(self, asked: Asked) -> Answer:
+    def write(self, asked: Asked) -> WriteAnswer:
         """Return the answer as `Wire` passes it to the protocol."""
         known = self._keys.get(asked.key)
         if known is not None:
             if known.operations != asked.operations:
-                return ComeToNothing(Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused"))
-            return Committed(Written("tx", known.sequence, is_replay=True))
+                return WriteRefusal(Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused"))
+            return CommittedWrite(Written("tx", known.sequence, is_replay=True))
         if asked.sequence > self.last + 1:
-            return Gap(self.last)
+            return SequenceGap(self.last)
         if asked.sequence <= self.last:
             return self._old(asked)
         if self._has_failed(asked):
-            return ComeToNothing(Refused(RefusalCode.KEY_NOT_FOUND, "not found"))
+            return WriteRefusal(Refused(RefusalCode.KEY_NOT_FOUND, "not found"))
         self.last, self.last_key = asked.sequence, asked.key
         self.log.append(asked)
         self._keys[asked.key] = self._sequences[asked.sequence] = asked
-        return Committed(Written("tx", asked.sequence))
+        return CommittedWrite(Written("tx", asked.sequence))
 
-    def _old(self, asked: Asked) -> Answer:
+    def _old(self, asked: Asked) -> WriteAnswer:
         known = self._sequences.get(asked.sequence)
         if known is None:
-            return Committed(Written(None, asked.sequence, is_replay=True))
+            return CommittedWrite(Written(None, asked.sequence, is_replay=True))
         if known.operations != asked.operations:
-            return Taken(self.last)
+            return SequenceTaken(self.last)
         # The server treats it as a retry of that sequence. `Wire` recognises the other write by its key.
-        return Taken(known.sequence)
+        return SequenceTaken(known.sequence)
 
     def _has_failed(self, asked: Asked) -> bool:
         operation = asked.operations[0]
@@ -86,17 +95,17 @@ class ModelFile:
         self.state = ScopeState()
         self.rows: dict[int, tuple[bytes, int, int, tuple[Operation, ...], bytes, int]] = {}
 
-    def save(self, changes: Changes) -> None:
+    def save(self, changes: StoreChanges) -> None:
         for entry, sequence, lowest in changes.entries:
             self.rows[entry.number] = (entry.key, sequence, lowest, entry.operations, entry.body, entry.made_at_ms)
         for settled in changes.settled:
             self.rows.pop(settled.entry.number, None)
         self.state = changes.state
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueueEntry]:
         found = []
         for number, (key, sequence, lowest, operations, body, made_at_ms) in sorted(self.rows.items()):
-            entry = Entry(number, key, operations, body, made_at_ms)
+            entry = QueueEntry(number, key, operations, body, made_at_ms)
             entry.sequence = sequence
             entry.mark_unknown(lowest)
             found.append(entry)

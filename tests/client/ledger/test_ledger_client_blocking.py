@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from cli.served import serving
+from cli.server_process import serving
 from client.ledger.ledgers import LIMITS, NOWHERE, written
 from databases import BOTH_STORES
 from oncelog.client.ledger import BlockingLedgerClient, LedgerClient, LedgerLimits, relate, set_entity

@@ -22,8 +22,7 @@ from client.ledger.ledgers import (
     written,
 )
 from databases import BOTH_STORES
-from doors.serving import Serving, api_key, serving
-from doors.test_server import make_certificate
+from deadlines import soon, until
 from oncelog.client.ledger import (
     LedgerClient,
     LedgerLimits,
@@ -34,14 +33,14 @@ from oncelog.client.ledger import (
     delete_entity,
     relate,
     set_entity,
-    stream,
     unrelate,
+    write_stream,
 )
-from oncelog.client.ledger.entries import Changes, Entry, SavedEntry, ScopeState
+from oncelog.client.ledger.entries import QueueEntry, SavedEntry, ScopeState, StoreChanges
 from oncelog.client.ledger.store import LedgerStore
-from oncelog.client.ledger.wire import Wire
+from oncelog.client.ledger.transport import LedgerTransport
 from oncelog.core.proof import Proof
-from oncelog.core.transactions import transaction_body
+from oncelog.core.transactions import encode_operations
 from oncelog.errors import (
     CanonicalError,
     ClientError,
@@ -54,7 +53,8 @@ from oncelog.errors import (
 )
 from oncelog.proof import proof_document, verify
 from oncelog.testing.clock import ManualClock
-from waiting import soon, until
+from server.running_server import Serving, api_key, serving
+from server.test_server_app import make_certificate
 
 FEW = LedgerLimits(
     pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, in_flight_max=3, pending_writes_max=5, idle_ms=3_600_000
@@ -183,7 +183,7 @@ async def test_close_waits_for_sent_writes_until_close_timeout(
 async def test_write_is_refused_while_the_store_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(write_stream, "STORE_PAUSE_S", 0.001)
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
         await ledger.recovered()
         with monkeypatch.context() as patched:
@@ -205,7 +205,7 @@ async def test_unexpected_error_is_raised_to_all_callers(tmp_path: Path, monkeyp
         raise ZeroDivisionError
 
     async with serving(tmp_path) as served, ledger_of(address_of(served), tmp_path / "client.db") as ledger:
-        monkeypatch.setattr(Wire, "write", failing)
+        monkeypatch.setattr(LedgerTransport, "write", failing)
         for _ in range(2):
             with pytest.raises(ClientError, match="cannot go on: ZeroDivisionError"):
                 await soon(ledger.write(set_entity("a", b"1")))
@@ -222,11 +222,11 @@ async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> Non
     path = tmp_path / "client.db"
     store = LedgerStore(str(path))
     store.open("billing-1")
-    scope = store.scope("acme", "")
+    scope = store.load_scope("acme", "")
     operations, now = (set_entity("a", b"1"),), time.time_ns() // 10**6
-    entries = [Entry(number, bytes([7]) * 16, operations, transaction_body(operations), now) for number in (1, 2)]
+    entries = [QueueEntry(number, bytes([7]) * 16, operations, encode_operations(operations), now) for number in (1, 2)]
     store.save(
-        scope.id, Changes([SavedEntry(entry, entry.number, entry.number) for entry in entries], [], ScopeState())
+        scope.id, StoreChanges([SavedEntry(entry, entry.number, entry.number) for entry in entries], [], ScopeState())
     )
     store.close()
     async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
@@ -350,18 +350,18 @@ async def test_rate_limited_writes_are_retried_in_order(tmp_path: Path) -> None:
 async def test_invalid_proof_raises_unverified_error(
     served: Serving, ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert served.server.rpc is not None
-    door: Any = served.server.rpc._door
-    honest = door._success
+    assert served.server.grpc_service is not None
+    door: Any = served.server.grpc_service._service
+    honest = door._find_success
 
     def lying(receipt: Any) -> Any:
         return replace(honest(receipt), proof=Proof(0, 2, (bytes(32),)))
 
-    monkeypatch.setattr(door, "_success", lying)
+    monkeypatch.setattr(door, "_find_success", lying)
     with pytest.raises(UnverifiedError, match="does not verify") as caught:
         await ledger.write(set_entity("a", b"1"))
     assert caught.value.tx_id is not None
-    monkeypatch.setattr(door, "_success", honest)
+    monkeypatch.setattr(door, "_find_success", honest)
     assert written(await ledger.write(set_entity("b", b"1"))).sequence == 2
     assert await ledger.pending() == []
 
@@ -398,7 +398,7 @@ async def test_watch_raises_closed_error_when_the_client_is_closed(served: Servi
     await ledger.__aenter__()
     watched = ledger.watch_blocks()
     waiting = asyncio.ensure_future(anext(watched))
-    await until(lambda: len(served.server.rpc or ()) == 1)
+    await until(lambda: len(served.server.grpc_service or ()) == 1)
     await ledger.close()
     with pytest.raises(ClosedError):
         await soon(waiting)

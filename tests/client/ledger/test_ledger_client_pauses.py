@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from cli.served import server_process
+from cli.server_process import server_process
 from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
-from doors.serving import serving
-from oncelog import codes
+from deadlines import soon, until
+from oncelog import error_codes
 from oncelog.client.ledger import LedgerClient, LedgerLimits, set_entity
-from oncelog.client.ledger.entries import Unknown
-from oncelog.client.ledger.stream import Stream
-from oncelog.client.ledger.wire import Wire
+from oncelog.client.ledger.entries import NoReply
+from oncelog.client.ledger.transport import LedgerTransport
+from oncelog.client.ledger.write_stream import WriteStream
 from oncelog.errors import ServerRefusedError
-from waiting import soon, until
+from server.running_server import serving
 
 LONG_MS = 600_000
 LONG = LedgerLimits(pause_ms_min=LONG_MS, pause_ms_max=LONG_MS, reconnect_ms_max=1)
 """Such a pause is longer than any test."""
 
 
-def stream_of(ledger: LedgerClient) -> Stream:
+def stream_of(ledger: LedgerClient) -> WriteStream:
     stream = ledger._stream
     assert stream is not None
     return stream
@@ -36,8 +36,8 @@ async def pause_s(ledger: LedgerClient) -> float:
     return timer.when() - asyncio.get_running_loop().time()
 
 
-def answering(answer: Unknown) -> Any:
-    async def write(*_: object) -> Unknown:
+def answering(answer: NoReply) -> Any:
+    async def write(*_: object) -> NoReply:
         return answer
 
     return write
@@ -78,7 +78,7 @@ async def test_reachable_server_without_an_answer_gets_the_whole_pause(
 ) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served), limits=LONG) as ledger:
         await soon(ledger.client_state())
-        monkeypatch.setattr(Wire, "write", answering(Unknown("not known")))
+        monkeypatch.setattr(LedgerTransport, "write", answering(NoReply("not known")))
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
         assert 1000 * await pause_s(ledger) > LONG_MS / 3
         writing.cancel()
@@ -88,9 +88,9 @@ async def test_retry_after_of_an_unreachable_server_is_respected(monkeypatch: py
     """The server sent it shortly before it stopped."""
 
     async def denied(*_: object, **__: object) -> None:
-        raise ServerRefusedError(codes.SERVER_BUSY, "about to stop", LONG_MS)
+        raise ServerRefusedError(error_codes.SERVER_BUSY, "about to stop", LONG_MS)
 
-    monkeypatch.setattr(Wire, "client_state", denied)
+    monkeypatch.setattr(LedgerTransport, "get_client_state", denied)
     limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=1)
     async with ledger_of(NOWHERE, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))

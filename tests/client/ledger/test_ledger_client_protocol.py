@@ -6,26 +6,26 @@ import pytest
 
 from client.ledger.model_ledger import operations_of
 from oncelog.client.ledger.entries import (
-    Answer,
-    Call,
-    ComeToNothing,
-    Committed,
-    Denied,
-    Entry,
-    Forgotten,
-    Gap,
+    AccessDenial,
+    CommittedWrite,
+    ForgottenClient,
+    NoReply,
+    ProofFailure,
+    QueueEntry,
     ScopeState,
-    Taken,
-    Unknown,
-    Unverified,
+    SequenceGap,
+    SequenceTaken,
+    WriteAnswer,
+    WriteCall,
+    WriteRefusal,
 )
-from oncelog.client.ledger.protocol import REMEMBERED_MS, Protocol
+from oncelog.client.ledger.protocol import RETENTION_MS, LedgerProtocol
 from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Written
 from oncelog.errors import ServerRefusedError
 
-FAILED = ComeToNothing(Refused(RefusalCode.KEY_EXISTS, "exists"))
-REUSED = ComeToNothing(Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused"))
-DENIED = Denied(ServerRefusedError("forbidden", "no"))
+FAILED = WriteRefusal(Refused(RefusalCode.KEY_EXISTS, "exists"))
+REUSED = WriteRefusal(Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused"))
+DENIED = AccessDenial(ServerRefusedError("forbidden", "no"))
 
 pytestmark = pytest.mark.rule("LG-19")
 
@@ -36,12 +36,12 @@ class Driven:
     def __init__(self, last: int = 0, pending: tuple[int, ...] = (), in_flight_max: int = 64, now_ms: int = 0) -> None:
         entries = []
         for number, sequence in enumerate(pending, 1):
-            entry = Entry(number, _key(number), operations_of(str(number)), b"", 0)
+            entry = QueueEntry(number, _key(number), operations_of(str(number)), b"", 0)
             entry.sequence = sequence
             entries.append(entry)
         self.now_ms = now_ms
-        self.protocol = Protocol(ScopeState(last), entries, in_flight_max=in_flight_max)
-        self.calls: dict[int, Call] = {}
+        self.protocol = LedgerProtocol(ScopeState(last), entries, in_flight_max=in_flight_max)
+        self.calls: dict[int, WriteCall] = {}
         self.settled: dict[int, Any] = {}
 
     def submit(self, count: int = 1) -> None:
@@ -52,12 +52,12 @@ class Driven:
     def save(self) -> None:
         changes = self.protocol.take_changes()
         if changes is not None:
-            self.protocol.saved(changes)
+            self.protocol.confirm_saved(changes)
             self.settled.update((one.entry.key[-1], one.outcome) for one in changes.settled)
 
     def told(self, last: int, key: int = 0) -> "Driven":
-        assert self.protocol.take_question()
-        self.protocol.state_told(ClientState(last, 0, _key(key)), self.now_ms)
+        assert self.protocol.take_state_request()
+        self.protocol.on_state_received(ClientState(last, 0, _key(key)), self.now_ms)
         return self
 
     def sent(self) -> list[tuple[int, int]]:
@@ -67,14 +67,14 @@ class Driven:
         self.calls.update((call.entry.key[-1], call) for call in calls)
         return [(call.entry.key[-1], call.sequence) for call in calls]
 
-    def answer(self, key: int, answer: Answer | None = None) -> None:
+    def answer(self, key: int, answer: WriteAnswer | None = None) -> None:
         call = self.calls.pop(key)
-        self.protocol.answered(call, answer or Committed(Written("tx", call.sequence)))
+        self.protocol.handle_answer(call, answer or CommittedWrite(Written("tx", call.sequence)))
         self.save()
 
     @property
     def numbers(self) -> list[int]:
-        return [entry.sequence for entry in self.protocol.pending]
+        return [entry.sequence for entry in self.protocol.entries]
 
 
 def _key(number: int) -> bytes:
@@ -113,8 +113,8 @@ def test_gap_after_a_write_in_flight_is_sent_again_when_that_write_is_answered()
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
-    driven.answer(3, Gap(0))
-    driven.answer(2, Gap(0))
+    driven.answer(3, SequenceGap(0))
+    driven.answer(2, SequenceGap(0))
     assert driven.sent() == []
     driven.answer(1)
     assert driven.sent() == [(2, 2), (3, 3)]
@@ -125,20 +125,20 @@ def test_gap_answered_after_the_preceding_commit_is_sent_again_at_once() -> None
     driven.submit(2)
     driven.sent()
     driven.answer(1)
-    driven.answer(2, Gap(0))
+    driven.answer(2, SequenceGap(0))
     assert driven.sent() == [(2, 2)]
 
 
 @pytest.mark.parametrize("answer", [FAILED, REUSED, DENIED])
-def test_writes_after_a_failed_write_move_down_by_one_sequence(answer: Answer) -> None:
+def test_writes_after_a_failed_write_move_down_by_one_sequence(answer: WriteAnswer) -> None:
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
     driven.answer(1, answer)
     assert driven.numbers == [1, 2]
     assert driven.sent() == []  # their calls have not been answered
-    driven.answer(2, Gap(0))
-    driven.answer(3, Gap(0))
+    driven.answer(2, SequenceGap(0))
+    driven.answer(3, SequenceGap(0))
     assert driven.sent() == [(2, 1)]  # alone, until its sequence is confirmed
     driven.answer(2)
     assert driven.sent() == [(3, 2)]
@@ -152,11 +152,11 @@ def test_later_writes_do_not_overtake_when_a_freed_sequence_is_taken() -> None:
     driven.submit(3)
     driven.sent()
     driven.answer(1, FAILED)
-    driven.answer(2, Gap(0))
+    driven.answer(2, SequenceGap(0))
     assert driven.sent() == [(2, 1)]
-    driven.answer(3, Gap(1))
+    driven.answer(3, SequenceGap(1))
     assert driven.sent() == []
-    driven.answer(2, Taken(1))
+    driven.answer(2, SequenceTaken(1))
     assert driven.sent() == [(2, 2), (3, 3)]
 
 
@@ -182,8 +182,8 @@ def test_unanswered_write_is_sent_again_under_the_same_key_and_sequence() -> Non
     driven = Driven().told(0)
     driven.submit(2)
     driven.sent()
-    driven.answer(1, Unknown())
-    assert driven.protocol.is_held
+    driven.answer(1, NoReply())
+    assert driven.protocol.is_paused
     assert driven.sent() == []
     driven.protocol.release()
     assert driven.sent() == [(1, 1)]
@@ -195,16 +195,16 @@ def test_replayed_key_uses_no_sequence() -> None:
     driven = Driven().told(4)
     driven.submit(2)
     assert driven.sent() == [(1, 5), (2, 6)]
-    driven.answer(1, Committed(Written("tx", 3, is_replay=True)))
-    driven.answer(2, Gap(4))
+    driven.answer(1, CommittedWrite(Written("tx", 3, is_replay=True)))
+    driven.answer(2, SequenceGap(4))
     assert driven.sent() == [(2, 5)]
 
 
 def test_write_with_a_taken_sequence_gets_a_new_one_under_its_key() -> None:
     driven = Driven(last=1, pending=(2, 3)).told(5)
     assert driven.sent() == [(1, 2), (2, 3)]
-    driven.answer(1, Taken(5))
-    driven.answer(2, Committed(Written("tx", 3)))
+    driven.answer(1, SequenceTaken(5))
+    driven.answer(2, CommittedWrite(Written("tx", 3)))
     assert driven.sent() == [(1, 6)]
 
 
@@ -213,19 +213,19 @@ def test_replay_without_transaction_is_accepted_only_for_writes_sent_before() ->
     driven = Driven().told(1)
     driven.submit()
     assert driven.sent() == [(1, 2)]
-    driven.answer(1, Committed(Written(None, 2, is_replay=True)))
+    driven.answer(1, CommittedWrite(Written(None, 2, is_replay=True)))
     assert driven.sent() == []
     assert driven.told(9).sent() == [(1, 10)]
     pending = Driven(last=1, pending=(2,)).told(9)  # a write that may have been sent accepts it
     assert pending.sent() == [(1, 2)]
-    pending.answer(1, Committed(Written(None, 2, is_replay=True)))
+    pending.answer(1, CommittedWrite(Written(None, 2, is_replay=True)))
     assert pending.settled == {1: Written(None, 2, is_replay=True)}
 
 
 def test_later_writes_do_not_overtake_a_write_whose_sequence_was_passed() -> None:
     driven = Driven(last=1, pending=(2, 3)).told(2)
     assert driven.sent() == [(1, 2)]
-    driven.answer(1, Taken(2))
+    driven.answer(1, SequenceTaken(2))
     assert driven.sent() == [(1, 3), (2, 4)]
 
 
@@ -241,19 +241,19 @@ def test_changed_sequence_is_saved_before_the_write_is_sent() -> None:
     driven = Driven(last=1, pending=(2,)).told(2)
     driven.sent()
     call = driven.calls.pop(1)
-    driven.protocol.answered(call, Taken(2))
+    driven.protocol.handle_answer(call, SequenceTaken(2))
     assert driven.protocol.next_calls(0) == []
     changes = driven.protocol.take_changes()
     assert changes is not None
-    assert ([one.sequence for one in changes.entries], changes.must_last) == ([3], True)
-    driven.protocol.saved(changes)
+    assert ([one.sequence for one in changes.entries], changes.must_be_durable) == ([3], True)
+    driven.protocol.confirm_saved(changes)
     assert len(driven.protocol.next_calls(0)) == 1
 
 
 def test_store_never_has_two_writes_under_one_sequence() -> None:
     driven = Driven(last=1, pending=(2, 3, 4, 5, 6, 7), in_flight_max=1).told(2)
     driven.sent()
-    driven.protocol.answered(driven.calls.pop(1), Taken(2))
+    driven.protocol.handle_answer(driven.calls.pop(1), SequenceTaken(2))
     changes = driven.protocol.take_changes()
     assert changes is not None
     assert [one.sequence for one in changes.entries] == [3, 4, 5, 6, 7, 8]
@@ -263,11 +263,11 @@ def test_writes_that_move_down_are_saved_shortly_before_they_are_sent() -> None:
     driven = Driven(in_flight_max=1).told(0)
     driven.submit(6)
     driven.sent()
-    driven.protocol.answered(driven.calls.pop(1), FAILED)
+    driven.protocol.handle_answer(driven.calls.pop(1), FAILED)
     changes = driven.protocol.take_changes()
     assert changes is not None
     assert [one.sequence for one in changes.entries] == [1, 2]
-    driven.protocol.saved(changes)
+    driven.protocol.confirm_saved(changes)
     for number in range(2, 7):
         assert driven.sent() == [(number, number - 1)]
         driven.answer(number)
@@ -276,9 +276,9 @@ def test_writes_that_move_down_are_saved_shortly_before_they_are_sent() -> None:
 @pytest.mark.parametrize("server", [0, 3])
 def test_server_with_a_lower_last_sequence_is_reported_as_forgotten(server: int) -> None:
     driven = Driven(last=4, pending=(5, 6)).told(server)
-    assert driven.protocol.forgotten == Forgotten(4, server)
+    assert driven.protocol.forgotten == ForgottenClient(4, server)
     assert driven.sent() == []
-    assert not driven.protocol.take_question()
+    assert not driven.protocol.take_state_request()
     driven.protocol.resume({_key(2)})
     assert driven.told(server).sent() == [(2, server + 1)]
     assert driven.settled == {1: None}
@@ -291,35 +291,35 @@ def test_evicted_client_without_sent_writes_continues_without_a_report() -> None
     assert driven.protocol.was_adopted
     assert driven.protocol.forgotten is None
     restored = Driven(last=4).told(3)
-    assert restored.protocol.forgotten == Forgotten(4, 3)
+    assert restored.protocol.forgotten == ForgottenClient(4, 3)
 
 
 def test_first_write_older_than_the_retention_is_reported_as_forgotten() -> None:
-    assert Driven(pending=(1,), now_ms=REMEMBERED_MS).told(0).sent() == [(1, 1)]
-    assert Driven(pending=(1,), now_ms=REMEMBERED_MS + 1).told(0).protocol.forgotten == Forgotten(0, 0)
+    assert Driven(pending=(1,), now_ms=RETENTION_MS).told(0).sent() == [(1, 1)]
+    assert Driven(pending=(1,), now_ms=RETENTION_MS + 1).told(0).protocol.forgotten == ForgottenClient(0, 0)
 
 
 def test_retry_after_the_retention_asks_for_the_client_state_first() -> None:
     driven = Driven().told(0)
     driven.submit()
     driven.sent()
-    driven.answer(1, Unknown())
-    driven.now_ms = REMEMBERED_MS + 1
+    driven.answer(1, NoReply())
+    driven.now_ms = RETENTION_MS + 1
     driven.protocol.release()
     assert driven.sent() == []
-    assert driven.told(0).protocol.forgotten == Forgotten(0, 0)
+    assert driven.told(0).protocol.forgotten == ForgottenClient(0, 0)
 
 
 def test_unexpected_gap_asks_for_the_client_state() -> None:
     driven = Driven().told(4)
     driven.submit(2)
     driven.sent()
-    driven.answer(1, Gap(0))
+    driven.answer(1, SequenceGap(0))
     assert driven.sent() == []
     driven.protocol.release()
     driven.told(0)
-    assert driven.protocol.forgotten == Forgotten(4, 0)
-    driven.answer(2, Gap(0))
+    assert driven.protocol.forgotten == ForgottenClient(4, 0)
+    driven.answer(2, SequenceGap(0))
     driven.protocol.resume({_key(1), _key(2)})
     assert driven.told(0).sent() == [(1, 1), (2, 2)]
 
@@ -328,11 +328,11 @@ def test_commit_during_a_state_request_is_not_reported_as_forgotten() -> None:
     driven = Driven().told(4)
     driven.submit(2)
     driven.sent()
-    driven.answer(2, Gap(3))  # inconsistent: asks for the client state
+    driven.answer(2, SequenceGap(3))  # inconsistent: asks for the client state
     driven.protocol.release()
-    assert driven.protocol.take_question()
+    assert driven.protocol.take_state_request()
     driven.answer(1)
-    driven.protocol.state_told(ClientState(4), 0)  # read before the commit
+    driven.protocol.on_state_received(ClientState(4), 0)  # read before the commit
     assert driven.protocol.forgotten is None
     assert driven.sent() == [(2, 6)]
 
@@ -341,7 +341,7 @@ def test_denied_write_that_may_have_been_sent_is_settled_by_the_client_state() -
     driven = Driven(last=1, pending=(2, 3)).told(1)
     assert driven.sent() == [(1, 2), (2, 3)]
     driven.answer(1, DENIED)
-    driven.answer(2, Gap(1))
+    driven.answer(2, SequenceGap(1))
     assert driven.settled == {}
     driven.told(1)  # the sequence is free: it was not written
     driven.save()
@@ -363,8 +363,8 @@ def test_denied_write_with_unknown_outcome_stays_pending_and_reports_the_error()
     driven.sent()
     driven.answer(1, DENIED)
     driven.told(3, key=9)
-    assert [error for _, error in driven.protocol.take_told()] == [DENIED.error]
-    assert driven.protocol.is_held
+    assert [error for _, error in driven.protocol.take_denied()] == [DENIED.error]
+    assert driven.protocol.is_paused
     assert driven.protocol.is_refused
     driven.protocol.release()
     assert driven.sent() == [(1, 2)]
@@ -379,13 +379,13 @@ def test_denied_write_that_an_earlier_call_may_have_committed_stays_pending() ->
     driven = Driven().told(0)
     driven.submit(2)
     assert driven.sent() == [(1, 1), (2, 2)]
-    driven.answer(2, Unknown())  # committed, in fact
-    driven.answer(1, Taken(1))
+    driven.answer(2, NoReply())  # committed, in fact
+    driven.answer(1, SequenceTaken(1))
     driven.protocol.release()
     assert driven.sent() == [(1, 2), (2, 3)]
     driven.answer(2, DENIED)
     driven.told(2, key=9)
-    assert [entry.number for entry, _ in driven.protocol.take_told()] == [2]
+    assert [entry.number for entry, _ in driven.protocol.take_denied()] == [2]
     driven.save()
     assert driven.settled == {}
 
@@ -395,7 +395,7 @@ def test_lowest_sequence_of_a_call_is_saved_until_its_outcome_is_known() -> None
     driven = Driven().told(0)
     driven.submit(2)
     driven.sent()
-    driven.protocol.answered(driven.calls.pop(1), Taken(1))
+    driven.protocol.handle_answer(driven.calls.pop(1), SequenceTaken(1))
     changes = driven.protocol.take_changes()
     assert changes is not None
     # The call of the second write under sequence 2 is still in flight.
@@ -408,14 +408,14 @@ def test_freed_sequence_limits_calls_after_a_restart() -> None:
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
-    driven.protocol.answered(driven.calls.pop(1), DENIED)
+    driven.protocol.handle_answer(driven.calls.pop(1), DENIED)
     changes = driven.protocol.take_changes()
     assert changes is not None
     assert changes.state == ScopeState(last=0, freed=1, highest=3)
     restarted = Driven(pending=(1, 2))
-    restarted.protocol = Protocol(changes.state, list(restarted.protocol.pending), in_flight_max=64)
+    restarted.protocol = LedgerProtocol(changes.state, list(restarted.protocol.entries), in_flight_max=64)
     assert restarted.told(0).sent() == [(1, 1)]
-    restarted.answer(1, Taken(1))
+    restarted.answer(1, SequenceTaken(1))
     assert restarted.sent() == [(1, 2), (2, 3)]
 
 
@@ -424,7 +424,7 @@ def test_write_whose_sequence_another_write_committed_under_gets_the_next_one() 
     """A delayed copy of the first write committed under its earlier sequence, which the second write has now."""
     driven = Driven(last=7, pending=(8, 9, 10)).told(8, key=99)
     assert driven.sent() == [(1, 8)]
-    driven.answer(1, Committed(Written("tx", 9, is_replay=True)))
+    driven.answer(1, CommittedWrite(Written("tx", 9, is_replay=True)))
     assert driven.sent() == [(2, 10), (3, 11)]
 
 
@@ -434,7 +434,7 @@ def test_nothing_is_sent_until_a_withdrawal_is_saved() -> None:
     driven = Driven(in_flight_max=1).told(0)
     driven.submit(2)
     driven.save()
-    first, second = driven.protocol.pending
+    first, second = driven.protocol.entries
     assert driven.protocol.withdraw(first)
     second.saved_sequence = second.sequence  # the file has it under this sequence already
     assert driven.protocol.next_calls(0) == []
@@ -447,13 +447,13 @@ def test_withdrawn_write_that_may_be_committed_frees_its_sequence_slowly() -> No
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
-    driven.answer(1, Unknown())
-    driven.answer(2, Gap(0))
-    driven.answer(3, Gap(0))
-    assert not driven.protocol.withdraw(next(iter(driven.protocol.pending)))
+    driven.answer(1, NoReply())
+    driven.answer(2, SequenceGap(0))
+    driven.answer(3, SequenceGap(0))
+    assert not driven.protocol.withdraw(next(iter(driven.protocol.entries)))
     driven.protocol.release()
     assert driven.sent() == [(2, 1)]
-    driven.answer(2, Taken(1))  # the withdrawn write was committed
+    driven.answer(2, SequenceTaken(1))  # the withdrawn write was committed
     assert driven.sent() == [(2, 2), (3, 3)]
 
 
@@ -461,11 +461,11 @@ def test_denied_client_state_fails_new_writes_and_keeps_recovered_ones() -> None
     driven = Driven(last=1, pending=(2,))
     driven.submit()
     driven.save()
-    assert driven.protocol.take_question()
-    driven.protocol.state_denied(DENIED.error)
+    assert driven.protocol.take_state_request()
+    driven.protocol.on_state_denied(DENIED.error)
     driven.save()
     assert driven.settled == {2: DENIED.error}
-    assert [entry.number for entry, _ in driven.protocol.take_told()] == [1]
+    assert [entry.number for entry, _ in driven.protocol.take_denied()] == [1]
     driven.protocol.release()
     assert driven.told(1).sent() == [(1, 2)]
 
@@ -475,7 +475,7 @@ def test_unverified_write_reports_the_error_and_uses_its_sequence() -> None:
     driven.submit(2)
     driven.sent()
     error = ValueError()
-    driven.answer(1, Unverified(error, 1))
+    driven.answer(1, ProofFailure(error, 1))
     assert driven.settled == {1: error}
     assert driven.numbers == [2]
 
@@ -485,11 +485,11 @@ def test_failed_save_drops_only_new_writes() -> None:
     driven.submit(2)
     driven.sent()
     driven.answer(1)
-    driven.protocol.answered(driven.calls.pop(2), FAILED)
+    driven.protocol.handle_answer(driven.calls.pop(2), FAILED)
     driven.submit(2)
     changes = driven.protocol.take_changes()
     assert changes is not None
-    assert len(driven.protocol.not_saved(changes)) == 2
+    assert len(driven.protocol.revert_unsaved(changes)) == 2
     assert driven.numbers == []
     driven.save()
     assert driven.settled[2] == FAILED.refused
@@ -503,7 +503,7 @@ def test_refusals_reduce_the_number_of_writes_in_flight() -> None:
     assert len(driven.sent()) == 16
     driven.answer(1, FAILED)
     for number in range(2, 17):
-        driven.answer(number, Gap(0))
+        driven.answer(number, SequenceGap(0))
     assert len(driven.sent()) == 1
     driven.answer(2)
     assert len(driven.sent()) == 9

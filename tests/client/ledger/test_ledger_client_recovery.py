@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 import oncelog
-from cli.served import server_process
+from cli.server_process import server_process
 from client.ledger.ledgers import (
     HERE,
     NOWHERE,
@@ -22,7 +22,7 @@ from client.ledger.ledgers import (
     written,
 )
 from databases import BOTH_STORES, log_at
-from doors.serving import Serving, api_key, serving
+from deadlines import soon
 from oncelog.client.ledger import (
     ForgottenError,
     LedgerLimits,
@@ -30,13 +30,13 @@ from oncelog.client.ledger import (
     Written,
     set_entity,
 )
-from oncelog.client.ledger.wire import Wire
+from oncelog.client.ledger.transport import LedgerTransport
 from oncelog.errors import (
     LostError,
 )
 from oncelog.testing.clock import ManualClock
 from scripts import read_line, run_until_killed, start_script
-from waiting import soon
+from server.running_server import Serving, api_key, serving
 
 DAY_MS = 24 * 3600 * 1000
 KILLS_AFTER = (1, 7, 23, 2, 40, 11)
@@ -131,9 +131,9 @@ async def test_lost_requests_and_answers_do_not_change_the_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance = Random(seed)
-    call = Wire.call
+    call = LedgerTransport.call
 
-    async def losing(self: Wire, method: str, request: Any, **options: Any) -> Any:
+    async def losing(self: LedgerTransport, method: str, request: Any, **options: Any) -> Any:
         if options and chance.random() < 0.1:
             raise LostError("the request was lost")
         answer = await call(self, method, request, **options)
@@ -141,7 +141,7 @@ async def test_lost_requests_and_answers_do_not_change_the_outcomes(
             raise LostError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(Wire, "call", losing)
+    monkeypatch.setattr(LedgerTransport, "call", losing)
     names, outcomes = [f"{number:03}" for number in range(100)], list[Any]()
     refused = {name for name in names if chance.random() < 0.1}
     async with serving(tmp_path) as served:

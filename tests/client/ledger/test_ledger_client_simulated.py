@@ -14,14 +14,24 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from client.ledger.model_ledger import Asked, ModelFile, ModelLedger, operations_of
-from oncelog.client.ledger.entries import Answer, Call, Changes, Committed, Denied, Gap, Settled, Taken, Unknown
-from oncelog.client.ledger.protocol import Protocol
+from oncelog.client.ledger.entries import (
+    AccessDenial,
+    CommittedWrite,
+    NoReply,
+    SequenceGap,
+    SequenceTaken,
+    SettledWrite,
+    StoreChanges,
+    WriteAnswer,
+    WriteCall,
+)
+from oncelog.client.ledger.protocol import LedgerProtocol
 from oncelog.client.ledger.values import Outcome, Refused, Written
 from oncelog.errors import ServerRefusedError
 
 STEPS: Final = 500
 DAY_MS: Final = 24 * 3600 * 1000
-DENIED: Final = Denied(ServerRefusedError("forbidden", "may not be written"))
+DENIED: Final = AccessDenial(ServerRefusedError("forbidden", "may not be written"))
 
 
 class World:
@@ -42,11 +52,11 @@ class World:
         """Keys of writes of which copies were in flight when another outcome was reported."""
         self.withdrawn: dict[bytes, bool] = {}
         """Keys of withdrawn writes, and whether the protocol says that they were not committed."""
-        self.travelling: list[tuple[Call, Asked]] = []
-        self.answers: list[tuple[Call, Answer]] = []
+        self.travelling: list[tuple[WriteCall, Asked]] = []
+        self.answers: list[tuple[WriteCall, WriteAnswer]] = []
         self.orphans: list[Asked] = []
         """Copies whose answers no call waits for."""
-        self.saving: Changes | None = None
+        self.saving: StoreChanges | None = None
         self.question: bool | None = None
         self.seen: Counter[str] = Counter()
         self.foreign = 0
@@ -59,8 +69,8 @@ class World:
         }  # fmt: skip
         self.actions, self.weights = list(actions), list(actions.values())
 
-    def restarted(self) -> Protocol:
-        return Protocol(self.file.state, self.file.entries(), in_flight_max=self.in_flight_max)
+    def restarted(self) -> LedgerProtocol:
+        return LedgerProtocol(self.file.state, self.file.entries(), in_flight_max=self.in_flight_max)
 
     # --- actions
 
@@ -89,7 +99,7 @@ class World:
         if changes is not None:
             self.file.save(changes)
             self.unsaved -= {one.entry.key for one in changes.entries}
-            self.protocol.saved(changes)
+            self.protocol.confirm_saved(changes)
             for settled in changes.settled:
                 self.tell(settled)
 
@@ -97,7 +107,7 @@ class World:
         """The disk is full."""
         changes, self.saving = self.saving, None
         if changes is not None:
-            self.protocol.not_saved(changes)
+            self.protocol.revert_unsaved(changes)
 
     def send(self) -> None:
         for call in self.protocol.next_calls(self.now_ms):
@@ -116,21 +126,21 @@ class World:
         if self.answers:
             call, answer = self.answers.pop(self.place(self.answers))
             if self.chance.random() < 0.1:
-                answer = Unknown()
+                answer = NoReply()
             self.seen[type(answer).__name__] += 1
-            self.protocol.answered(call, answer)
+            self.protocol.handle_answer(call, answer)
 
     def lose(self) -> None:
         if self.travelling:
             call, asked = self.travelling.pop(self.place(self.travelling))
             self.leave(asked)
-            self.protocol.answered(call, Unknown())
+            self.protocol.handle_answer(call, NoReply())
 
     def deny(self) -> None:
         if self.travelling:
             call, _ = self.travelling.pop(self.place(self.travelling))
             self.seen["Denied"] += 1
-            self.protocol.answered(call, DENIED)
+            self.protocol.handle_answer(call, DENIED)
 
     def double(self) -> None:
         if self.travelling:
@@ -147,15 +157,15 @@ class World:
 
     def ask(self) -> None:
         if self.question is None:
-            self.question = True if self.protocol.take_question() else None
+            self.question = True if self.protocol.take_state_request() else None
             return
         self.question = None
         if self.chance.random() < 0.2:
-            self.protocol.state_lost()
+            self.protocol.on_state_lost()
         elif self.chance.random() < 0.05:
-            self.protocol.state_denied(DENIED.error)
+            self.protocol.on_state_denied(DENIED.error)
         else:
-            self.protocol.state_told(self.server.state(), self.now_ms)
+            self.protocol.on_state_received(self.server.state(), self.now_ms)
 
     def release(self) -> None:
         self.protocol.release()
@@ -171,7 +181,7 @@ class World:
             self.leave(asked)
         self.travelling, self.answers, self.saving, self.question = [], [], None, None
         self.protocol = self.restarted()
-        for entry in self.protocol.pending:  # withdrawn, but not saved
+        for entry in self.protocol.entries:  # withdrawn, but not saved
             self.withdrawn.pop(entry.key, None)
 
     def evict(self) -> None:
@@ -179,7 +189,7 @@ class World:
         if self.chance.random() < 0.3:
             self.seen["evict"] += 1
             for call, _ in self.travelling:
-                self.protocol.answered(call, Unknown())
+                self.protocol.handle_answer(call, NoReply())
             self.travelling, self.orphans = [], []
             self.now_ms += DAY_MS
             self.server.forget()
@@ -192,7 +202,7 @@ class World:
         self.server.write(Asked(key, self.server.last + 1, operations))
 
     def withdraw(self) -> None:
-        entry = next(iter(self.protocol.pending), None)
+        entry = next(iter(self.protocol.entries), None)
         if entry is not None and self.chance.random() < 0.2 and entry.saved_sequence:
             self.seen["withdraw"] += 1
             self.withdrawn[entry.key] = self.protocol.withdraw(entry)
@@ -202,7 +212,7 @@ class World:
     def hear(self) -> None:
         for settled in self.protocol.take_written():
             self.tell(settled)
-        self.protocol.take_told()
+        self.protocol.take_denied()
         if self.protocol.forgotten is not None and self.saving is None:
             self.seen["forgotten"] += 1
             # The application checks the outcomes itself, which takes until nothing is in flight.
@@ -211,9 +221,9 @@ class World:
             while self.answers:
                 self.answer()
             committed = {asked.key for asked in self.server.log}
-            self.protocol.resume({entry.key for entry in self.protocol.pending} - committed)
+            self.protocol.resume({entry.key for entry in self.protocol.entries} - committed)
 
-    def tell(self, settled: Settled) -> None:
+    def tell(self, settled: SettledWrite) -> None:
         key, outcome = settled.entry.key, settled.outcome
         before = self.told.get(key)
         if before is not None:
@@ -222,7 +232,9 @@ class World:
         if not isinstance(before, Written):
             self.told[key] = outcome
 
-    def place(self, several: list[object] | list[tuple[Call, Asked]] | list[tuple[Call, Answer]] | list[Asked]) -> int:
+    def place(
+        self, several: list[object] | list[tuple[WriteCall, Asked]] | list[tuple[WriteCall, WriteAnswer]] | list[Asked]
+    ) -> int:
         """Return an index: mostly the first."""
         return 0 if self.chance.random() < 0.6 else self.chance.randrange(len(several))
 
@@ -238,7 +250,7 @@ class World:
             if not len(self.protocol) and self.saving is None:
                 break
         else:
-            pytest.fail(f"does not finish: {list(self.protocol.pending)}")
+            pytest.fail(f"does not finish: {list(self.protocol.entries)}")
         while self.orphans:
             self.deliver_orphan()
 
@@ -310,7 +322,7 @@ def test_simulation_covers_all_answers_and_faults() -> None:
         seen += World(seed, late=True).run().seen
         seen += World(seed, evictions=True).run().seen
         seen += World(seed, foreign=True).run(in_order=False).seen
-    for name in (Committed, Gap, Taken, Unknown, Denied):
+    for name in (CommittedWrite, SequenceGap, SequenceTaken, NoReply, AccessDenial):
         assert seen[name.__name__] > 10, seen
     for happened in ("ComeToNothing", "crash", "evict", "forgotten", "withdraw"):
         assert seen[happened] > 10, seen

@@ -7,10 +7,10 @@ import pytest
 
 from client.ledger.ledgers import HERE
 from client.ledger.model_ledger import operations_of
-from oncelog.client.ledger.entries import Changes, Entry, SavedEntry, ScopeState, Settled
+from oncelog.client.ledger.entries import QueueEntry, SavedEntry, ScopeState, SettledWrite, StoreChanges
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import Written
-from oncelog.core.transactions import transaction_body
+from oncelog.core.transactions import encode_operations
 from oncelog.errors import (
     CorruptError,
     NewerSchemaError,
@@ -22,9 +22,9 @@ from oncelog.errors import (
 from scripts import read_line, start_script
 
 
-def entry(number: int, sequence: int) -> Entry:
+def entry(number: int, sequence: int) -> QueueEntry:
     operations = operations_of(str(number), is_conditional=True)
-    made = Entry(number, bytes([number]) * 16, operations, transaction_body(operations), 17)
+    made = QueueEntry(number, bytes([number]) * 16, operations, encode_operations(operations), 17)
     made.sequence = sequence
     return made
 
@@ -38,21 +38,21 @@ def opened(path: Path) -> LedgerStore:
 @pytest.mark.rule("LG-19")
 def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
-    scope = store.scope("acme", "main")
+    scope = store.load_scope("acme", "main")
     assert (scope.state, scope.pending) == (ScopeState(), [])
     first, second = entry(1, 5), entry(2, 6)
-    store.save(scope.id, Changes([SavedEntry(first, 5, 5), SavedEntry(second, 6, 6)], [], ScopeState(4, 0, 6)))
-    settled = [Settled(first, Written("tx", 5))]
-    store.save(scope.id, Changes([SavedEntry(second, 5, 3)], settled, ScopeState(5, 4, 6)))
+    store.save(scope.id, StoreChanges([SavedEntry(first, 5, 5), SavedEntry(second, 6, 6)], [], ScopeState(4, 0, 6)))
+    settled = [SettledWrite(first, Written("tx", 5))]
+    store.save(scope.id, StoreChanges([SavedEntry(second, 5, 3)], settled, ScopeState(5, 4, 6)))
     store.close()
     again = LedgerStore(str(tmp_path / "client.db"))
     assert again.open("billing-1") == [("acme", "main")]
-    kept = again.scope("acme", "main")
+    kept = again.load_scope("acme", "main")
     (found,) = kept.pending
     assert kept.state == ScopeState(last=5, freed=4, highest=6)
     assert (found.number, found.sequence, found.lowest_unknown, found.made_at_ms) == (2, 5, 3, 17)
     assert (found.key, found.operations, found.body) == (second.key, second.operations, second.body)
-    assert again.scope("acme", "").pending == []
+    assert again.load_scope("acme", "").pending == []
     again.close()
 
 
@@ -134,7 +134,7 @@ def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -
     connection.close()
     for _ in range(2):  # the second time there is nothing to migrate
         store = opened(path)
-        scope, other = store.scope("acme", ""), store.scope("acme", "main")
+        scope, other = store.load_scope("acme", ""), store.load_scope("acme", "main")
         store.close()
         (found,) = scope.pending
         assert (found.sequence, found.lowest_unknown, found.body) == (9, 1, made.body)
@@ -144,37 +144,37 @@ def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -
 
 def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
-    scope = store.scope("acme", "")
+    scope = store.load_scope("acme", "")
     broken = entry(1, 1)
     broken.body = b"{}"
-    store.save(scope.id, Changes([SavedEntry(broken, 1, 1)], [], ScopeState()))
+    store.save(scope.id, StoreChanges([SavedEntry(broken, 1, 1)], [], ScopeState()))
     with pytest.raises(CorruptError):
-        store.scope("acme", "")
+        store.load_scope("acme", "")
     store.close()
 
 
 def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     store = opened(path)
-    scope = store.scope("acme", "")
+    scope = store.load_scope("acme", "")
     path.unlink()
     with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
-        store.save(scope.id, Changes([SavedEntry(entry(1, 1), 1, 1)], [], ScopeState()))
+        store.save(scope.id, StoreChanges([SavedEntry(entry(1, 1), 1, 1)], [], ScopeState()))
     store.close()
     with pytest.raises(StoreUnavailableError, match="is closed"):
-        store.scope("acme", "")
+        store.load_scope("acme", "")
 
 
 @pytest.mark.rule("LG-19")
 def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
-    scope = store.scope("acme", "")
+    scope = store.load_scope("acme", "")
     assert store._connection is not None
     modes = []
     for changes in (
-        Changes([SavedEntry(entry(1, 1), 1, 1)], [], ScopeState()),
-        Changes([], [Settled(entry(1, 1), Written("tx", 1))], ScopeState(1)),
-        Changes([], [Settled(entry(1, 1), ValueError())], ScopeState(1)),
+        StoreChanges([SavedEntry(entry(1, 1), 1, 1)], [], ScopeState()),
+        StoreChanges([], [SettledWrite(entry(1, 1), Written("tx", 1))], ScopeState(1)),
+        StoreChanges([], [SettledWrite(entry(1, 1), ValueError())], ScopeState(1)),
     ):
         store.save(scope.id, changes)
         modes.append(store._connection.execute("PRAGMA synchronous").fetchone()[0])

@@ -2,7 +2,7 @@
 
 import typer
 
-from oncelog.cli.deltas import compact, importing, pull, push, rows, snapshot
+from oncelog.cli.deltas import compact, import_csv, pull, push, rows, snapshot
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,5 +12,5 @@ app.command()(push.push)
 app.command()(pull.pull)
 app.command()(rows.rows)
 app.command()(snapshot.snapshot)
-app.command("import")(importing.import_)
+app.command("import")(import_csv.import_)
 app.command()(compact.compact)

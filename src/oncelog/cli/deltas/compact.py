@@ -9,13 +9,20 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, remote_of, say
-from oncelog.cli.terminal import AsJson, Meter, ending_well, print_json, printable, terminated_as_interrupted
+from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, build_remote, print_message
+from oncelog.cli.terminal import (
+    AsJson,
+    ProgressMeter,
+    escape_unprintable,
+    interrupt_on_sigterm,
+    print_json,
+    translate_errors,
+)
 from oncelog.errors import OncelogError
-from oncelog.stores.verifying.findings import Progress
+from oncelog.storage.verify.findings import Progress
 
 _DAY_MS = 86_400_000
-_GOES_ON = "Run the same command again, and it goes on."
+_RESUME_HINT = "Run the same command again, and it goes on."
 
 
 def compact(  # noqa: PLR0913, PLR0917 - each one is an option
@@ -53,14 +60,14 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas compact shop --keep 100000 --tombstone-age-days 90
     """
-    with ending_well(), terminated_as_interrupted():
+    with translate_errors(), interrupt_on_sigterm():
         if (upto is None) == (keep is None):
             raise OncelogError("one of --upto and --keep must be given, and not both")
-        remote = remote_of(url, token, token_file)
+        remote = build_remote(url, token, token_file)
         asked: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
         if tombstone_age_days is not None:
             asked["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
-        done = asyncio.run(_run(Gateway(remote, gateway, timeout), asked, upto or 0))
+        done = asyncio.run(_run_compaction(Gateway(remote, gateway, timeout), asked, upto or 0))
         if as_json:
             held = None if done.held_by is None else msgspec.structs.asdict(done.held_by)
             print_json(
@@ -72,7 +79,7 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
                 typer.echo(f"{done.dropped_rows} deleted rows dropped")
             if done.held_by is not None:
                 typer.echo(
-                    f"other deleted rows stay until the consumer {printable(done.held_by.consumer)}, which is "
+                    f"other deleted rows stay until the consumer {escape_unprintable(done.held_by.consumer)}, which is "
                     f"{done.held_by.lag} deltas behind, has read them"
                 )
 
@@ -83,7 +90,7 @@ class _HeldBy(Struct, frozen=True):
     lag: int
 
 
-class _Compacted(Struct, frozen=True, rename="camel"):
+class _CompactResult(Struct, frozen=True, rename="camel"):
     compacted: int
     upto: int
     has_more: bool = False
@@ -92,27 +99,27 @@ class _Compacted(Struct, frozen=True, rename="camel"):
     held_by: _HeldBy | None = None
 
 
-async def _run(gateway: Gateway, asked: dict[str, int | str], wanted: int) -> _Compacted:
+async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto: int) -> _CompactResult:
     """Request after request, as each compacts no more than a server does at once."""
     compacted = dropped = 0
     held: _HeldBy | None = None
     async with gateway:
-        with Meter() as meter:
+        with ProgressMeter() as meter:
             try:
                 while True:
-                    done = await gateway.post(_Compacted, "compact", orjson.dumps(asked))
+                    done = await gateway.post(_CompactResult, "compact", orjson.dumps(request))
                     compacted, dropped, held = (
                         compacted + done.compacted,
                         dropped + done.dropped_rows,
                         done.held_by or held,
                     )
-                    meter(Progress("compacting", done.upto, wanted))
+                    meter(Progress("compacting", done.upto, upto))
                     if done.next:
-                        asked["page"] = done.next
+                        request["page"] = done.next
                     elif not done.has_more:
-                        return _Compacted(compacted, done.upto, dropped_rows=dropped, held_by=held)
+                        return _CompactResult(compacted, done.upto, dropped_rows=dropped, held_by=held)
             except asyncio.CancelledError:
-                say(f"interrupted; {compacted} deltas are compacted. {_GOES_ON}")
+                print_message(f"interrupted; {compacted} deltas are compacted. {_RESUME_HINT}")
                 raise
             except GaveUpError as error:
-                raise OncelogError(f"{error}; {compacted} deltas are compacted. {_GOES_ON}") from error
+                raise OncelogError(f"{error}; {compacted} deltas are compacted. {_RESUME_HINT}") from error

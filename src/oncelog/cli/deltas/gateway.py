@@ -9,11 +9,11 @@ import msgspec
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.remote import Patience, Remote, as_foreign, demand_text
-from oncelog.client.wire import refused_by_status
-from oncelog.codes import CLOCK_DRIFT, RATE_LIMITED, TOO_LARGE
-from oncelog.core.deltas import deltas_body, gateway_fault
+from oncelog.cli.remote import Remote, Retrier, check_text, translate_decode_errors
+from oncelog.client.runtime.websocket import status_error
+from oncelog.core.deltas import encode_push, find_gateway_fault
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
+from oncelog.error_codes import CLOCK_DRIFT, RATE_LIMITED, TOO_LARGE
 from oncelog.errors import OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """A request with more is divided: servers take 4 MiB unless told otherwise. One delta is never divided."""
-RATE_S: Final = 2.0
+RATE_DIVIDE_S: Final = 2.0
 """A push that a limit of new deltas holds back for longer is divided: what is smaller finds room sooner."""
-SILENT_S: Final = 90.0
+HEARTBEAT_TIMEOUT_S: Final = 90.0
 """How long nothing may come where a heartbeat should."""
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class DeltasRefusedError(ServerRefusedError):
         return is_ahead or super().is_transient
 
 
-class TooManyError(OncelogError):
+class PushTooLargeError(OncelogError):
     """A push that the server would take in smaller parts only."""
 
 
@@ -70,25 +70,25 @@ class Result(Struct, frozen=True, rename="camel"):
     duplicate: bool
 
 
-class _Pushed(Struct, frozen=True):
+class _PushResults(Struct, frozen=True):
     results: list[Raw]
 
 
-_ERROR: Final = msgspec.json.Decoder(_Error)
-_PUSHED: Final = msgspec.json.Decoder(_Pushed)
-_RESULT: Final = msgspec.json.Decoder(Result)
+_ERROR_DECODER: Final = msgspec.json.Decoder(_Error)
+_PUSH_RESULTS_DECODER: Final = msgspec.json.Decoder(_PushResults)
+_RESULT_DECODER: Final = msgspec.json.Decoder(Result)
 
 
 class Gateway:
     """`async with` opens and closes its connections."""
 
     def __init__(self, remote: Remote, name: str, timeout_s: float) -> None:
-        fault = gateway_fault(demand_text(name, "GATEWAY"))
+        fault = find_gateway_fault(check_text(name, "GATEWAY"))
         if fault is not None:
             raise OncelogError(f"GATEWAY {fault}")
         self.remote = remote
         self._url = f"{remote.url}/v1/sync/{quote(name, safe='')}/"
-        self._patience = Patience(remote, timeout_s)
+        self._retrier = Retrier(remote, timeout_s)
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "Gateway":
@@ -101,101 +101,101 @@ class Gateway:
         await self._session.close()
 
     @property
-    def has_tried_again(self) -> bool:
+    def has_retried(self) -> bool:
         """Whether a request may have been taken although it was refused later."""
-        return self._patience.has_told
+        return self._retrier.has_retried
 
     async def get(self, kind: type[T], path: str, **parameters: str | int | None) -> T:
         """An answer. Raises GaveUpError, or the refusal."""
-        answer = await self._patience.until_answered(lambda: self._once("GET", path, parameters))
-        return self._decoded(answer, kind)
+        answer = await self._retrier.run(lambda: self._request_once("GET", path, parameters))
+        return self._decode(answer, kind)
 
     async def post(self, kind: type[T], path: str, body: bytes) -> T:
         """An answer. Raises GaveUpError, or the refusal."""
-        answer = await self._patience.until_answered(lambda: self._once("POST", path, {}, body))
-        return self._decoded(answer, kind)
+        answer = await self._retrier.run(lambda: self._request_once("POST", path, {}, body))
+        return self._decode(answer, kind)
 
-    async def push(self, deltas: Sequence[bytes], *, divides: bool = False) -> list[tuple[Raw, Result]]:
+    async def push(self, deltas: Sequence[bytes], *, can_divide: bool = False) -> list[tuple[Raw, Result]]:
         """Pushes deltas under their ids until they are answered: the results as they came, and read.
 
         Raises as `post` does; and TooManyError, if whoever calls divides what is more than the server's limits allow.
         """
-        body, loop = deltas_body(deltas), asyncio.get_running_loop()
+        body, loop = encode_push(deltas), asyncio.get_running_loop()
         limited_s: float | None = None
 
-        async def once() -> bytes:
+        async def push_once() -> bytes:
             nonlocal limited_s
             sent_s = loop.time()
             try:
-                return await self._once("POST", "push", {}, body)
+                return await self._request_once("POST", "push", {}, body)
             except DeltasRefusedError as error:
                 is_too_much = error.code == TOO_LARGE
                 if error.code == RATE_LIMITED:
                     # From the first refusal to when it was sent again: an answer that was long on its way is no sign.
                     held_back_s = 0.0 if limited_s is None else sent_s - limited_s
-                    is_too_much = max(held_back_s, error.retry_after_ms / 1000) > RATE_S
+                    is_too_much = max(held_back_s, error.retry_after_ms / 1000) > RATE_DIVIDE_S
                     limited_s = loop.time() if limited_s is None else limited_s
-                if divides and is_too_much and len(deltas) > 1:
-                    raise TooManyError(str(error)) from error
+                if can_divide and is_too_much and len(deltas) > 1:
+                    raise PushTooLargeError(str(error)) from error
                 raise
 
-        raws = self._decoded(await self._patience.until_answered(once), _Pushed).results
+        raws = self._decode(await self._retrier.run(push_once), _PushResults).results
         if len(raws) != len(deltas):
             raise OncelogError(f"{self.remote.url} has answered {len(deltas)} deltas with {len(raws)} results")
-        with as_foreign(self.remote):
-            return [(raw, _RESULT.decode(raw)) for raw in raws]
+        with translate_decode_errors(self.remote):
+            return [(raw, _RESULT_DECODER.decode(raw)) for raw in raws]
 
-    async def live(self, since: int, epoch: str) -> "aiohttp.ClientResponse":
+    async def open_live_stream(self, since: int, epoch: str) -> "aiohttp.ClientResponse":
         """A stream of server-sent events, to be closed. Raises LostError or ServerRefusedError."""
         import aiohttp  # noqa: PLC0415 - as above
 
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENT_S, sock_read=SILENT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=HEARTBEAT_TIMEOUT_S, sock_read=HEARTBEAT_TIMEOUT_S)
         response = await self._session.get(
-            self._address("live", {"since": since, "epoch": epoch or None}),
+            self._build_url("live", {"since": since, "epoch": epoch or None}),
             headers=self.remote.headers,
             timeout=timeout,
         )
         if response.status != 200:
             async with response:
-                raise _refused(response.status, response.headers.get("Retry-After"), await response.read())
+                raise _build_refusal(response.status, response.headers.get("Retry-After"), await response.read())
         return response
 
-    async def _once(
+    async def _request_once(
         self, method: str, path: str, parameters: dict[str, str | int | None], body: bytes | None = None
     ) -> bytes:
         headers = dict(self.remote.headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
-        url = self._address(path, parameters)
+        url = self._build_url(path, parameters)
         async with self._session.request(method, url, data=body, headers=headers) as response:
             answer = await response.read()
             if response.status != 200:
-                raise _refused(response.status, response.headers.get("Retry-After"), answer)
+                raise _build_refusal(response.status, response.headers.get("Retry-After"), answer)
         return answer
 
-    def _address(self, path: str, parameters: dict[str, str | int | None]) -> Any:
+    def _build_url(self, path: str, parameters: dict[str, str | int | None]) -> Any:
         from yarl import URL  # noqa: PLC0415 - aiohttp brings it
 
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
         return URL(self._url + path + (f"?{query}" if query else ""), encoded=True)
 
-    def _decoded(self, answer: bytes, kind: type[T]) -> T:
-        with as_foreign(self.remote):
+    def _decode(self, answer: bytes, kind: type[T]) -> T:
+        with translate_decode_errors(self.remote):
             return msgspec.json.decode(answer, type=kind)
 
 
-def read_error(payload: bytes) -> DeltasRefusedError:
+def decode_error(payload: bytes) -> DeltasRefusedError:
     """The error in the door's own words. Raises msgspec.MsgspecError for what is none."""
-    error = _ERROR.decode(payload)
+    error = _ERROR_DECODER.decode(payload)
     code = error.code.lower()
     return DeltasRefusedError(code, error.error, error.retry_after_ms, error.index, is_compacted=error.snapshot)
 
 
-def _refused(status: int, retry_after: str | None, answer: bytes) -> ServerRefusedError:
+def _build_refusal(status: int, retry_after: str | None, answer: bytes) -> ServerRefusedError:
     try:
-        return read_error(answer)
+        return decode_error(answer)
     except msgspec.MsgspecError:  # the words of a proxy
-        error = refused_by_status(status)
+        error = status_error(status)
         if status == 413:
             return DeltasRefusedError(TOO_LARGE, "HTTP status 413")
         if retry_after is not None and retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6:

@@ -10,22 +10,22 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout, read_error
+from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout, decode_error
 from oncelog.cli.remote import (
     CONNECT_TIMEOUT_S,
     DEFAULT_URL,
     Token,
     TokenFile,
     Url,
-    as_foreign,
-    as_lost,
-    pauses_s,
-    remote_of,
-    say,
-    while_somebody_reads,
+    build_remote,
+    iterate_pauses_s,
+    print_message,
+    run_while_output_open,
+    translate_connection_errors,
+    translate_decode_errors,
 )
-from oncelog.cli.terminal import FOUND_NOTHING, ending_well, printable, terminated_as_interrupted
-from oncelog.codes import HISTORY_CHANGED
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, escape_unprintable, interrupt_on_sigterm, translate_errors
+from oncelog.error_codes import HISTORY_CHANGED
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
@@ -61,16 +61,16 @@ def pull(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas pull shop --follow --json | jq .rowId
     """
-    with ending_well(), terminated_as_interrupted():
-        remote = remote_of(url, token, token_file)
-        show = _json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _pretty_line
-        pulling = _Pull(Gateway(remote, gateway, timeout), gateway, since, epoch or "", limit, show)
-        asyncio.run(_run(pulling, follow))
+    with translate_errors(), interrupt_on_sigterm():
+        remote = build_remote(url, token, token_file)
+        show = _encode_json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
+        pulling = _Puller(Gateway(remote, gateway, timeout), gateway, since, epoch or "", limit, show)
+        asyncio.run(_run_pull(pulling, follow))
 
 
-async def _run(pulling: "_Pull", follow: bool) -> None:
-    async with pulling.gateway:
-        await while_somebody_reads(pulling.follow() if follow else pulling.pages())
+async def _run_pull(puller: "_Puller", follow: bool) -> None:
+    async with puller.gateway:
+        await run_while_output_open(puller.follow() if follow else puller.print_pages())
 
 
 class _Page(Struct, frozen=True, rename="camel"):
@@ -81,7 +81,7 @@ class _Page(Struct, frozen=True, rename="camel"):
     snapshot: bool = False
 
 
-class _Numbered(Struct, frozen=True):
+class _NumberedDelta(Struct, frozen=True):
     sequence: int
 
 
@@ -89,11 +89,11 @@ class _Connected(Struct, frozen=True):
     epoch: str
 
 
-_NUMBERED: Final = msgspec.json.Decoder(_Numbered)
-_CONNECTED: Final = msgspec.json.Decoder(_Connected)
+_NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedDelta)
+_CONNECTED_DECODER: Final = msgspec.json.Decoder(_Connected)
 
 
-class _Pull:
+class _Puller:
     """A cursor, and all that is done to move it on."""
 
     def __init__(
@@ -109,105 +109,105 @@ class _Pull:
         self._name = name
         self._cursor = since
         self._epoch = epoch
-        self._left = limit
+        self._remaining = limit
         self._show = show
         self._was_connected = False
 
-    async def pages(self) -> None:
+    async def print_pages(self) -> None:
         """All that is there."""
         has_more = True
-        while has_more and self._left != 0:
-            size = PAGE_DELTAS if self._left is None else min(self._left, PAGE_DELTAS)
+        while has_more and self._remaining != 0:
+            size = PAGE_DELTAS if self._remaining is None else min(self._remaining, PAGE_DELTAS)
             try:
                 page = await self.gateway.get(_Page, "pull", since=self._cursor, limit=size, epoch=self._epoch or None)
             except ServerRefusedError as error:
-                raise self._explained(error) from error
+                raise self._explain(error) from error
             if page.snapshot:
-                raise self._compacted()
-            self._take(page.deltas)
+                raise self._report_compacted()
+            self._print_deltas(page.deltas)
             self._cursor, self._epoch, has_more = max(self._cursor, page.cursor), page.epoch, page.has_more
 
     async def follow(self) -> None:
         """All that is there, then what comes. Raises OncelogError where another connection would not help."""
-        pauses = pauses_s()
+        pauses = iterate_pauses_s()
         has_told = False
         while True:
             retry_after_s = 0.0
             try:
-                with as_lost(self.gateway.remote):
+                with translate_connection_errors(self.gateway.remote):
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                        response = await self.gateway.live(self._cursor, self._epoch)
+                        response = await self.gateway.open_live_stream(self._cursor, self._epoch)
                     async with response:
                         if has_told:
-                            say(f"connected again, and going on after {self._cursor}")
-                        self._was_connected, has_told, pauses = True, False, pauses_s()
-                        return await self._read(response)
+                            print_message(f"connected again, and going on after {self._cursor}")
+                        self._was_connected, has_told, pauses = True, False, iterate_pauses_s()
+                        return await self._read_stream(response)
             except LostError as error:
                 if not self._was_connected:
                     raise
                 problem: OncelogError = error
             except ServerRefusedError as error:
                 if not error.is_transient:
-                    raise self._explained(error) from error
+                    raise self._explain(error) from error
                 problem, retry_after_s = error, error.retry_after_ms / 1000
             if not has_told:
                 has_told = True
-                say(f"{problem}; trying again")
+                print_message(f"{problem}; trying again")
             await asyncio.sleep(max(next(pauses), retry_after_s))
 
-    async def _read(self, response: "aiohttp.ClientResponse") -> None:
+    async def _read_stream(self, response: "aiohttp.ClientResponse") -> None:
         """Until it has all it wants. Raises LostError at the end of the stream."""
-        async for several in _events(response):
+        async for several in _iterate_events(response):
             deltas = []
             for kind, data in several:
-                with as_foreign(self.gateway.remote):
+                with translate_decode_errors(self.gateway.remote):
                     match kind:
                         case b"":
                             deltas.append(Raw(data))
                         case b"connected":
-                            self._epoch = _CONNECTED.decode(data).epoch
+                            self._epoch = _CONNECTED_DECODER.decode(data).epoch
                         case b"snapshot":
-                            self._take(deltas)
-                            raise self._compacted()
+                            self._print_deltas(deltas)
+                            raise self._report_compacted()
                         case b"error":
-                            self._take(deltas)
-                            raise read_error(data)
-            self._take(deltas)
-            if self._left == 0:
+                            self._print_deltas(deltas)
+                            raise decode_error(data)
+            self._print_deltas(deltas)
+            if self._remaining == 0:
                 return
         raise LostError(f"the connection to {self.gateway.remote.url} was closed")
 
-    def _take(self, deltas: Iterable[Raw]) -> None:
+    def _print_deltas(self, deltas: Iterable[Raw]) -> None:
         """Prints what is new. The cursor moves when it has been written, and never back."""
         output = sys.stdout.buffer
         for delta in deltas:
-            with as_foreign(self.gateway.remote):
-                number = _NUMBERED.decode(delta).sequence
+            with translate_decode_errors(self.gateway.remote):
+                number = _NUMBERED_DECODER.decode(delta).sequence
                 line = self._show(delta)
-            if number <= self._cursor or self._left == 0:
+            if number <= self._cursor or self._remaining == 0:
                 continue
             output.write(line)
             self._cursor = number
-            if self._left is not None:
-                self._left -= 1
+            if self._remaining is not None:
+                self._remaining -= 1
         output.flush()
 
-    def _compacted(self) -> Exception:
-        say(
+    def _report_compacted(self) -> Exception:
+        print_message(
             f"the deltas after {self._cursor} have been compacted, and are in the rows only: read them with "
             f"`oncelog deltas snapshot {self._name}`, which says from which sequence to pull on"
         )
-        return typer.Exit(FOUND_NOTHING)
+        return typer.Exit(EXIT_FOUND_NOTHING)
 
-    def _explained(self, error: ServerRefusedError) -> Exception:
+    def _explain(self, error: ServerRefusedError) -> Exception:
         if isinstance(error, DeltasRefusedError) and error.is_compacted:
-            return self._compacted()
+            return self._report_compacted()
         if error.code == HISTORY_CHANGED:
             return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
         return error
 
 
-async def _events(response: "aiohttp.ClientResponse") -> AsyncIterator[list[tuple[bytes, bytes]]]:
+async def _iterate_events(response: "aiohttp.ClientResponse") -> AsyncIterator[list[tuple[bytes, bytes]]]:
     """Server-sent events, name and data, as many as have come. A line may be longer than aiohttp's own would be."""
     rest: list[bytes] = []
     async for chunk in response.content.iter_any():
@@ -216,10 +216,10 @@ async def _events(response: "aiohttp.ClientResponse") -> AsyncIterator[list[tupl
             continue
         *whole, last = b"".join([*rest, chunk]).split(b"\n\n")
         rest = [last] if last else []
-        yield [_event(text) for text in whole]
+        yield [_parse_event(text) for text in whole]
 
 
-def _event(text: bytes) -> tuple[bytes, bytes]:
+def _parse_event(text: bytes) -> tuple[bytes, bytes]:
     fields: dict[bytes, bytes] = {}
     for line in text.split(b"\n"):
         name, _, value = line.partition(b":")
@@ -244,16 +244,16 @@ class _Delta(Struct, frozen=True, rename="camel"):
     columns: list[_Column]
 
 
-_DELTA: Final = msgspec.json.Decoder(_Delta)
+_DELTA_DECODER: Final = msgspec.json.Decoder(_Delta)
 
 
-def _json_line(delta: Raw) -> bytes:
+def _encode_json_line(delta: Raw) -> bytes:
     return bytes(delta) + b"\n"
 
 
-def _pretty_line(raw: Raw) -> bytes:
+def _format_line(raw: Raw) -> bytes:
     """`17  INSERT  products  p1  till-1  {"name":"Tea"}`, and nothing that could write by itself."""
-    delta = _DELTA.decode(raw)
+    delta = _DELTA_DECODER.decode(raw)
     columns = ",".join(f"{orjson.dumps(one.column).decode()}:{bytes(one.value).decode()}" for one in delta.columns)
     shown = [str(delta.sequence), delta.op, delta.table, delta.row_id, delta.client_id, f"{{{columns}}}"]
-    return (printable("  ".join(shown)) + "\n").encode()
+    return (escape_unprintable("  ".join(shown)) + "\n").encode()

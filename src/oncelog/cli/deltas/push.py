@@ -13,22 +13,22 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.deltas.files import write_new
+from oncelog.cli.deltas.atomic_files import write_new_file
 from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, DeltasRefusedError, Gateway, Name, Result, Timeout
-from oncelog.cli.input import LINE_BYTES_MAX, Input, Lines
-from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, demand_text, remote_of, say
-from oncelog.cli.terminal import CANNOT_LOOK, FOUND_NOTHING, AsJson, ending_well, terminated_as_interrupted
+from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
+from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, build_remote, check_text, print_message
+from oncelog.cli.terminal import EXIT_CANNOT_READ, EXIT_FOUND_NOTHING, AsJson, interrupt_on_sigterm, translate_errors
 from oncelog.core import hlc
 from oncelog.core.canonical import canonical_text, parse
-from oncelog.core.deltas import PUSH_DELTAS_MAX, delta_body, read_delta
+from oncelog.core.deltas import PUSH_DELTAS_MAX, decode_delta, encode_delta
 from oncelog.core.hlc import ClockExhausted
-from oncelog.core.identity import delta_id_of
+from oncelog.core.identity import delta_id_from_json
 from oncelog.errors import CanonicalError, OncelogError
-from oncelog.stores.clock import SystemClock
+from oncelog.storage.clock import SystemClock
 
 STANDARD_INPUT: Final = "-"
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, Raw])
-_RAWS: Final = msgspec.json.Decoder(list[Raw])
+_MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
+_RAW_LIST_DECODER: Final = msgspec.json.Decoder(list[Raw])
 
 Source = Annotated[
     str,
@@ -68,18 +68,18 @@ def push(  # noqa: PLR0913, PLR0917 - each one is an option
       echo '{"op":"UPDATE","table":"products","rowId":"p1","columns":[{"column":"price","value":3.5}]}' |
       oncelog deltas push shop --client-id till-1
     """
-    with ending_well(), terminated_as_interrupted(), ExitStack() as stack:
-        remote = remote_of(url, token, token_file)
-        reader = _Reader(None if client_id is None else demand_text(client_id, "--client-id"))
-        pushing = _Push(Gateway(remote, gateway, timeout), as_json)
-        descriptor = _opened(file, stack)
+    with translate_errors(), interrupt_on_sigterm(), ExitStack() as stack:
+        remote = build_remote(url, token, token_file)
+        reader = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
+        pushing = _Pusher(Gateway(remote, gateway, timeout), as_json)
+        descriptor = _open_input(file, stack)
         if stamped is None:
-            asyncio.run(pushing.run(_batches_of_input(reader, descriptor, batch)))
+            asyncio.run(pushing.run(_iterate_batches(reader, descriptor, batch)))
         else:
-            asyncio.run(pushing.run(_batches_of_file(reader, descriptor, batch, stamped)))
+            asyncio.run(pushing.run(_iterate_stamped_batches(reader, descriptor, batch, stamped)))
 
 
-def _opened(file: str, stack: ExitStack) -> int:
+def _open_input(file: str, stack: ExitStack) -> int:
     if file == STANDARD_INPUT:
         if sys.stdin is None:
             raise OncelogError("standard input must be open")
@@ -97,17 +97,17 @@ def _opened(file: str, stack: ExitStack) -> int:
 
 class _Item(Struct, frozen=True):
     body: bytes
-    place: str
+    location: str
     """Where it stood: `line 3`, `line 1, deltas[7]`."""
     is_stamped: bool
     """Nobody but this command knows it yet."""
 
 
-class _EndsEarlyError(OncelogError):
+class _IncompleteJsonError(OncelogError):
     """A JSON text that may go on in the next line."""
 
 
-class _Reader:
+class _DeltaParser:
     """Makes deltas of lines. What a line says is kept; what it leaves out is put in."""
 
     def __init__(self, client_id: str | None) -> None:
@@ -118,7 +118,7 @@ class _Reader:
         """The lines of one JSON text that goes over all of the input."""
         self._size = 0
 
-    def read(self, text: bytes, line: int) -> list[_Item]:
+    def parse(self, text: bytes, line: int) -> list[_Item]:
         """The deltas of a line; none yet where the text goes on. Raises OncelogError with the place."""
         self._size = len(text) + (self._size if self._text else 0)
         if self._size > LINE_BYTES_MAX:
@@ -127,41 +127,41 @@ class _Reader:
             self._text.append(text)
             return []
         try:
-            return self._items(text, f"line {line}")
-        except _EndsEarlyError:
+            return self._parse_items(text, f"line {line}")
+        except _IncompleteJsonError:
             if line != 1:
                 raise
             self._text = [text]
             return []
 
-    def end(self) -> list[_Item]:
+    def finish(self) -> list[_Item]:
         """The deltas of a text that goes over several lines."""
-        return self._items(b"\n".join(self._text), "the text") if self._text else []
+        return self._parse_items(b"\n".join(self._text), "the text") if self._text else []
 
-    def _items(self, text: bytes, place: str) -> list[_Item]:
+    def _parse_items(self, text: bytes, place: str) -> list[_Item]:
         try:
             orjson.loads(text)
-            members = _MEMBERS.decode(text)
-            parts = _RAWS.decode(members["deltas"]) if set(members) == {"deltas"} else None
+            members = _MEMBERS_DECODER.decode(text)
+            parts = _RAW_LIST_DECODER.decode(members["deltas"]) if set(members) == {"deltas"} else None
         except orjson.JSONDecodeError as error:
-            kind = _EndsEarlyError if error.msg.startswith("unexpected end of data") else OncelogError
+            kind = _IncompleteJsonError if error.msg.startswith("unexpected end of data") else OncelogError
             raise kind(f"{place}: is no JSON: {error.msg}") from error
         except msgspec.MsgspecError:
             raise OncelogError(f'{place}: must be a delta, which is an object, or {{"deltas": […]}}') from None
         if parts is None:
-            return [self._item(text, place)]
-        return [self._item(bytes(part), f"{place}, deltas[{index}]") for index, part in enumerate(parts)]
+            return [self._parse_item(text, place)]
+        return [self._parse_item(bytes(part), f"{place}, deltas[{index}]") for index, part in enumerate(parts)]
 
-    def _item(self, text: bytes, place: str) -> _Item:
+    def _parse_item(self, text: bytes, place: str) -> _Item:
         try:
-            return self._delta(canonical_text(text), place)
+            return self._build_item(canonical_text(text), place)
         except msgspec.MsgspecError:
             raise OncelogError(f"{place}: must be an object") from None
         except CanonicalError as error:
             raise OncelogError(f"{place}: {error}") from error
 
-    def _delta(self, text: bytes, place: str) -> _Item:
-        members = _MEMBERS.decode(text)
+    def _build_item(self, text: bytes, place: str) -> _Item:
+        members = _MEMBERS_DECODER.decode(text)
         is_stamped = "deltaId" not in members
         if is_stamped:
             if "clientId" not in members:
@@ -169,69 +169,69 @@ class _Reader:
                     raise CanonicalError("$.clientId", "is missing; --client-id says it for all")
                 members["clientId"] = Raw(orjson.dumps(self._client_id))
             if "hlc" not in members:
-                members["hlc"] = Raw(orjson.dumps(self._now()))
-            delta_id = delta_id_of(parse(msgspec.json.encode(members)))
+                members["hlc"] = Raw(orjson.dumps(self._next_hlc()))
+            delta_id = delta_id_from_json(parse(msgspec.json.encode(members)))
             members["deltaId"] = Raw(b'"%b"' % delta_id.hex().encode())
             text = msgspec.json.encode(members)
-        return _Item(delta_body(read_delta(text)), place, is_stamped)
+        return _Item(encode_delta(decode_delta(text)), place, is_stamped)
 
-    def _now(self) -> str:
+    def _next_hlc(self) -> str:
         """Strictly rising: of two changes of one column the later line must win."""
-        reading = hlc.now(self._last, self._clock.wall_ms())
+        reading = hlc.tick(self._last, self._clock.wall_ms())
         if isinstance(reading, ClockExhausted):
             raise OncelogError("this machine's clock is beyond the last time that a delta can have")
         self._last = reading
         return str(reading)
 
 
-async def _batches_of_input(reader: _Reader, descriptor: int, items_max: int) -> AsyncIterator[list[_Item]]:
+async def _iterate_batches(parser: _DeltaParser, descriptor: int, items_max: int) -> AsyncIterator[list[_Item]]:
     """What has come is sent, and not kept until a batch is full: somebody may be typing."""
-    chunks, lines = Input(descriptor), Lines(reader.read)
+    chunks, lines = InputReader(descriptor), LineParser(parser.parse)
     waiting: deque[_Item] = deque()
     chunk = b"first"
-    while chunk and lines.wrong is None:
-        chunk = await chunks.next()
-        lines.take(chunk)
+    while chunk and lines.error is None:
+        chunk = await chunks.read_chunk()
+        lines.feed(chunk)
         while lines.items:
             waiting.extend(lines.items.popleft())
-        if len(waiting) < items_max and lines.wrong is None and chunks.has_more:
+        if len(waiting) < items_max and lines.error is None and chunks.has_chunk:
             continue
         while waiting:
-            yield _taken(waiting, items_max)
-    if lines.wrong is not None:
-        raise lines.wrong
-    waiting.extend(reader.end())
+            yield _take_batch(waiting, items_max)
+    if lines.error is not None:
+        raise lines.error
+    waiting.extend(parser.finish())
     while waiting:
-        yield _taken(waiting, items_max)
+        yield _take_batch(waiting, items_max)
 
 
-async def _batches_of_file(
-    reader: _Reader, descriptor: int, items_max: int, stamped: Path
+async def _iterate_stamped_batches(
+    parser: _DeltaParser, descriptor: int, items_max: int, stamped: Path
 ) -> AsyncIterator[list[_Item]]:
     """All of the input, once it lies in a file from which it can be pushed again as it is."""
-    waiting = deque([item async for items in _batches_of_input(reader, descriptor, items_max) for item in items])
-    if not write_new(stamped, (item.body + b"\n" for item in waiting)):
+    waiting = deque([item async for items in _iterate_batches(parser, descriptor, items_max) for item in items])
+    if not write_new_file(stamped, (item.body + b"\n" for item in waiting)):
         raise OncelogError(f"{stamped} is there already: push that again as it is, or name another file")
     while waiting:
-        yield _taken(waiting, items_max)
+        yield _take_batch(waiting, items_max)
 
 
-def _taken(waiting: deque[_Item], items_max: int) -> list[_Item]:
+def _take_batch(queue: deque[_Item], items_max: int) -> list[_Item]:
     """The next request."""
-    items = [waiting.popleft()]
+    items = [queue.popleft()]
     size = len(items[0].body)
-    while waiting and len(items) < items_max:
-        size += len(waiting[0].body)
+    while queue and len(items) < items_max:
+        size += len(queue[0].body)
         if size > REQUEST_BYTES_MAX:
             break
-        items.append(waiting.popleft())
+        items.append(queue.popleft())
     return items
 
 
 # --- sending ----------------------------------------------------------------------------------------------
 
 
-class _Push:
+class _Pusher:
     def __init__(self, gateway: Gateway, as_json: bool) -> None:
         self._gateway = gateway
         self._as_json = as_json
@@ -243,14 +243,14 @@ class _Push:
                 try:
                     results = await gateway.push([item.body for item in items])
                 except GaveUpError as error:
-                    say(str(error))
-                    _tell_unknown(items)
-                    raise typer.Exit(CANNOT_LOOK) from None
+                    print_message(str(error))
+                    _report_unknown(items)
+                    raise typer.Exit(EXIT_CANNOT_READ) from None
                 except asyncio.CancelledError:
-                    _tell_unknown(items)
+                    _report_unknown(items)
                     raise
                 except DeltasRefusedError as error:
-                    raise _told(error, items) from error
+                    raise _report_refusal(error, items) from error
                 self._print(results)
 
     def _print(self, results: Iterable[tuple[Raw, Result]]) -> None:
@@ -263,18 +263,20 @@ class _Push:
         typer.echo("\n".join(lines))
 
 
-def _told(error: DeltasRefusedError, items: Sequence[_Item]) -> Exception:
+def _report_refusal(error: DeltasRefusedError, items: Sequence[_Item]) -> Exception:
     """What ends the command."""
     if error.index is None or not 0 <= error.index < len(items):
-        return OncelogError(f"{error} (the request began with {items[0].place})")
-    say(f"{items[error.index].place}: {error}")
-    say(f"nothing was written from {items[0].place} on")
-    return typer.Exit(FOUND_NOTHING)
+        return OncelogError(f"{error} (the request began with {items[0].location})")
+    print_message(f"{items[error.index].location}: {error}")
+    print_message(f"nothing was written from {items[0].location} on")
+    return typer.Exit(EXIT_FOUND_NOTHING)
 
 
-def _tell_unknown(items: Sequence[_Item]) -> None:
+def _report_unknown(items: Sequence[_Item]) -> None:
     """A retry needs the ids, and we may have made them."""
-    say(f"the outcome is not known from {items[0].place} to {items[-1].place}; push these again as they are")
+    print_message(
+        f"the outcome is not known from {items[0].location} to {items[-1].location}; push these again as they are"
+    )
     for item in items:
         if item.is_stamped:
-            say(f"{item.place}: {item.body.decode()}")
+            print_message(f"{item.location}: {item.body.decode()}")

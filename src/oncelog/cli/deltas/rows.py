@@ -15,8 +15,17 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, as_foreign, demand_text, remote_of, say
-from oncelog.cli.terminal import FOUND_NOTHING, ending_well, printable, terminated_as_interrupted
+from oncelog.cli.remote import (
+    DEFAULT_URL,
+    Token,
+    TokenFile,
+    Url,
+    build_remote,
+    check_text,
+    print_message,
+    translate_decode_errors,
+)
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, escape_unprintable, interrupt_on_sigterm, translate_errors
 
 PAGE_ROWS: Final = 500
 SPOOL_BYTES: Final = 8 * 1024 * 1024
@@ -58,15 +67,15 @@ def rows(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas rows shop products --format csv > products.csv
     """
-    with ending_well(), terminated_as_interrupted():
-        remote = remote_of(url, token, token_file)
+    with translate_errors(), interrupt_on_sigterm():
+        remote = build_remote(url, token, token_file)
         chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
-        row_id = None if row is None else demand_text(row, "--row")
+        row_id = None if row is None else check_text(row, "--row")
         reading = Gateway(remote, gateway, timeout)
-        count = asyncio.run(_run(reading, demand_text(table, "TABLE"), row_id, chosen))
+        count = asyncio.run(_run_rows(reading, check_text(table, "TABLE"), row_id, chosen))
         if row is not None and not count:
-            say("there is no row of that id")
-            raise typer.Exit(FOUND_NOTHING)
+            print_message("there is no row of that id")
+            raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 class _Page(Struct, frozen=True):
@@ -79,14 +88,14 @@ class _Row(Struct, frozen=True, rename="camel"):
     columns: dict[str, Any]
 
 
-_ROW: Final = msgspec.json.Decoder(_Row)
+_ROW_DECODER: Final = msgspec.json.Decoder(_Row)
 
 
-async def _run(gateway: Gateway, table: str, row_id: str | None, chosen: Format) -> int:
+async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_format: Format) -> int:
     count = 0
-    async with gateway, aclosing(_pages(gateway, table, row_id)) as pages:  # type: ignore[type-var]
-        if chosen is not Format.JSON:
-            return await _print_in_columns(gateway, pages, chosen)
+    async with gateway, aclosing(_iterate_pages(gateway, table, row_id)) as pages:  # type: ignore[type-var]
+        if output_format is not Format.JSON:
+            return await _print_in_columns(gateway, pages, output_format)
         async for page in pages:
             sys.stdout.buffer.writelines(bytes(row) + b"\n" for row in page)
             sys.stdout.buffer.flush()
@@ -94,7 +103,7 @@ async def _run(gateway: Gateway, table: str, row_id: str | None, chosen: Format)
     return count
 
 
-async def _pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncIterator[list[Raw]]:
+async def _iterate_pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncIterator[list[Raw]]:
     path = f"rows/{quote(table, safe='')}"
     if row_id is not None:
         yield (await gateway.get(_Page, path, rowId=row_id)).rows
@@ -109,7 +118,7 @@ async def _pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncItera
 # --- in columns -------------------------------------------------------------------------------------------
 
 
-async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], chosen: Format) -> int:
+async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], output_format: Format) -> int:
     """Which columns there are is known when all rows have been read: until then they are kept aside."""
     widths: dict[str, int] = {}
     id_width = len(ROW_ID)
@@ -117,46 +126,46 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], c
     with SpooledTemporaryFile(SPOOL_BYTES) as kept:
         async for page in pages:
             for raw in page:
-                with as_foreign(gateway.remote):
-                    row = _ROW.decode(raw)
+                with translate_decode_errors(gateway.remote):
+                    row = _ROW_DECODER.decode(raw)
                 kept.write(bytes(raw) + b"\n")
-                id_width = max(id_width, len(_cell(row.row_id)))
+                id_width = max(id_width, len(_format_cell(row.row_id)))
                 for name, value in row.columns.items():
-                    widths[name] = max(widths.get(name, len(name)), len(_cell(_text(value))))
+                    widths[name] = max(widths.get(name, len(name)), len(_format_cell(_format_value(value))))
             count += len(page)
         kept.seek(0)
         names = list(widths)
-        texts = (_texts(_ROW.decode(line), names) for line in kept)
-        if chosen is Format.CSV:
+        texts = (_format_row(_ROW_DECODER.decode(line), names) for line in kept)
+        if output_format is Format.CSV:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow([ROW_ID, *names])
             writer.writerows(texts)
         else:
-            for cells in _with_head([ROW_ID, *names], texts, count):
+            for cells in _iterate_cells([ROW_ID, *names], texts, count):
                 padded = [cell.ljust(width) for cell, width in zip(cells, [id_width, *widths.values()], strict=True)]
                 sys.stdout.write("  ".join(padded).rstrip() + "\n")
         sys.stdout.flush()
     return count
 
 
-def _with_head(names: Sequence[str], rows_: Iterator[list[str]], count: int) -> Iterator[list[str]]:
+def _iterate_cells(names: Sequence[str], rows_: Iterator[list[str]], count: int) -> Iterator[list[str]]:
     if count:
-        yield [_cell(name) for name in names]
+        yield [_format_cell(name) for name in names]
     for texts in rows_:
-        yield [_cell(text) for text in texts]
+        yield [_format_cell(text) for text in texts]
 
 
-def _texts(row: _Row, names: Sequence[str]) -> list[str]:
+def _format_row(row: _Row, names: Sequence[str]) -> list[str]:
     """What is not there and what is null have no text."""
-    return [row.row_id, *(_text(row.columns.get(name)) for name in names)]
+    return [row.row_id, *(_format_value(row.columns.get(name)) for name in names)]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _cell(text: str) -> str:
-    text = printable(text)
+def _format_cell(text: str) -> str:
+    text = escape_unprintable(text)
     return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"

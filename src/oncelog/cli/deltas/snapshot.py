@@ -8,8 +8,8 @@ import orjson
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, remote_of, say
-from oncelog.cli.terminal import ending_well, terminated_as_interrupted
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, print_message
+from oncelog.cli.terminal import interrupt_on_sigterm, translate_errors
 from oncelog.errors import OncelogError
 
 PAGE_ROWS: Final = 500
@@ -31,9 +31,9 @@ def snapshot(
 
     Example:  oncelog deltas snapshot shop > shop.jsonl
     """
-    with ending_well(), terminated_as_interrupted():
-        remote = remote_of(url, token, token_file)
-        asyncio.run(_run(Gateway(remote, gateway, timeout), gateway))
+    with translate_errors(), interrupt_on_sigterm():
+        remote = build_remote(url, token, token_file)
+        asyncio.run(_run_snapshot(Gateway(remote, gateway, timeout), gateway))
 
 
 class _Page(Struct, frozen=True):
@@ -43,7 +43,7 @@ class _Page(Struct, frozen=True):
     next: str
 
 
-async def _run(gateway: Gateway, name: str) -> None:
+async def _run_snapshot(gateway: Gateway, name: str) -> None:
     output = sys.stdout.buffer
     following, epoch = "", ""
     async with gateway:
@@ -64,4 +64,4 @@ async def _run(gateway: Gateway, name: str) -> None:
                 break
     output.write(orjson.dumps({"cursor": page.cursor, "epoch": epoch}) + b"\n")
     output.flush()
-    say(f"go on with `oncelog deltas pull {name} --since {page.cursor} --epoch {epoch}`")
+    print_message(f"go on with `oncelog deltas pull {name} --since {page.cursor} --epoch {epoch}`")

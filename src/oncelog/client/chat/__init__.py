@@ -10,6 +10,7 @@ from oncelog.client.chat.values import (
     MEMBER,
     OWNER,
     Arrived,
+    ChatConnectionState,
     ChatDetails,
     ChatSummary,
     Delivery,
@@ -24,7 +25,6 @@ from oncelog.client.chat.values import (
     Refused,
     RefusedMessage,
     Sent,
-    State,
     Status,
     Update,
 )
@@ -32,13 +32,13 @@ from oncelog.client.chat.values import (
 if TYPE_CHECKING:
     from oncelog.client.chat.blocking import BlockingChatClient, BlockingPending
     from oncelog.client.chat.client import ChatClient
-    from oncelog.client.chat.pending import Pending
+    from oncelog.client.chat.outbox import Pending
 
 _LATER: Final = {
     "BlockingChatClient": "oncelog.client.chat.blocking",
     "BlockingPending": "oncelog.client.chat.blocking",
     "ChatClient": "oncelog.client.chat.client",
-    "Pending": "oncelog.client.chat.pending",
+    "Pending": "oncelog.client.chat.outbox",
 }
 
 
@@ -62,6 +62,7 @@ __all__ = [
     "BlockingChatClient",
     "BlockingPending",
     "ChatClient",
+    "ChatConnectionState",
     "ChatDetails",
     "ChatLimits",
     "ChatSummary",
@@ -78,7 +79,6 @@ __all__ = [
     "Refused",
     "RefusedMessage",
     "Sent",
-    "State",
     "Status",
     "Update",
     "UpdatesLostError",

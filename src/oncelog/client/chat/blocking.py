@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from oncelog.client.chat.client import LINES, ChatClient
-from oncelog.client.chat.desk import closed
-from oncelog.client.chat.pending import Pending
+from oncelog.client.chat.client import LINES_DEFAULT, ChatClient
+from oncelog.client.chat.outbox import Pending
+from oncelog.client.chat.runtime import chat_closed_error
 from oncelog.client.chat.values import (
-    TEXT,
+    TEXT_PLAIN,
     ChatDetails,
     ChatSummary,
     Line,
@@ -66,11 +66,11 @@ class BlockingPending:
 
     def sent(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.sent`; raises TimeoutError if it takes longer."""
-        return self._portal.call(_in_time, self._pending.sent, timeout_s)
+        return self._portal.call(_call_with_timeout, self._pending.sent, timeout_s)
 
     def delivered(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.delivered`; raises TimeoutError if it takes longer."""
-        return self._portal.call(_in_time, self._pending.delivered, timeout_s)
+        return self._portal.call(_call_with_timeout, self._pending.delivered, timeout_s)
 
 
 class BlockingChatClient:
@@ -81,7 +81,7 @@ class BlockingChatClient:
         self._open_portal: Portal | None = None
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog-chat-loop", closed)
+        portal = Portal("oncelog-chat-loop", chat_closed_error)
         try:
             portal.call(self._client.__aenter__)
         except BaseException:
@@ -98,7 +98,7 @@ class BlockingChatClient:
     def close(self) -> None:
         """As `ChatClient.close`."""
         portal, self._open_portal = self._open_portal, None
-        if portal is not None and not portal.is_elsewhere:
+        if portal is not None and not portal.is_forked:
             try:
                 portal.call(self._client.close)
             finally:
@@ -107,40 +107,40 @@ class BlockingChatClient:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise closed()
+            raise chat_closed_error()
         return self._open_portal
 
-    def _on_loop(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        async def called() -> T:
+    def _call_on_loop(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        async def call() -> T:
             return function(*arguments, **options)
 
-        return self._portal.call(called)
+        return self._portal.call(call)
 
     def send(
         self,
         chat_id: str,
         content: str,
         *,
-        content_type: str = TEXT,
+        content_type: str = TEXT_PLAIN,
         client_message_id: UUID | str | None = None,
     ) -> BlockingPending:
         """As `ChatClient.send`."""
         portal = self._portal
         options = {"content_type": content_type, "client_message_id": client_message_id}
 
-        async def called() -> Pending:
+        async def send_message() -> Pending:
             return await self._client.send(chat_id, content, **options)  # type: ignore[arg-type]
 
-        return BlockingPending(portal.call(called), portal)
+        return BlockingPending(portal.call(send_message), portal)
 
     def pending(self, chat_id: str | None = None) -> list[BlockingPending]:
         """As `ChatClient.pending`."""
         portal = self._portal
-        return [BlockingPending(one, portal) for one in self._on_loop(self._client.pending, chat_id)]
+        return [BlockingPending(one, portal) for one in self._call_on_loop(self._client.pending, chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
         """As `ChatClient.refused`."""
-        return self._on_loop(self._client.refused)
+        return self._call_on_loop(self._client.refused)
 
     def send_again(self, client_message_id: UUID | str) -> BlockingPending:
         """As `ChatClient.send_again`."""
@@ -153,13 +153,13 @@ class BlockingChatClient:
 
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> Iterator[Message]:
         """As `ChatClient.messages`."""
-        return self._portal.iterate(self._on_loop(self._client.messages, chat_id, after=after))
+        return self._portal.iterate(self._call_on_loop(self._client.messages, chat_id, after=after))
 
     def received(self, chat_id: str, sequence: int) -> None:
         """As `ChatClient.received`."""
-        self._on_loop(self._client.received, chat_id, sequence)
+        self._call_on_loop(self._client.received, chat_id, sequence)
 
-    def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES) -> list[Line]:
+    def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """As `ChatClient.lines`."""
         return self._portal.call(self._client.lines, chat_id, before=before, count=count)
 
@@ -169,11 +169,11 @@ class BlockingChatClient:
 
     def updates(self) -> Iterator[Update]:
         """As `ChatClient.updates`: from this call on."""
-        return self._portal.iterate(self._on_loop(self._client.updates))
+        return self._portal.iterate(self._call_on_loop(self._client.updates))
 
     def chats(self) -> list[ChatSummary]:
         """As `ChatClient.chats`."""
-        return self._on_loop(self._client.chats)
+        return self._call_on_loop(self._client.chats)
 
     def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
         """As `ChatClient.create`."""
@@ -215,17 +215,17 @@ class BlockingChatClient:
 
     def until_live(self, timeout_s: float | None = None) -> None:
         """As `ChatClient.until_live`; raises TimeoutError if it takes longer."""
-        self._portal.call(_in_time, self._client.until_live, timeout_s)
+        self._portal.call(_call_with_timeout, self._client.until_live, timeout_s)
 
     def until_settled(self, timeout_s: float | None = None) -> None:
         """As `ChatClient.until_settled`; raises TimeoutError if it takes longer."""
-        self._portal.call(_in_time, self._client.until_settled, timeout_s)
+        self._portal.call(_call_with_timeout, self._client.until_settled, timeout_s)
 
     def reconnect_now(self) -> None:
         """As `ChatClient.reconnect_now`."""
-        self._on_loop(self._client.reconnect_now)
+        self._call_on_loop(self._client.reconnect_now)
 
 
-async def _in_time(function: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
+async def _call_with_timeout(function: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
     async with asyncio.timeout(timeout_s):
         return await function()

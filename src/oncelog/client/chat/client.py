@@ -22,36 +22,36 @@ from types import TracebackType
 from typing import Final, Self
 from uuid import UUID, uuid4
 
-from oncelog.client.chat.calls import Calls
-from oncelog.client.chat.counting import Counting
-from oncelog.client.chat.desk import Desk, Name
-from oncelog.client.chat.keeper import Keeper, now_ms
+from oncelog.client.chat.codec import PATH
+from oncelog.client.chat.connector import ChatConnector, ChatTransport
+from oncelog.client.chat.delivery_counts import DeliveryCounts
+from oncelog.client.chat.http_calls import ChatHttpCalls
 from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.lines import line_of, pending_line, refused_line
-from oncelog.client.chat.link import Link, Wire
-from oncelog.client.chat.messages import MessageStream
-from oncelog.client.chat.pending import Pending, demand_chat_id, prepare
-from oncelog.client.chat.protocol import Protocol
+from oncelog.client.chat.message_stream import MessageStream
+from oncelog.client.chat.outbox import Pending, check_chat_id, prepare
+from oncelog.client.chat.persister import Persister, now_ms
+from oncelog.client.chat.protocol import ChatProtocol
+from oncelog.client.chat.runtime import ChatRuntime, MessageKey
 from oncelog.client.chat.store import ChatStore
+from oncelog.client.chat.timeline import to_line, to_pending_line, to_refused_line
 from oncelog.client.chat.values import (
-    TEXT,
+    TEXT_PLAIN,
+    ChatConnectionState,
     ChatDetails,
     ChatSummary,
-    Entry,
     Line,
-    Listed,
+    ListedChat,
     Message,
+    OutboxMessage,
     RefusedMessage,
-    State,
     Status,
     Update,
 )
-from oncelog.client.chat.words import PATH
-from oncelog.client.checking import checked_client_id, checked_store
-from oncelog.client.http import HttpCaller
-from oncelog.client.streams import BoundedStream
-from oncelog.client.tokens import Token, demand_token
-from oncelog.client.wire import Socket, normal_url
+from oncelog.client.runtime.bounded_stream import BoundedStream
+from oncelog.client.runtime.http import HttpClient
+from oncelog.client.runtime.options import check_client_id, check_store
+from oncelog.client.runtime.tokens import Token, check_token
+from oncelog.client.runtime.websocket import Socket, normalize_url
 from oncelog.errors import (
     ClientError,
     ClosedError,
@@ -61,27 +61,27 @@ from oncelog.errors import (
 )
 
 SEQUENCE_MAX: Final = 2**53 - 1
-LINES: Final = 50
+LINES_DEFAULT: Final = 50
 
 
-class HttpWire:
+class HttpChatTransport:
     """By aiohttp: a WebSocket for messages, and requests over HTTP for all else."""
 
-    def __init__(self, caller: HttpCaller) -> None:
-        self._caller = caller
-        self._calls = Calls(caller)
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+        self._calls = ChatHttpCalls(http)
 
-    async def token(self) -> str | None:
+    async def get_token(self) -> str | None:
         """As `Wire` says."""
-        return await self._caller.token()
+        return await self._http.get_token()
 
-    async def socket(self) -> Socket:
+    async def connect(self) -> Socket:
         """As `Wire` says."""
-        return await self._caller.socket(PATH)
+        return await self._http.open_websocket(PATH)
 
-    async def chats(self) -> list[Listed]:
+    async def list_chats(self) -> list[ListedChat]:
         """As `Wire` says."""
-        return await self._calls.chats()
+        return await self._calls.list_chats()
 
 
 class ChatClient:
@@ -99,7 +99,7 @@ class ChatClient:
         tls: ssl.SSLContext | None = None,
         chance: random.Random | None = None,
         wall_ms: Callable[[], int] | None = None,
-        wire: Wire | None = None,
+        wire: ChatTransport | None = None,
     ) -> None:
         """Says what is to be; nothing is opened yet.
 
@@ -110,45 +110,49 @@ class ChatClient:
         self.limits = limits or ChatLimits()
         if not isinstance(self.limits, ChatLimits):
             raise SettingsError(f"limits must be ChatLimits, not {limits!r}")
-        demand_token(token)
+        check_token(token)
         try:
-            self._device_id = checked_client_id(device_id)
+            self._device_id = check_client_id(device_id)
         except SettingsError as error:
             raise SettingsError(str(error).replace("client_id", "device_id")) from None
-        self.url = normal_url(url)
-        self._desk = Desk(ChatStore(checked_store(path)), self.limits)
-        self._caller = HttpCaller(self.url, token=token, limits=self.limits, headers=headers, tls=tls)
-        self._calls = Calls(self._caller)
-        self._wire = wire or HttpWire(self._caller)
+        self.url = normalize_url(url)
+        self._runtime = ChatRuntime(ChatStore(check_store(path)), self.limits)
+        self._http = HttpClient(self.url, token=token, limits=self.limits, headers=headers, tls=tls)
+        self._calls = ChatHttpCalls(self._http)
+        self._transport = wire or HttpChatTransport(self._http)
         self._chance = chance or random.Random()  # noqa: S311 - for pauses
-        self._wall_ms = wall_ms or _system_wall_ms
-        self._keeper = Keeper(self._desk)
-        self._link = Link(self._desk, self._keeper, self._wire, self._chance, self._wall_ms)
-        self._keeper.on_accepted = self._link.changed
-        self._counting = Counting(self._desk, self._keeper, self._link, self._calls, self._chance)
+        self._wall_ms = wall_ms or _get_wall_ms
+        self._persister = Persister(self._runtime)
+        self._connector = ChatConnector(self._runtime, self._persister, self._transport, self._chance, self._wall_ms)
+        self._persister.on_accepted = self._connector.wake
+        self._delivery_counts = DeliveryCounts(
+            self._runtime, self._persister, self._connector, self._calls, self._chance
+        )
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing: asyncio.Task[None] | None = None
+        self._close_task: asyncio.Task[None] | None = None
 
     # --- opening and closing
 
     async def __aenter__(self) -> Self:
         """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the server."""
-        if self._desk.was_opened:
+        if self._runtime.has_opened:
             raise ClosedError("a client is opened once; make another one")
-        self._desk.begin()
+        self._runtime.start()
         try:
-            kept = await self._desk.in_store(self._desk.store.open, self._device_id)
+            kept = await self._runtime.call_store(self._runtime.store.open, self._device_id)
         except BaseException:
-            await self._desk.close(self._desk.store.close)
+            await self._runtime.close(self._runtime.store.close)
             raise
-        protocol = Protocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._chance)
-        self._desk.opened(protocol)
-        self._desk.refused = dict(kept.refused)
-        self._desk.pending = {_name(entry): Pending(entry, self._counting.until_delivered) for entry in kept.outbox}
-        protocol.offer(kept.outbox, now_ms(), was_tried=True)
+        protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._chance)
+        self._runtime.attach_protocol(protocol)
+        self._runtime.refused = dict(kept.refused)
+        self._runtime.pending = {
+            _get_key(entry): Pending(entry, self._delivery_counts.wait_until_delivered) for entry in kept.outbox
+        }
+        protocol.enqueue(kept.outbox, now_ms(), was_tried=True)
         self._tasks = [
-            asyncio.create_task(self._desk.guarded(work), name=f"oncelog chat: {name}")
-            for name, work in {"keep": self._keeper.run(), "link": self._link.run()}.items()
+            asyncio.create_task(self._runtime.guard_task(work), name=f"oncelog chat: {name}")
+            for name, work in {"keep": self._persister.run(), "link": self._connector.run()}.items()
         ]
         return self
 
@@ -161,25 +165,25 @@ class ChatClient:
         """Does not wait for what is pending: it stays in the file. To have it sent first, await `until_settled`."""
         if not self._tasks:
             return
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close_all(), name="oncelog chat: close")
-        await asyncio.shield(self._closing)
+        if self._close_task is None:
+            self._close_task = asyncio.create_task(self._close_all(), name="oncelog chat: close")
+        await asyncio.shield(self._close_task)
 
     async def _close_all(self) -> None:
-        desk = self._desk
+        desk = self._runtime
         try:
-            if desk.failed is None:
-                desk.protocol_at_end.flush()
+            if desk.failure_error is None:
+                desk.last_protocol.flush()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.limits.close_timeout_ms / 1000):
-                        await self._link.drained()
-            desk.end()
+                        await self._connector.drain()
+            desk.stop()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._counting.close()
-            await self._keeper.keep_last()
-            await self._caller.close()
+            await self._delivery_counts.close()
+            await self._persister.save_last()
+            await self._http.close()
         finally:
             await desk.close(desk.store.close)
 
@@ -190,7 +194,7 @@ class ChatClient:
         chat_id: str,
         content: str,
         *,
-        content_type: str = TEXT,
+        content_type: str = TEXT_PLAIN,
         client_message_id: UUID | str | None = None,
     ) -> Pending:
         """Takes a message into the outbox. On return it is on the disk, and will be sent until it has an outcome.
@@ -199,49 +203,49 @@ class ChatClient:
         another message waits under this id, StoreError if the file cannot be written: then it was not taken. After a
         ClosedError it may be on the disk: then it is sent when the client is opened again.
         """
-        self._desk.demand_open()
+        self._runtime.check_open()
         draft = prepare(chat_id, content, content_type, client_message_id, self.limits, self._wall_ms())
-        known = self._desk.pending.get(_name(draft))
-        if known is not None and not known.says_the_same(draft):
+        known = self._runtime.pending.get(_get_key(draft))
+        if known is not None and not known.has_same_content(draft):
             raise IdReusedError(f"another message waits under the id {draft.client_message_id}")
         if known is not None:
-            await self._keeper.accept([])  # it is on the disk when those before it are
-            known.demand_taken()
+            await self._persister.accept([])  # it is on the disk when those before it are
+            known.check_accepted()
             return known
-        return await self._accepted(draft)
+        return await self._accept(draft)
 
-    async def _accepted(self, draft: Entry, taken_back: Iterable[int] = ()) -> Pending:
-        if len(self._desk.pending) >= self.limits.outbox_messages_max:
+    async def _accept(self, draft: OutboxMessage, withdrawn: Iterable[int] = ()) -> Pending:
+        if len(self._runtime.pending) >= self.limits.outbox_messages_max:
             raise LimitExceededError("outbox_messages_max", self.limits.outbox_messages_max)
-        pending = self._desk.pending[_name(draft)] = Pending(draft, self._counting.until_delivered)
-        await self._keeper.accept([draft], list(taken_back))
+        pending = self._runtime.pending[_get_key(draft)] = Pending(draft, self._delivery_counts.wait_until_delivered)
+        await self._persister.accept([draft], list(withdrawn))
         return pending
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
         """All messages without an outcome, those of an earlier run too, in their order; of one chat, or of all."""
-        return [one for one in self._desk.pending.values() if chat_id in (None, one.chat_id)]
+        return [one for one in self._runtime.pending.values() if chat_id in (None, one.chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
         """Messages that are not sent again, oldest first, until the application has seen to them."""
-        return [one for _, one in sorted(self._desk.refused.items())]
+        return [one for _, one in sorted(self._runtime.refused.items())]
 
     async def send_again(self, client_message_id: UUID | str) -> Pending:
         """Takes a refused message into the outbox once more, under its id. Raises ClientError if there is none."""
-        self._desk.demand_open()
-        number, one = self._refused_one(str(client_message_id))
-        draft = Entry(0, one.client_message_id, one.chat_id, one.content, one.content_type, self._wall_ms())
-        if _name(draft) in self._desk.pending:
+        self._runtime.check_open()
+        number, one = self._get_refused(str(client_message_id))
+        draft = OutboxMessage(0, one.client_message_id, one.chat_id, one.content, one.content_type, self._wall_ms())
+        if _get_key(draft) in self._runtime.pending:
             raise ClientError(f"the message {one.client_message_id} is on its way already")
-        return await self._accepted(draft, [number])
+        return await self._accept(draft, [number])
 
     async def forget_refused(self, *client_message_ids: UUID | str) -> None:
         """The application has seen to these; to all if none is named."""
-        self._desk.demand_open()
+        self._runtime.check_open()
         names = [str(one) for one in client_message_ids] or [one.client_message_id for one in self.refused()]
-        await self._keeper.accept([], [self._refused_one(name)[0] for name in names])
+        await self._persister.accept([], [self._get_refused(name)[0] for name in names])
 
-    def _refused_one(self, name: str) -> tuple[int, RefusedMessage]:
-        for number, one in self._desk.refused.items():
+    def _get_refused(self, name: str) -> tuple[int, RefusedMessage]:
+        for number, one in self._runtime.refused.items():
             if one.client_message_id == name.lower():
                 return number, one
         raise ClientError(f"there is no refused message {name}")
@@ -255,68 +259,68 @@ class ChatClient:
         acknowledged to the server, when the next one is asked for. Raises HistoryChangedError if the history of a chat
         begins again.
         """
-        self._desk.demand_open()
+        self._runtime.check_open()
         if chat_id is not None:
-            demand_chat_id(chat_id)
+            check_chat_id(chat_id)
         if after is not None:
-            _demand_sequence(after, "after")
-        return MessageStream(self._desk, self._keeper, chat_id, after)
+            _check_sequence(after, "after")
+        return MessageStream(self._runtime, self._persister, chat_id, after)
 
     def received(self, chat_id: str, sequence: int) -> None:
         """Acknowledges everything up to here: for an application that shows `lines` and does not loop over `messages`.
 
         What has not arrived cannot be received: then it counts up to what has.
         """
-        _demand_sequence(sequence, "sequence")
-        protocol = self._desk.protocol
-        shown = self._desk.shown.get(chat_id)
+        _check_sequence(sequence, "sequence")
+        protocol = self._runtime.protocol
+        shown = self._runtime.progress.get(chat_id)
         if shown is not None:
-            protocol.received(chat_id, min(sequence, shown.complete_to), shown.generation, now_ms())
-            self._keeper.work()
-            self._link.changed()
+            protocol.mark_received(chat_id, min(sequence, shown.complete_to), shown.generation, now_ms())
+            self._persister.wake()
+            self._connector.wake()
 
-    async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES) -> list[Line]:
+    async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """What a user interface shows of a chat: the last messages here, then own ones that have no place yet.
 
         An own message is in its place as soon as it is acknowledged. `before` gives those before a number alone.
         """
-        desk = self._desk
-        demand_chat_id(chat_id)
+        desk = self._runtime
+        check_chat_id(chat_id)
         if before is not None:
-            _demand_sequence(before, "before")
-        protocol, shown = desk.protocol, desk.shown.get(chat_id)
+            _check_sequence(before, "before")
+        protocol, shown = desk.protocol, desk.progress.get(chat_id)
         complete_to = 0 if shown is None else shown.complete_to
-        found, watermarks = await desk.in_store(
-            desk.store.messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
+        found, watermarks = await desk.call_store(
+            desk.store.load_messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
             protocol.user_id, count,
         )  # fmt: skip
-        self._counting.soon(chat_id)  # the marks of own messages are as good as what is known of others
-        lines = [line_of(one, protocol.user_id, watermarks) for one in found]
+        self._delivery_counts.schedule(chat_id)  # the marks of own messages are as good as what is known of others
+        lines = [to_line(one, protocol.user_id, watermarks) for one in found]
         if before is None:
             seen = {one.client_message_id for one in found}
-            lines += [refused_line(one, protocol.user_id) for one in self.refused() if one.chat_id == chat_id]
+            lines += [to_refused_line(one, protocol.user_id) for one in self.refused() if one.chat_id == chat_id]
             waiting = [one for one in self.pending(chat_id) if one.client_message_id not in seen]
-            lines += [pending_line(one, protocol.user_id) for one in waiting]
+            lines += [to_pending_line(one, protocol.user_id) for one in waiting]
         return lines
 
     async def forget_messages(self, chat_id: str, up_to: int) -> None:
         """Removes old messages from the file, up to what was received at most. The server keeps them (`history`)."""
-        _demand_sequence(up_to, "up_to")
-        chat = self._desk.protocol.chats.get(chat_id)
+        _check_sequence(up_to, "up_to")
+        chat = self._runtime.protocol.chats.get(chat_id)
         if chat is not None:
-            await self._desk.in_store(self._desk.store.forget_messages, chat_id, min(up_to, chat.received_to))
+            await self._runtime.call_store(self._runtime.store.forget_messages, chat_id, min(up_to, chat.received_to))
 
     def updates(self) -> BoundedStream[Update]:
         """What happens from this call on: `Arrived`, `Progress`, `Delivery`, `Membership` or `HistoryChange`.
 
         Raises UpdatesLostError to a reader who falls too far behind. Not durable.
         """
-        self._desk.demand_open()
-        return self._desk.updates()
+        self._runtime.check_open()
+        return self._runtime.new_update_stream()
 
     def chats(self) -> list[ChatSummary]:
         """The chats that are known here, by their ids."""
-        shown = self._desk.shown
+        shown = self._runtime.progress
         found = [
             ChatSummary(
                 chat_id=chat.chat_id,
@@ -327,7 +331,7 @@ class ChatClient:
                 received_to=chat.received_to,
                 pending=len(chat.entries),
             )
-            for chat in self._desk.protocol.chats.values()
+            for chat in self._runtime.protocol.chats.values()
             if chat.is_member or chat.complete_to
         ]
         return sorted(found, key=lambda one: one.chat_id)
@@ -340,19 +344,19 @@ class ChatClient:
         Raises LostError if there is no server, ServerRefusedError if it says no; so do all below.
         """
         name = f"chat_{uuid4().hex}" if chat_id is None else chat_id  # ours, so that it is one however often it is sent
-        demand_chat_id(name)
-        protocol = self._desk.protocol
+        check_chat_id(name)
+        protocol = self._runtime.protocol
         made = await self._calls.create(name, members)
         own = next((one.role for one in made.members if one.user_id == protocol.user_id), None)
-        protocol.joined(name, own)
-        self._changed()
+        protocol.join(name, own)
+        self._wake_tasks()
         return made
 
     async def details(self, chat_id: str) -> ChatDetails:
         """A chat as the server has it, with its members."""
-        demand_chat_id(chat_id)
-        self._desk.demand_open()
-        return await self._calls.details(chat_id)
+        check_chat_id(chat_id)
+        self._runtime.check_open()
+        return await self._calls.get_details(chat_id)
 
     async def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
         """Add a member (`user:bob`), as an owner of the chat; or set the role of one, `OWNER` or `MEMBER`.
@@ -360,58 +364,63 @@ class ChatClient:
         Without a role a new member is a plain one, and the role of a member stays. ServerRefusedError has the code
         `NOT_AN_OWNER` for plain members, and `LAST_OWNER` if no owner would be left.
         """
-        demand_chat_id(chat_id)
-        self._desk.demand_open()
+        check_chat_id(chat_id)
+        self._runtime.check_open()
         await self._calls.add_member(chat_id, user_id, role)
 
     async def set_role(self, chat_id: str, user_id: str, role: str) -> None:
         """Set the role of a member. ServerRefusedError has the code `NOT_A_MEMBER` if the user is not a member."""
-        demand_chat_id(chat_id)
-        self._desk.demand_open()
+        check_chat_id(chat_id)
+        self._runtime.check_open()
         await self._calls.add_member(chat_id, user_id, role, only_if_member=True)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
         """Remove a member, as an owner of the chat; or leave it: messages that have arrived stay here."""
-        demand_chat_id(chat_id)
-        protocol = self._desk.protocol
+        check_chat_id(chat_id)
+        protocol = self._runtime.protocol
         await self._calls.remove_member(chat_id, user_id)
         if user_id == protocol.user_id:
-            protocol.left(chat_id)
-            self._changed()
+            protocol.leave(chat_id)
+            self._wake_tasks()
 
     async def history(
         self, chat_id: str, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> list[Message]:
         """Messages as the server has them, in their order: the first after a number, or the last before one."""
-        demand_chat_id(chat_id)
-        self._desk.demand_open()
-        return await self._calls.history(chat_id, after, before, limit)
+        check_chat_id(chat_id)
+        self._runtime.check_open()
+        return await self._calls.get_history(chat_id, after, before, limit)
 
     async def watermarks(self, chat_id: str) -> dict[str, int]:
         """How far each member has received the chat. Asked for once a connection; then it is told live."""
-        demand_chat_id(chat_id)
-        self._desk.demand_open()
-        return await self._counting.watermarks(chat_id)
+        check_chat_id(chat_id)
+        self._runtime.check_open()
+        return await self._delivery_counts.load_watermarks(chat_id)
 
-    def _changed(self) -> None:
-        self._keeper.work()
-        self._link.changed()
-        self._desk.wake()
+    def _wake_tasks(self) -> None:
+        self._persister.wake()
+        self._connector.wake()
+        self._runtime.wake_waiters()
 
     # --- how it stands
 
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
-        desk, link = self._desk, self._link
+        desk, link = self._runtime, self._connector
         counts = len(desk.pending), len(desk.refused)
-        if not self._tasks or self._closing is not None or desk.failed is not None:
-            return Status(State.CLOSED, "", *counts, last_error=None if desk.failed is None else str(desk.failed))
+        if not self._tasks or self._close_task is not None or desk.failure_error is not None:
+            return Status(
+                ChatConnectionState.CLOSED,
+                "",
+                *counts,
+                last_error=None if desk.failure_error is None else str(desk.failure_error),
+            )
         protocol = desk.protocol
-        state = State.LIVE if protocol.is_live else State.CATCHING_UP
-        if not link.is_let_in:
-            state = State.REFUSED
+        state = ChatConnectionState.LIVE if protocol.is_live else ChatConnectionState.CATCHING_UP
+        if not link.is_admitted:
+            state = ChatConnectionState.REFUSED
         elif not link.is_connected:
-            state = State.OFFLINE
+            state = ChatConnectionState.OFFLINE
         return Status(
             state=state,
             user_id=protocol.user_id,
@@ -419,7 +428,7 @@ class ChatClient:
             refused=counts[1],
             epoch=protocol.epoch,
             history_change=desk.history_change,
-            last_error=self._keeper.last_error or link.last_error or protocol.held_up,
+            last_error=self._persister.last_error or link.last_error or protocol.block_reason,
         )
 
     async def until_status(self, condition: Callable[[Status], bool]) -> Status:
@@ -431,32 +440,34 @@ class ChatClient:
             found = self.status()
             return condition(found)
 
-        await self._desk.until(is_found)
+        await self._runtime.wait_until(is_found)
         return found
 
     async def until_live(self) -> None:
         """Returns when everything that the server had has arrived, and lies in the file."""
-        protocol = self._desk.protocol
-        await self._desk.until(lambda: protocol.is_live and not protocol.has_changes and not self._keeper.is_busy)
+        protocol = self._runtime.protocol
+        await self._runtime.wait_until(
+            lambda: protocol.is_live and not protocol.has_changes and not self._persister.is_busy
+        )
 
     async def until_settled(self) -> None:
         """Returns when every message has its outcome."""
-        await self._desk.until(lambda: not self._desk.pending)
+        await self._runtime.wait_until(lambda: not self._runtime.pending)
 
     def reconnect_now(self) -> None:
         """Ends the pause before the next attempt: the application knows that the network is back."""
-        self._desk.demand_open()
-        self._link.hurry()
+        self._runtime.check_open()
+        self._connector.skip_pause()
 
 
-def _name(entry: Entry) -> Name:
+def _get_key(entry: OutboxMessage) -> MessageKey:
     return entry.chat_id, entry.client_message_id
 
 
-def _demand_sequence(number: int, name: str) -> None:
+def _check_sequence(number: int, name: str) -> None:
     if type(number) is not int or not 0 <= number <= SEQUENCE_MAX:
         raise ValueError(f"{name} must be a whole number from 0 to {SEQUENCE_MAX}, not {number!r}")
 
 
-def _system_wall_ms() -> int:
+def _get_wall_ms() -> int:
     return time.time_ns() // 1_000_000

@@ -11,27 +11,27 @@ from uuid import uuid4
 
 from msgspec import Struct
 
-from oncelog.client.chat.changes import Changes, Settled
-from oncelog.client.chat.chats import Chat
-from oncelog.client.chat.values import Entry, Message, Refused, RefusedMessage
-from oncelog.client.file import StoreFile
+from oncelog.client.chat.change_set import ChangeSet, SettledMessage
+from oncelog.client.chat.chat_state import ChatState
+from oncelog.client.chat.values import Message, OutboxMessage, Refused, RefusedMessage
+from oncelog.client.runtime.store_file import StoreFile
 from oncelog.errors import SettingsError
-from oncelog.statements import named_statements
+from oncelog.sql_files import parse_statements
 
 APPLICATION_ID: Final = 0x4F4C4343  # "OLCC"
 SCHEMA_VERSION: Final = 1
 _SQL: Final = files("oncelog.client.chat") / "sql"
-SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
 
 
-class Kept(Struct, frozen=True):
+class StoredChatClient(Struct, frozen=True):
     """What lies in the file when a client is opened."""
 
     user_id: str
     device_id: str
     epoch: str
-    chats: list[Chat]
-    outbox: list[Entry]
+    chats: list[ChatState]
+    outbox: list[OutboxMessage]
     refused: list[tuple[int, RefusedMessage]]
 
 
@@ -44,29 +44,31 @@ class ChatStore:
 
     # --- opening and closing
 
-    def open(self, device_id: str | None) -> Kept:
+    def open(self, device_id: str | None) -> StoredChatClient:
         """Raises StoreInUseError, SettingsError if the file is another device's, or a StoreError."""
         self._file.open()
         try:
             with self._file.transaction(is_durable=True) as connection:
-                if self._file.make_tables(connection, (_SQL / "schema.sql").read_text(encoding="utf-8")):
+                if self._file.create_tables(connection, (_SQL / "schema.sql").read_text(encoding="utf-8")):
                     connection.execute(SQL["make_client"], (device_id or f"device-{uuid4()}",))
-                return self._kept(connection, device_id)
+                return self._load(connection, device_id)
         except BaseException:
             self.close()
             raise
 
-    def _kept(self, connection: sqlite3.Connection, device_id: str | None) -> Kept:
+    def _load(self, connection: sqlite3.Connection, device_id: str | None) -> StoredChatClient:
         user_id, known, epoch = connection.execute(SQL["client"]).fetchone()
         if device_id not in (None, known):
             raise SettingsError(f"{self._file.path} belongs to the device {known!r}, not to {device_id!r}")
         self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
         chats = [
-            Chat(chat_id, is_member=bool(is_member), complete_to=complete, fetched_to=fetched, received_to=received)
+            ChatState(
+                chat_id, is_member=bool(is_member), complete_to=complete, fetched_to=fetched, received_to=received
+            )
             for chat_id, is_member, complete, fetched, received in connection.execute(SQL["chats"])
         ]
-        outbox = [Entry(*row) for row in connection.execute(SQL["outbox"])]
-        return Kept(user_id, known, epoch, chats, outbox, self._refused(connection))
+        outbox = [OutboxMessage(*row) for row in connection.execute(SQL["outbox"])]
+        return StoredChatClient(user_id, known, epoch, chats, outbox, self._load_refused(connection))
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -74,37 +76,37 @@ class ChatStore:
 
     # --- writing
 
-    def numbered(self, drafts: Sequence[Entry]) -> list[Entry]:
+    def assign_numbers(self, drafts: Sequence[OutboxMessage]) -> list[OutboxMessage]:
         """The same with the next numbers: they are the outbox's once `write` has saved them."""
         first = self._next_number
         self._next_number += len(drafts)
         return [
-            Entry(number, one.client_message_id, one.chat_id, one.content, one.content_type, one.accepted_at_ms)
+            OutboxMessage(number, one.client_message_id, one.chat_id, one.content, one.content_type, one.accepted_at_ms)
             for number, one in enumerate(drafts, first)
         ]
 
-    def write(self, accepted: Sequence[Entry], taken_back: Sequence[int], changes: Changes) -> None:
+    def save(self, accepted: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
         """Takes messages into the outbox, and keeps what has come. On return what must not be lost is on the disk.
 
         `taken_back` are numbers of refused messages that the application has seen to.
         """
         refused = [one for one in changes.settled if isinstance(one.outcome, Refused)]
         # The rest comes again from the server if a crash loses it, all of it together.
-        is_durable = bool(accepted or taken_back or refused or changes.is_reset or changes.reset_chats)
+        is_durable = bool(accepted or withdrawn or refused or changes.is_reset or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
-            connection.executemany(SQL["accept"], [_entry_columns(one) for one in accepted])
-            connection.executemany(SQL["forget_refused"], [(number,) for number in taken_back])
-            self._forget(connection, changes)
-            if changes.identity is not None:
-                connection.execute(SQL["save_client"], changes.identity)
-            connection.executemany(SQL["save_message"], [_message_columns(one) for one in changes.messages])
+            connection.executemany(SQL["accept"], [_to_entry_row(one) for one in accepted])
+            connection.executemany(SQL["forget_refused"], [(number,) for number in withdrawn])
+            self._delete_reset(connection, changes)
+            if changes.user_and_epoch is not None:
+                connection.execute(SQL["save_client"], changes.user_and_epoch)
+            connection.executemany(SQL["save_message"], [_to_message_row(one) for one in changes.messages])
             connection.executemany(SQL["save_chat"], list(changes.chats.values()))
-            connection.executemany(SQL["refuse"], [_refused_columns(one) for one in refused])
+            connection.executemany(SQL["refuse"], [_to_refused_row(one) for one in refused])
             connection.executemany(SQL["settle"], [(one.entry.number,) for one in changes.settled])
             self._save_watermarks(connection, changes)
 
     @staticmethod
-    def _forget(connection: sqlite3.Connection, changes: Changes) -> None:
+    def _delete_reset(connection: sqlite3.Connection, changes: ChangeSet) -> None:
         if changes.is_reset:
             connection.execute(SQL["forget_all_messages"])
             connection.execute(SQL["forget_all_watermarks"])
@@ -113,7 +115,7 @@ class ChatStore:
             connection.execute(SQL["forget_watermarks"], (chat_id,))
 
     @staticmethod
-    def _save_watermarks(connection: sqlite3.Connection, changes: Changes) -> None:
+    def _save_watermarks(connection: sqlite3.Connection, changes: ChangeSet) -> None:
         for chat_id, members in changes.members.items():
             # Those who are there stay as they are if we have heard of more meanwhile.
             there = {one.user_id for one in members}
@@ -132,26 +134,26 @@ class ChatStore:
 
     # --- reading
 
-    def messages_after(self, chat_id: str, after: int, up_to: int, count: int) -> list[Message]:
+    def load_messages_after(self, chat_id: str, after: int, up_to: int, count: int) -> list[Message]:
         """In their order."""
-        with self._file.translated():
+        with self._file.translate_errors():
             rows = self._file.connection.execute(SQL["messages_after"], (chat_id, after, up_to, count)).fetchall()
         return [Message(*row) for row in rows]
 
-    def messages_before(
+    def load_messages_before(
         self, chat_id: str, before: int, complete_to: int, user_id: str, count: int
     ) -> tuple[list[Message], dict[str, int]]:
         """The last ones before a number that may be shown, in their order, and the watermarks of the members."""
         given = {
             "chat_id": chat_id, "before": before, "complete_to": complete_to, "user_id": user_id, "count": count
         }  # fmt: skip
-        with self._file.translated():
+        with self._file.translate_errors():
             rows = self._file.connection.execute(SQL["messages_before"], given).fetchall()
-        return [Message(*row) for row in reversed(rows)], self.watermarks(chat_id)
+        return [Message(*row) for row in reversed(rows)], self.load_watermarks(chat_id)
 
-    def watermarks(self, chat_id: str) -> dict[str, int]:
+    def load_watermarks(self, chat_id: str) -> dict[str, int]:
         """How far each member has acknowledged, as far as we have heard of it."""
-        with self._file.translated():
+        with self._file.translate_errors():
             return dict(self._file.connection.execute(SQL["watermarks"], (chat_id,)).fetchall())
 
     def forget_messages(self, chat_id: str, up_to: int) -> None:
@@ -160,25 +162,25 @@ class ChatStore:
             connection.execute(SQL["forget_messages_to"], (chat_id, up_to))
 
     @staticmethod
-    def _refused(connection: sqlite3.Connection) -> list[tuple[int, RefusedMessage]]:
+    def _load_refused(connection: sqlite3.Connection) -> list[tuple[int, RefusedMessage]]:
         return [
             (row[0], RefusedMessage(row[1], row[2], row[3], row[4], row[5], Refused(row[6], row[7], bool(row[8]))))
             for row in connection.execute(SQL["refused"])
         ]
 
 
-def _entry_columns(entry: Entry) -> tuple[Any, ...]:
+def _to_entry_row(entry: OutboxMessage) -> tuple[Any, ...]:
     content = (entry.content, entry.content_type)
     return entry.number, entry.client_message_id, entry.chat_id, *content, entry.accepted_at_ms
 
 
-def _refused_columns(one: Settled) -> tuple[Any, ...]:
-    refused = one.outcome
+def _to_refused_row(settled: SettledMessage) -> tuple[Any, ...]:
+    refused = settled.outcome
     assert isinstance(refused, Refused)  # noqa: S101 - it was looked at before
-    return *_entry_columns(one.entry), refused.code, refused.message, refused.was_tried
+    return *_to_entry_row(settled.entry), refused.code, refused.message, refused.was_tried
 
 
-def _message_columns(message: Message) -> tuple[Any, ...]:
+def _to_message_row(message: Message) -> tuple[Any, ...]:
     return (
         message.chat_id,
         message.sequence,

@@ -5,11 +5,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.client.values import Number
+from oncelog.client.events.values import Number
 
 EXPIRED: Final = "EXPIRED"
 """The code of a message that lay in the outbox for longer than a server remembers ids. No server has said so."""
-TEXT: Final = "text/plain"
+TEXT_PLAIN: Final = "text/plain"
 
 
 class Message(Struct, frozen=True):
@@ -25,7 +25,7 @@ class Message(Struct, frozen=True):
     """None if it has been erased."""
     created_at: str
     """When it was committed, by the log's time: ISO 8601, UTC, milliseconds."""
-    content_type: str | None = TEXT
+    content_type: str | None = TEXT_PLAIN
     """None if it has been erased."""
 
 
@@ -56,7 +56,7 @@ class Refused(Struct, frozen=True):
 Outcome = Sent | Refused
 
 
-class Entry(Struct, frozen=True, gc=False):
+class OutboxMessage(Struct, frozen=True, gc=False):
     """A message in the outbox."""
 
     number: int
@@ -145,7 +145,7 @@ class ChatDetails(Struct, frozen=True):
     members: tuple[Member, ...]
 
 
-class Listed(Struct, frozen=True):
+class ListedChat(Struct, frozen=True):
     """One of our chats, as the server lists it."""
 
     chat_id: str
@@ -207,7 +207,7 @@ class HistoryChange(Struct, frozen=True):
 Update = Arrived | Progress | Delivery | Membership | HistoryChange
 
 
-class State(Enum):
+class ChatConnectionState(Enum):
     """How the client stands to its server."""
 
     OFFLINE = "offline"
@@ -224,7 +224,7 @@ class State(Enum):
 class Status(Struct, frozen=True):
     """For a user interface."""
 
-    state: State
+    state: ChatConnectionState
     user_id: str
     """Who we are, as the server says; empty before the first connection."""
     pending: int

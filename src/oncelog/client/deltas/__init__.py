@@ -20,12 +20,12 @@ from oncelog.client.deltas.values import (
 if TYPE_CHECKING:
     from oncelog.client.deltas.blocking import BlockingDeltasClient
     from oncelog.client.deltas.client import DeltasClient
-    from oncelog.client.deltas.editing import Edits
+    from oncelog.client.deltas.edits import Edits
 
 _LATER: Final = {
     "BlockingDeltasClient": "oncelog.client.deltas.blocking",
     "DeltasClient": "oncelog.client.deltas.client",
-    "Edits": "oncelog.client.deltas.editing",
+    "Edits": "oncelog.client.deltas.edits",
 }
 
 

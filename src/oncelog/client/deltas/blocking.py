@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from oncelog.client.deltas.changes import ChangeStream
+from oncelog.client.deltas.change_stream import ChangeStream
 from oncelog.client.deltas.client import ROWS_PAGE, DeltasClient
-from oncelog.client.deltas.desk import closed
-from oncelog.client.deltas.editing import Edits
+from oncelog.client.deltas.edits import Edits
+from oncelog.client.deltas.runtime import build_closed_error
 from oncelog.client.deltas.values import Change, Deletion, HistoryChange, LocalRow, PendingDelta, Refusal, Status
 from oncelog.core.canonical import JsonValue
 from oncelog.errors import ClientError
@@ -31,10 +31,10 @@ class BlockingDeltasClient:
     def __init__(self, url: str, gateway: str, **options: Any) -> None:
         self._client = DeltasClient(url, gateway, **options)
         self._open_portal: Portal | None = None
-        self._here = threading.local()
+        self._thread_state = threading.local()
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog-deltas-loop", closed)
+        portal = Portal("oncelog-deltas-loop", build_closed_error)
         try:
             portal.call(self._client.__aenter__)
         except BaseException:
@@ -51,7 +51,7 @@ class BlockingDeltasClient:
     def close(self) -> None:
         """As `DeltasClient.close`."""
         portal, self._open_portal = self._open_portal, None
-        if portal is not None and not portal.is_elsewhere:
+        if portal is not None and not portal.is_forked:
             try:
                 portal.call(self._client.close)
             finally:
@@ -60,22 +60,22 @@ class BlockingDeltasClient:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise closed()
-        if getattr(self._here, "is_editing", False):
+            raise build_closed_error()
+        if getattr(self._thread_state, "is_editing", False):
             raise ClientError("a function that edits must not use the client: it would wait for itself")
         return self._open_portal
 
-    def _marked(self, function: Callable[[G], T]) -> Callable[[G], T]:
+    def _forbid_reentry(self, function: Callable[[G], T]) -> Callable[[G], T]:
         """What the function does with this client is refused: it holds the thread that would do it."""
 
-        def called(given: G) -> T:
-            self._here.is_editing = True
+        def call_marked(given: G) -> T:
+            self._thread_state.is_editing = True
             try:
                 return function(given)
             finally:
-                self._here.is_editing = False
+                self._thread_state.is_editing = False
 
-        return called
+        return call_marked
 
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
         """As `DeltasClient.put`."""
@@ -92,16 +92,16 @@ class BlockingDeltasClient:
         function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | Deletion],
     ) -> str | None:
         """As `DeltasClient.edit`."""
-        return self._portal.call(self._client.edit, table, row_id, self._marked(function))
+        return self._portal.call(self._client.edit, table, row_id, self._forbid_reentry(function))
 
     def transact(self, function: Callable[[Edits], T]) -> T:
         """As `DeltasClient.transact`."""
         portal = self._portal
 
-        async def called() -> T:
-            return await self._client.transact(self._marked(function))
+        async def run_transaction() -> T:
+            return await self._client.transact(self._forbid_reentry(function))
 
-        return portal.call(called)
+        return portal.call(run_transaction)
 
     def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
         """As `DeltasClient.row`."""
@@ -119,10 +119,10 @@ class BlockingDeltasClient:
         """As `DeltasClient.changes`: from this call on."""
         portal = self._portal
 
-        async def made() -> ChangeStream:
+        async def create_stream() -> ChangeStream:
             return self._client.changes(table)
 
-        return portal.iterate(portal.call(made))
+        return portal.iterate(portal.call(create_stream))
 
     def synced(self, timeout_s: float | None = None) -> None:
         """As `DeltasClient.synced`."""
@@ -155,7 +155,7 @@ class BlockingDeltasClient:
     def retry(self) -> None:
         """As `DeltasClient.retry`."""
 
-        async def called() -> None:
+        async def run_retry() -> None:
             self._client.retry()
 
-        self._portal.call(called)
+        self._portal.call(run_retry)

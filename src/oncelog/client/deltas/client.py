@@ -18,15 +18,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from oncelog.client.checking import checked_client_id, checked_store
-from oncelog.client.deltas.changes import ChangeStream
-from oncelog.client.deltas.desk import Desk
-from oncelog.client.deltas.editing import Edits, demand_names, demand_table
+from oncelog.client.deltas.change_stream import ChangeStream
+from oncelog.client.deltas.edits import Edits, check_names, check_table
 from oncelog.client.deltas.errors import DeltaRefusedError
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.puller import Puller
 from oncelog.client.deltas.pusher import Pusher
+from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.deltas.transport import DeltasTransport, HttpDeltasTransport
 from oncelog.client.deltas.values import (
     DELETE,
     Change,
@@ -38,16 +38,16 @@ from oncelog.client.deltas.values import (
     State,
     Status,
 )
-from oncelog.client.deltas.wire import HttpWire, Wire
-from oncelog.client.tokens import Token, demand_token
-from oncelog.client.wire import normal_url
+from oncelog.client.runtime.options import check_client_id, check_store
+from oncelog.client.runtime.tokens import Token, check_token
+from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
-from oncelog.core.deltas import gateway_fault
+from oncelog.core.deltas import find_gateway_fault
 from oncelog.errors import ClientError, ClosedError, SettingsError
 
 T = TypeVar("T")
 ROWS_PAGE: Final = 500
-ALL: Final = 2**62
+UNLIMITED: Final = 2**62
 
 
 class DeltasClient:
@@ -66,7 +66,7 @@ class DeltasClient:
         tls: ssl.SSLContext | None = None,
         wall_ms: Callable[[], int] | None = None,
         chance: random.Random | None = None,
-        wire: Wire | None = None,
+        wire: DeltasTransport | None = None,
     ) -> None:
         """Says what is to be; nothing is opened yet.
 
@@ -77,38 +77,40 @@ class DeltasClient:
         self.limits = limits or DeltasLimits()
         if not isinstance(self.limits, DeltasLimits):
             raise SettingsError(f"limits must be DeltasLimits, not {limits!r}")
-        demand_token(token)
-        checked = checked_client_id(client_id)
+        check_token(token)
+        checked = check_client_id(client_id)
         if checked is None:
             raise SettingsError("client_id must be given: it decides between writes of the same moment")
-        self.url = normal_url(url)
-        self.gateway = _checked_gateway(gateway)
+        self.url = normalize_url(url)
+        self.gateway = _check_gateway(gateway)
         self.client_id = checked
-        self._wall_ms = wall_ms or _system_wall_ms
-        self._chance = chance or random.Random()  # noqa: S311 - for pauses
-        self._desk = Desk(DeltasStore(checked_store(path), self.limits), self.limits)
-        self._wire = wire or HttpWire(self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls)
+        self._wall_ms = wall_ms or _get_system_wall_ms
+        self._random = chance or random.Random()  # noqa: S311 - for pauses
+        self._runtime = DeltasRuntime(DeltasStore(check_store(path), self.limits), self.limits)
+        self._transport = wire or HttpDeltasTransport(
+            self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls
+        )
         self._open_pusher: Pusher | None = None
         self._open_puller: Puller | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing: asyncio.Task[None] | None = None
+        self._close_task: asyncio.Task[None] | None = None
 
     # --- opening and closing
 
     async def __aenter__(self) -> Self:
         """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the gateway."""
-        if self._desk.was_opened:
+        if self._runtime.has_opened:
             raise ClosedError("a client is opened once; make another one")
         try:
-            await self._desk.open(self.client_id, self.gateway)
+            await self._runtime.open(self.client_id, self.gateway)
         except BaseException:
             await self.close()
             raise
-        self._open_puller = Puller(self._desk, self._wire, self._chance)
-        self._open_pusher = Pusher(self._desk, self._wire, self._chance, self._open_puller.look_at)
+        self._open_puller = Puller(self._runtime, self._transport, self._random)
+        self._open_pusher = Pusher(self._runtime, self._transport, self._random, self._open_puller.check_epoch)
         works = {"push": self._pusher.run(), "pull": self._puller.run()}
         self._tasks = [
-            asyncio.create_task(self._desk.guarded(work), name=f"oncelog deltas: {name}")
+            asyncio.create_task(self._runtime.guard_task(work), name=f"oncelog deltas: {name}")
             for name, work in works.items()
         ]
         return self
@@ -120,31 +122,31 @@ class DeltasClient:
 
     async def close(self) -> None:
         """Does not wait for the gateway: what is pending stays in the file. To have it pushed first, await `synced`."""
-        if not self._desk.was_opened:
+        if not self._runtime.has_opened:
             return
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close_all(), name="oncelog deltas: close")
-        await asyncio.shield(self._closing)
+        if self._close_task is None:
+            self._close_task = asyncio.create_task(self._close_all(), name="oncelog deltas: close")
+        await asyncio.shield(self._close_task)
 
     async def _close_all(self) -> None:
-        self._desk.end()
+        self._runtime.stop()
         try:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._wire.close()
+            await self._transport.close()
         finally:
-            await self._desk.close(self._desk.store.close)
+            await self._runtime.close(self._runtime.store.close)
 
     @property
     def _pusher(self) -> Pusher:
-        self._desk.demand_open()
+        self._runtime.check_open()
         assert self._open_pusher is not None  # noqa: S101 - it is made before anybody can use the client
         return self._open_pusher
 
     @property
     def _puller(self) -> Puller:
-        self._desk.demand_open()
+        self._runtime.check_open()
         assert self._open_puller is not None  # noqa: S101 - as above
         return self._open_puller
 
@@ -174,7 +176,7 @@ class DeltasClient:
         None is a ClientError, and nothing is changed: most often it lacks a `return`.
         """
 
-        def edited(edits: Edits) -> str | None:
+        def apply_edit(edits: Edits) -> str | None:
             columns: object = function(edits.row(table, row_id))
             if columns is None:
                 raise ClientError(
@@ -185,7 +187,7 @@ class DeltasClient:
                 return edits.delete(table, row_id)
             return edits.put(table, row_id, columns)  # type: ignore[arg-type] # it refuses other types
 
-        return await self.transact(edited)
+        return await self.transact(apply_edit)
 
     async def transact(self, function: Callable[[Edits], T]) -> T:
         """Calls the function with `edits`, whose `row`, `put` and `delete` are one transaction, and gives its result.
@@ -193,29 +195,29 @@ class DeltasClient:
         If it raises, nothing was changed. It is called in a thread, and must not use the client. On the gateway the
         deltas are committed one after the other, in one push where they fit into it.
         """
-        pusher, desk = self._pusher, self._desk
+        pusher, desk = self._pusher, self._runtime
 
-        def tell(done: tuple[T, list[Change]]) -> None:
-            pusher.work()
-            desk.tell(done[1])
+        def publish(done: tuple[T, list[Change]]) -> None:
+            pusher.notify()
+            desk.publish_changes(done[1])
 
         store, wall_now_ms = desk.store, self._wall_ms()
-        result, _ = await desk.changed(lambda: store.transact(function, wall_now_ms), tell=tell)
+        result, _ = await desk.call_store_and_notify(lambda: store.transact(function, wall_now_ms), notify=publish)
         return result
 
     # --- reading
 
     async def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
         """The columns of a row as it is here; None if it does not exist."""
-        self._desk.demand_open()
-        demand_names(table, row_id)
-        return await self._desk.in_store(self._desk.store.row, table, row_id)
+        self._runtime.check_open()
+        check_names(table, row_id)
+        return await self._runtime.call_store(self._runtime.store.load_row, table, row_id)
 
     async def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
         """The rows of a table that exist here, by `row_id` in the order of code points."""
-        self._desk.demand_open()
-        demand_table(table)
-        return await self._desk.in_store(self._desk.store.rows, table, after, limit)
+        self._runtime.check_open()
+        check_table(table)
+        return await self._runtime.call_store(self._runtime.store.list_rows, table, after, limit)
 
     async def each_row(self, table: str) -> AsyncIterator[LocalRow]:
         """All rows of a table, page by page."""
@@ -230,11 +232,11 @@ class DeltasClient:
 
         Raises ChangesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
         """
-        self._desk.demand_open()
+        self._runtime.check_open()
         if table is not None:
-            demand_table(table)
-        stream = ChangeStream(table, self.limits, self._desk.streams.remove)
-        self._desk.streams.append(stream)
+            check_table(table)
+        stream = ChangeStream(table, self.limits, self._runtime.streams.remove)
+        self._runtime.streams.append(stream)
         return stream
 
     # --- how it stands
@@ -245,32 +247,32 @@ class DeltasClient:
         Raises DeltaRefusedError if one of the edits is refused, TimeoutError if it takes longer.
         """
         async with asyncio.timeout(timeout_s):
-            pusher, store = self._pusher, self._desk.store
-            number = store.standing.newest_number
+            pusher, store = self._pusher, self._runtime.store
+            number = store.sync_state.newest_number
 
             def is_pushed() -> bool:
-                pushing = pusher.pushing
+                pushing = pusher.protocol
                 if pushing.refusal is not None and pushing.refused_number <= number:
                     raise DeltaRefusedError(pushing.refusal)
-                return not 0 < store.standing.oldest_number <= number
+                return not 0 < store.sync_state.oldest_number <= number
 
-            await self._desk.until(is_pushed)
-            await self._puller.round()
+            await self._runtime.wait_until(is_pushed)
+            await self._puller.run_round()
 
     async def pending(self) -> list[PendingDelta]:
         """What is in the outbox, in its order."""
-        self._desk.demand_open()
-        found = await self._desk.in_store(self._desk.store.pending, None, ALL, ALL)
+        self._runtime.check_open()
+        found = await self._runtime.call_store(self._runtime.store.list_pending, None, UNLIMITED, UNLIMITED)
         return [PendingDelta(one.delta_id.hex(), one.body) for one in found]
 
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
-        standing = self._desk.store.standing
+        standing = self._runtime.store.sync_state
         pusher, puller = self._open_pusher, self._open_puller
-        if pusher is None or puller is None or self._closing is not None:
+        if pusher is None or puller is None or self._close_task is not None:
             return Status(State.CLOSED, standing.pending, standing.pending_bytes, standing.cursor, standing.epoch)
-        pushing, pulling = pusher.pushing, puller.pulling
-        if not (pushing.is_let_in and pulling.is_let_in):
+        pushing, pulling = pusher.protocol, puller.protocol
+        if not (pushing.is_authorized and pulling.is_authorized):
             state = State.NOT_LET_IN
         elif pulling.last_error is not None:
             state = State.OFFLINE
@@ -298,18 +300,18 @@ class DeltasClient:
             found = self.status()
             return condition(found)
 
-        await self._desk.until(is_found)
+        await self._runtime.wait_until(is_found)
         return found
 
     def refusals(self) -> AsyncIterator[Refusal]:
         """The refusal that there is, and each that comes: one at a time, since the outbox stops there."""
-        return self._each(lambda status: status.refusal, None)
+        return self._iterate_values(lambda status: status.refusal, None)
 
     def history_changes(self) -> AsyncIterator[HistoryChange]:
         """Told when the rows have become those of another history; of several in a row, the last one."""
-        return self._each(lambda status: status.history_change, self.status().history_change)
+        return self._iterate_values(lambda status: status.history_change, self.status().history_change)
 
-    async def _each(self, part: Callable[[Status], T | None], last: T | None) -> AsyncIterator[T]:
+    async def _iterate_values(self, part: Callable[[Status], T | None], last: T | None) -> AsyncIterator[T]:
         def is_other(status: Status) -> bool:
             return part(status) != last
 
@@ -332,27 +334,27 @@ class DeltasClient:
         except (ValueError, TypeError) as error:
             raise ClientError(f"a delta's id has 64 hexadecimal digits: {error}") from error
 
-        def tell(_gone: int) -> None:
-            pusher.discarded()
-            puller.hurry()
-            self._desk.wake()
+        def notify(_gone: int) -> None:
+            pusher.on_discarded()
+            puller.retry_now()
+            self._runtime.wake_waiters()
 
-        gone = await self._desk.changed(self._desk.store.discard, ids, tell=tell)
+        gone = await self._runtime.call_store_and_notify(self._runtime.store.discard, ids, notify=notify)
         if gone != len(set(ids)):
             raise ClientError(f"{len(set(ids)) - gone} of the deltas are not in the outbox")
 
     def retry(self) -> None:
         """Ends all pauses: what was refused, or could not be reached, is tried at once."""
-        self._pusher.hurry()
-        self._puller.hurry()
+        self._pusher.retry_now()
+        self._puller.retry_now()
 
 
-def _checked_gateway(gateway: str) -> str:
-    fault = gateway_fault(gateway)
+def _check_gateway(gateway: str) -> str:
+    fault = find_gateway_fault(gateway)
     if fault is not None:
         raise SettingsError(f"gateway {fault}")
     return gateway
 
 
-def _system_wall_ms() -> int:
+def _get_system_wall_ms() -> int:
     return time.time_ns() // 1_000_000

@@ -6,81 +6,81 @@ import random
 import time
 from typing import Final
 
-from oncelog.client.deltas.desk import Desk
-from oncelog.client.deltas.messages import (
+from oncelog.client.deltas.codec import (
+    DeltaPage,
     Fault,
     LiveCompacted,
     LiveDeltas,
-    PulledPage,
+    NoReply,
     SnapshotPage,
-    Unanswered,
 )
-from oncelog.client.deltas.pulling import (
+from oncelog.client.deltas.pull_protocol import (
     Apply,
-    Effect,
     Follow,
     Join,
     Pull,
-    Pulling,
-    ReadAnew,
+    PullEffect,
+    PullProtocol,
+    PullRequest,
     ReadSnapshot,
-    Request,
     Reset,
+    RestartSnapshot,
     Stage,
 )
+from oncelog.client.deltas.runtime import DeltasRuntime
+from oncelog.client.deltas.transport import DeltasTransport, LiveStream
 from oncelog.client.deltas.values import HistoryChange
-from oncelog.client.deltas.wire import Live, Wire
-from oncelog.client.patience import STORE_PAUSE, Patience, Pause
+from oncelog.client.runtime.backoff import STORE_PAUSE, Backoff, RetryPause
 from oncelog.errors import ProtocolError, StoreError
 
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
-_Message = LiveDeltas | LiveCompacted | Fault | Unanswered
+_LiveMessage = LiveDeltas | LiveCompacted | Fault | NoReply
 
 
 class Puller:
     """`run` goes on until it is cancelled."""
 
-    def __init__(self, desk: Desk, wire: Wire, chance: random.Random) -> None:
-        self._desk = desk
-        self._wire = wire
-        self._patience = Patience(desk.limits, chance)
-        self._hurry = asyncio.Event()
-        self._live: Live | None = None
-        self._live_since = 0.0
-        self._receiving: asyncio.Task[_Message] | None = None
-        self._rounds_asked = 0
+    def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport, rng: random.Random) -> None:
+        self._runtime = runtime
+        self._transport = transport
+        self._backoff = Backoff(runtime.limits, rng)
+        self._wake_event = asyncio.Event()
+        self._live_stream: LiveStream | None = None
+        self._live_since_s = 0.0
+        self._receive_task: asyncio.Task[_LiveMessage] | None = None
+        self._rounds_requested = 0
         self._rounds_done = 0
-        self._anew = 0
+        self._snapshot_restarts = 0
         """How often in a row a snapshot had to be begun."""
-        self._left: tuple[str, int] | None = None
+        self._lost_history: tuple[str, int] | None = None
         """Epoch and cursor of a history that is no more the gateway's."""
-        standing = desk.store.standing
-        self.pulling = Pulling(standing.cursor, standing.epoch)
+        standing = runtime.store.sync_state
+        self.protocol = PullProtocol(standing.cursor, standing.epoch)
         self.history_change: HistoryChange | None = None
 
     @property
     def is_live(self) -> bool:
         """Whether what is committed arrives at once."""
-        return self._live is not None and self.pulling.is_caught_up
+        return self._live_stream is not None and self.protocol.is_caught_up
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Ends a pause, or looks whether there is something else to do."""
-        self._hurry.set()
+        self._wake_event.set()
 
-    def look_at(self, epoch: str) -> None:
+    def check_epoch(self, epoch: str) -> None:
         """A push was acknowledged in this history: if it is another one, nobody need wait to be told so."""
-        self.pulling.acknowledged(epoch)
-        if self.pulling.epoch != epoch:
-            self._rounds_asked += 1
-            self.hurry()
+        self.protocol.on_acknowledged(epoch)
+        if self.protocol.epoch != epoch:
+            self._rounds_requested += 1
+            self.retry_now()
 
-    async def round(self) -> None:
+    async def run_round(self) -> None:
         """Returns when all that the gateway has at this moment has arrived."""
-        self._rounds_asked += 1
-        wanted = self._rounds_asked
-        self.hurry()
-        await self._desk.until(lambda: self._rounds_done >= wanted)
+        self._rounds_requested += 1
+        wanted = self._rounds_requested
+        self.retry_now()
+        await self._runtime.wait_until(lambda: self._rounds_done >= wanted)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -90,103 +90,107 @@ class Puller:
                     pause = await self._step()
                 except StoreError as error:
                     logger.warning("%s", error)
-                    self.pulling.last_error = str(error)
+                    self.protocol.last_error = str(error)
                     pause = STORE_PAUSE
                 except ProtocolError as error:
                     logger.warning("%s", error)
-                    self.pulling.last_error = str(error)
-                    pause = Pause()
+                    self.protocol.last_error = str(error)
+                    pause = RetryPause()
                 if pause is not None:
-                    await self._hang_up()
-                    self._desk.wake()
+                    await self._disconnect()
+                    self._runtime.wake_waiters()
                     await self._wait(pause)
-                self._desk.wake()
+                self._runtime.wake_waiters()
         finally:
-            await self._hang_up()
+            await self._disconnect()
 
-    async def _step(self) -> Pause | None:
+    async def _step(self) -> RetryPause | None:
         """One request, or one message of what is live."""
-        pulling = self.pulling
-        asked = self._rounds_asked
+        pulling = self.protocol
+        asked = self._rounds_requested
         if asked > self._rounds_done:
             pulling.pull_again()
-        request = pulling.next_request(is_reset_wanted=self._desk.store.standing.is_reset_wanted)
-        answer = await self._answer(request)
+        request = pulling.next_request(is_reset_wanted=self._runtime.store.sync_state.is_reset_wanted)
+        answer = await self._send_request(request)
         if answer is None:
             return None
         had_error = pulling.last_error is not None
-        effect = pulling.answered(request, answer)
-        if isinstance(effect, Pause):
+        effect = pulling.handle_answer(request, answer)
+        if isinstance(effect, RetryPause):
             if not had_error:
                 logger.info("not connected: %s", answer)
             return effect
-        await self._carry_out(effect)
-        if isinstance(effect, ReadAnew):
-            self._anew += 1
-            return Pause() if self._anew > 1 else None
+        await self._execute(effect)
+        if isinstance(effect, RestartSnapshot):
+            self._snapshot_restarts += 1
+            return RetryPause() if self._snapshot_restarts > 1 else None
         if not isinstance(effect, Apply) or effect.deltas:
-            self._patience.renew()
+            self._backoff.reset()
         if isinstance(effect, Apply):
-            self._anew = 0
+            self._snapshot_restarts = 0
             if isinstance(request, Pull) and effect.is_caught_up:
                 self._rounds_done = asked
         return None
 
-    async def _answer(self, request: Request) -> PulledPage | SnapshotPage | _Message | None:
+    async def _send_request(self, request: PullRequest) -> DeltaPage | SnapshotPage | _LiveMessage | None:
         """None if there is something else to do, or nothing has come of it."""
-        limits = self._desk.limits
+        limits = self._runtime.limits
         match request:
             case Pull(since, epoch):
-                return await self._wire.pull(since, epoch, limits.page_deltas)
+                return await self._transport.pull(since, epoch, limits.page_deltas)
             case ReadSnapshot(page):
-                await self._hang_up()
-                return await self._wire.snapshot(page, limits.page_rows)
+                await self._disconnect()
+                return await self._transport.snapshot(page, limits.page_rows)
             case Follow():
-                if self._live is None:
+                if self._live_stream is None:
                     return await self._connect(request)
-                return await self._message()
+                return await self._receive_message()
 
-    async def _connect(self, request: Follow) -> Fault | Unanswered | None:
-        live = await self._wire.follow(request.since, request.epoch)
-        if isinstance(live, Fault | Unanswered):
+    async def _connect(self, request: Follow) -> Fault | NoReply | None:
+        live = await self._transport.follow(request.since, request.epoch)
+        if isinstance(live, Fault | NoReply):
             return live
-        self._live = live
-        self._live_since = time.monotonic()
-        self._receiving = asyncio.create_task(live.receive(), name="oncelog deltas: live")
-        other = self.pulling.connected(live.epoch)
+        self._live_stream = live
+        self._live_since_s = time.monotonic()
+        self._receive_task = asyncio.create_task(live.receive(), name="oncelog deltas: live")
+        other = self.protocol.on_connected(live.epoch)
         if other is not None:
-            await self._carry_out(other)
+            await self._execute(other)
         return None
 
-    async def _message(self) -> _Message | None:
+    async def _receive_message(self) -> _LiveMessage | None:
         """The next one; None if there is something else to do."""
-        receiving, live = self._receiving, self._live
+        receiving, live = self._receive_task, self._live_stream
         if receiving is None or live is None:
             return None
-        hurrying = asyncio.create_task(self._hurry.wait())
+        hurrying = asyncio.create_task(self._wake_event.wait())
         try:
             await asyncio.wait((receiving, hurrying), return_when=asyncio.FIRST_COMPLETED)
         finally:
             hurrying.cancel()
-        self._hurry.clear()
+        self._wake_event.clear()
         if not receiving.done():
             return None
         message = receiving.result()
         if isinstance(message, LiveDeltas):
-            self._receiving = asyncio.create_task(live.receive(), name="oncelog deltas: live")
+            self._receive_task = asyncio.create_task(live.receive(), name="oncelog deltas: live")
         return message
 
-    async def _carry_out(self, effect: Effect) -> None:
-        desk, store, pulling = self._desk, self._desk.store, self.pulling
+    async def _execute(self, effect: PullEffect) -> None:
+        desk, store, pulling = self._runtime, self._runtime.store, self.protocol
         match effect:
             case Apply():
                 if effect.deltas or (effect.cursor, effect.epoch) != (pulling.cursor, pulling.epoch):
-                    await desk.changed(store.apply, effect.deltas, effect.cursor, effect.epoch, tell=desk.tell)
+                    await desk.call_store_and_notify(
+                        store.apply, effect.deltas, effect.cursor, effect.epoch, notify=desk.publish_changes
+                    )
             case Join():
                 cursor = None if effect.next else effect.cursor
-                await desk.changed(store.join, effect.rows, cursor, effect.epoch, tell=desk.tell)
+                await desk.call_store_and_notify(
+                    store.join, effect.rows, cursor, effect.epoch, notify=desk.publish_changes
+                )
             case Stage():
-                await desk.in_store(store.stage, effect.rows, effect.is_first, effect.horizon)
+                await desk.call_store(store.stage, effect.rows, effect.is_first, effect.horizon)
                 if not effect.next:
                     await self._replace(effect)
             case Reset():
@@ -194,41 +198,41 @@ class Puller:
                     logger.info("all rows are read again: %s", effect.message)
                 else:
                     logger.warning("the gateway's history is another one than before: %s", effect.message)
-                    self._left = (pulling.epoch, pulling.cursor)
-                await desk.in_store(store.want_reset)
-            case ReadAnew():
+                    self._lost_history = (pulling.epoch, pulling.cursor)
+                await desk.call_store(store.request_reset)
+            case RestartSnapshot():
                 pass
-        pulling.done(effect)
+        pulling.confirm(effect)
 
     async def _replace(self, effect: Stage) -> None:
-        desk, pulling = self._desk, self.pulling
+        desk, pulling = self._runtime, self.protocol
         told_max = desk.limits.changes_max if desk.streams else 0
-        await desk.changed(
-            desk.store.replace, effect.cursor, effect.epoch, told_max, effect.horizon, tell=desk.tell_replaced
+        await desk.call_store_and_notify(
+            desk.store.replace, effect.cursor, effect.epoch, told_max, effect.horizon, notify=desk.publish_replacement
         )
-        left = self._left
+        left = self._lost_history
         if left is None and pulling.epoch not in ("", effect.epoch):
             left = (pulling.epoch, pulling.cursor)
         if left is not None:
             self.history_change = HistoryChange(left[0], effect.epoch, left[1], effect.cursor)
             logger.warning("all rows are the gateway's again: %s", self.history_change)
-        self._left = None
+        self._lost_history = None
 
-    async def _hang_up(self) -> None:
-        live, self._live = self._live, None
-        if live is not None and time.monotonic() - self._live_since > self._desk.limits.pause_ms_max / 1000:
-            self._patience.renew()  # it was more than a greeting: the next pause is a short one again
-        receiving, self._receiving = self._receiving, None
+    async def _disconnect(self) -> None:
+        live, self._live_stream = self._live_stream, None
+        if live is not None and time.monotonic() - self._live_since_s > self._runtime.limits.pause_ms_max / 1000:
+            self._backoff.reset()  # it was more than a greeting: the next pause is a short one again
+        receiving, self._receive_task = self._receive_task, None
         if receiving is not None:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)
         if live is not None:
             await live.close()
 
-    async def _wait(self, pause: Pause) -> None:
+    async def _wait(self, pause: RetryPause) -> None:
         try:
-            async with asyncio.timeout(self._patience.pause_s(pause)):
-                await self._hurry.wait()
+            async with asyncio.timeout(self._backoff.next_pause_s(pause)):
+                await self._wake_event.wait()
         except TimeoutError:
             pass
-        self._hurry.clear()
+        self._wake_event.clear()

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from oncelog.client.deltas.desk import Desk
-from oncelog.client.deltas.messages import Acknowledged, Unanswered
-from oncelog.client.deltas.pushing import Pushing
-from oncelog.client.deltas.wire import Wire
-from oncelog.client.patience import STORE_PAUSE, Patience, Pause
+from oncelog.client.deltas.codec import NoReply, PushReply
+from oncelog.client.deltas.push_protocol import PushProtocol
+from oncelog.client.deltas.runtime import DeltasRuntime
+from oncelog.client.deltas.transport import DeltasTransport
+from oncelog.client.runtime.backoff import STORE_PAUSE, Backoff, RetryPause
 from oncelog.errors import StoreError
 
 logger: Final = logging.getLogger("oncelog.client.deltas")
@@ -19,29 +19,35 @@ logger: Final = logging.getLogger("oncelog.client.deltas")
 class Pusher:
     """`run` goes on until it is cancelled."""
 
-    def __init__(self, desk: Desk, wire: Wire, chance: random.Random, on_acknowledged: Callable[[str], None]) -> None:
-        self._desk = desk
-        self._wire = wire
+    def __init__(
+        self,
+        runtime: DeltasRuntime,
+        transport: DeltasTransport,
+        rng: random.Random,
+        on_acknowledged: Callable[[str], None],
+    ) -> None:
+        self._runtime = runtime
+        self._transport = transport
         self._on_acknowledged = on_acknowledged
-        self._patience = Patience(desk.limits, chance)
-        self._work = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self.pushing = Pushing(desk.limits.push_deltas_max)
+        self._backoff = Backoff(runtime.limits, rng)
+        self._work_event = asyncio.Event()
+        self._wake_event = asyncio.Event()
+        self.protocol = PushProtocol(runtime.limits.push_deltas_max)
 
-    def work(self) -> None:
+    def notify(self) -> None:
         """There is something in the outbox."""
-        self._work.set()
+        self._work_event.set()
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """What waits is tried at once."""
-        self.pushing.release()
-        self._hurry.set()
-        self._work.set()
+        self.protocol.release()
+        self._wake_event.set()
+        self._work_event.set()
 
-    def discarded(self) -> None:
+    def on_discarded(self) -> None:
         """Deltas were taken out of the outbox."""
-        self.pushing.discarded()
-        self.hurry()
+        self.protocol.on_discarded()
+        self.retry_now()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -50,47 +56,49 @@ class Pusher:
                 pause = await self._push()
             except StoreError as error:
                 logger.warning("%s", error)
-                self.pushing.last_error = str(error)
+                self.protocol.last_error = str(error)
                 pause = STORE_PAUSE
-            self._desk.wake()
+            self._runtime.wake_waiters()
             if pause is not None:
                 await self._wait(pause)
 
-    async def _push(self) -> Pause | None:
+    async def _push(self) -> RetryPause | None:
         """One push, or none if there is nothing to do: then it waits until there is."""
-        desk, pushing = self._desk, self.pushing
-        self._work.clear()
+        desk, pushing = self._runtime, self.protocol
+        self._work_event.clear()
         bounds = pushing.bounds
-        batch = await desk.in_store(desk.store.pending, bounds.before, bounds.deltas_max, desk.limits.push_bytes_max)
+        batch = await desk.call_store(
+            desk.store.list_pending, bounds.before, bounds.deltas_max, desk.limits.push_bytes_max
+        )
         if not batch:
-            held = pushing.nothing_left()
+            held = pushing.get_held_pause()
             if held is None:
-                await self._work.wait()
+                await self._work_event.wait()
             return held
-        self._hurry.clear()
+        self._wake_event.clear()
         discards, before = pushing.discards, pushing.refusal
-        answer = await self._wire.push(batch)
-        if isinstance(answer, Acknowledged):
-            is_ours = await desk.in_store(desk.store.acknowledge, batch[-1].number, answer)
+        answer = await self._transport.push(batch)
+        if isinstance(answer, PushReply):
+            is_ours = await desk.call_store(desk.store.acknowledge, batch[-1].number, answer)
             self._on_acknowledged(answer.epoch)
             if not is_ours:
-                answer = Unanswered(f"the push was acknowledged in another history, of epoch {answer.epoch}")
-        if isinstance(answer, Acknowledged):
-            self._patience.renew()
+                answer = NoReply(f"the push was acknowledged in another history, of epoch {answer.epoch}")
+        if isinstance(answer, PushReply):
+            self._backoff.reset()
         elif pushing.discards != discards:
             return None
         elif pushing.last_error is None:
             logger.info("not pushed: %s", answer)
-        pause = pushing.answered(batch, answer)
+        pause = pushing.handle_answer(batch, answer)
         if pushing.refusal is not None and pushing.refusal != before:
             logger.warning("the gateway refuses a delta: %s", pushing.refusal)
         return pause
 
-    async def _wait(self, pause: Pause) -> None:
+    async def _wait(self, pause: RetryPause) -> None:
         try:
-            async with asyncio.timeout(self._patience.pause_s(pause)):
-                await self._hurry.wait()
+            async with asyncio.timeout(self._backoff.next_pause_s(pause)):
+                await self._wake_event.wait()
         except TimeoutError:
             pass
-        self._hurry.clear()
-        self.pushing.release()
+        self._wake_event.clear()
+        self.protocol.release()

@@ -11,18 +11,18 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncelog.client.deltas.editing import Edits, Room, RowName, changes_of, visible
+from oncelog.client.deltas.codec import OutboxEntry, PushReply, SnapshotRow
+from oncelog.client.deltas.edits import Edits, OutboxUsage, RowKey, get_visible_columns, list_changes
 from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.merging import joined, newest_hlc
-from oncelog.client.deltas.messages import Acknowledged, Entry, SnapshotRow
-from oncelog.client.deltas.values import Change, LocalRow, parsed
-from oncelog.client.file import StoreFile
+from oncelog.client.deltas.row_merge import get_newest_hlc, join_rows
+from oncelog.client.deltas.values import Change, LocalRow, parse_columns
+from oncelog.client.runtime.store_file import StoreFile
 from oncelog.core.canonical import JsonValue
-from oncelog.core.deltas import read_delta
+from oncelog.core.deltas import decode_delta
 from oncelog.core.merge import Row, RowDelta, merge
-from oncelog.core.tombstones import row_without_state
+from oncelog.core.rules.tombstones import build_row_without_state
 from oncelog.errors import SettingsError
-from oncelog.statements import named_statements, statements_of
+from oncelog.sql_files import parse_statements, split_script
 
 T = TypeVar("T")
 
@@ -30,11 +30,11 @@ APPLICATION_ID: Final = 0x4F4C4443  # "OLDC"
 SCHEMA_VERSION: Final = 1
 NUMBER_MAX: Final = 2**63 - 1
 _SQL: Final = files("oncelog.client.deltas") / "sql"
-SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
-_STATE: Final = msgspec.msgpack.Decoder(Row)
+SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+_ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
 
 
-class Standing(Struct):
+class SyncState(Struct):
     """What is needed often, as it lies in the file. Other threads may look at it."""
 
     hlc: int = 0
@@ -49,7 +49,7 @@ class Standing(Struct):
     """Of all that has ever been in the outbox."""
 
 
-class Replaced(Struct, frozen=True):
+class Replacement(Struct, frozen=True):
     """What a reset has changed."""
 
     changes: list[Change]
@@ -64,7 +64,7 @@ class DeltasStore:
         self._file = StoreFile(path, "deltas client", APPLICATION_ID, SCHEMA_VERSION)
         self._limits = limits
         self._client_id = ""
-        self.standing = Standing()
+        self.sync_state = SyncState()
 
     # --- opening and closing
 
@@ -73,28 +73,28 @@ class DeltasStore:
         self._file.open()
         try:
             with self._file.transaction(is_durable=True) as connection:
-                if self._file.make_tables(connection, (_SQL / "schema.sql").read_text(encoding="utf-8")):
+                if self._file.create_tables(connection, (_SQL / "schema.sql").read_text(encoding="utf-8")):
                     connection.execute(SQL["make_client"], (client_id, gateway))
-                self._demand_same(connection, client_id, gateway)
-                for statement in statements_of((_SQL / "staging.sql").read_text(encoding="utf-8")):
+                self._check_owner(connection, client_id, gateway)
+                for statement in split_script((_SQL / "staging.sql").read_text(encoding="utf-8")):
                     connection.execute(statement)
                 self._client_id = client_id
-                self.standing = self._read_standing(connection)
+                self.sync_state = self._load_sync_state(connection)
         except BaseException:
             self.close()
             raise
 
-    def _demand_same(self, connection: sqlite3.Connection, client_id: str, gateway: str) -> None:
+    def _check_owner(self, connection: sqlite3.Connection, client_id: str, gateway: str) -> None:
         known = connection.execute(SQL["client"]).fetchone()
         for name, kept, given in (("client", known[0], client_id), ("gateway", known[1], gateway)):
             if kept != given:
                 raise SettingsError(f"{self._file.path} belongs to the {name} {kept!r}, not to {given!r}")
 
-    def _read_standing(self, connection: sqlite3.Connection) -> Standing:
+    def _load_sync_state(self, connection: sqlite3.Connection) -> SyncState:
         _, _, hlc, cursor, epoch, is_reset_wanted = connection.execute(SQL["client"]).fetchone()
         pending, pending_bytes, oldest = connection.execute(SQL["outbox_counts"]).fetchone()
         (newest,) = connection.execute(SQL["newest_number"]).fetchone()
-        return Standing(int(hlc), cursor, epoch, bool(is_reset_wanted), pending, pending_bytes, oldest, newest)
+        return SyncState(int(hlc), cursor, epoch, bool(is_reset_wanted), pending, pending_bytes, oldest, newest)
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -102,52 +102,54 @@ class DeltasStore:
 
     # --- rows
 
-    def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
+    def load_row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
         """The columns of a row; None if it does not exist."""
-        with self._file.translated(), self._file.reading():
-            return parsed(visible(self._load(self._file.connection, table, row_id)))
+        with self._file.translate_errors(), self._file.translate_damage():
+            return parse_columns(get_visible_columns(self._load_state(self._file.connection, table, row_id)))
 
-    def rows(self, table: str, after: str, limit: int) -> list[LocalRow]:
+    def list_rows(self, table: str, after: str, limit: int) -> list[LocalRow]:
         """Those that exist, by `row_id` in the order of code points."""
-        with self._file.translated(), self._file.reading():
+        with self._file.translate_errors(), self._file.translate_damage():
             found = self._file.connection.execute(SQL["rows_after"], (table, after, limit)).fetchall()
-            return [LocalRow(row_id, parsed(_STATE.decode(state).values) or {}) for row_id, state in found]
+            return [LocalRow(row_id, parse_columns(_ROW_DECODER.decode(state).values) or {}) for row_id, state in found]
 
-    def _load(self, connection: sqlite3.Connection, table: str, row_id: str, statement: str = "row") -> Row:
+    def _load_state(self, connection: sqlite3.Connection, table: str, row_id: str, statement: str = "row") -> Row:
         found = connection.execute(SQL[statement], (table, row_id)).fetchone()
         if found is None:
             return Row()
-        with self._file.reading():
-            return _STATE.decode(found[0])
+        with self._file.translate_damage():
+            return _ROW_DECODER.decode(found[0])
 
     # --- edits
 
     def transact(self, function: Callable[[Edits], T], wall_now_ms: int) -> tuple[T, list[Change]]:
         """Calls the function with edits that it can make, and saves what they came to. On return it is on the disk."""
-        standing = self.standing
+        standing = self.sync_state
         with self._file.transaction(is_durable=True) as connection:
             edits = Edits(
                 client_id=self._client_id,
                 hlc=standing.hlc,
                 wall_now_ms=wall_now_ms,
-                load=lambda table, row_id: self._load(connection, table, row_id),
+                load=lambda table, row_id: self._load_state(connection, table, row_id),
                 limits=self._limits,
-                room=Room(standing.pending, standing.pending_bytes),
+                outbox_usage=OutboxUsage(standing.pending, standing.pending_bytes),
             )
             try:
                 result = function(edits)
             finally:
                 edits.end()
-            if edits.made:
+            if edits.new_deltas:
                 _save_rows(connection, edits.rows)
-                numbers = [connection.execute(SQL["append"], (one.delta_id, one.body)).lastrowid for one in edits.made]
+                numbers = [
+                    connection.execute(SQL["append"], (one.delta_id, one.body)).lastrowid for one in edits.new_deltas
+                ]
                 connection.execute(SQL["save_hlc"], (str(edits.hlc),))
-        if edits.made:
-            self.standing = msgspec.structs.replace(
+        if edits.new_deltas:
+            self.sync_state = msgspec.structs.replace(
                 standing,
                 hlc=edits.hlc,
                 pending=standing.pending + len(numbers),
-                pending_bytes=standing.pending_bytes + sum(len(one.body) for one in edits.made),
+                pending_bytes=standing.pending_bytes + sum(len(one.body) for one in edits.new_deltas),
                 oldest_number=standing.oldest_number or numbers[0] or 0,
                 newest_number=numbers[-1] or 0,
             )
@@ -155,20 +157,20 @@ class DeltasStore:
 
     # --- the outbox
 
-    def pending(self, before: int | None, deltas_max: int, bytes_max: int) -> list[Entry]:
+    def list_pending(self, before: int | None, deltas_max: int, bytes_max: int) -> list[OutboxEntry]:
         """The oldest of what is pending, in order; one at least, however large it is."""
-        batch: list[Entry] = []
+        batch: list[OutboxEntry] = []
         size = 0
-        with self._file.translated():
+        with self._file.translate_errors():
             number_below = NUMBER_MAX if before is None else before
             for row in self._file.connection.execute(SQL["pending"], (number_below, deltas_max)):
                 size += len(row[2]) + 1
                 if batch and size > bytes_max:
                     break
-                batch.append(Entry(*row))
+                batch.append(OutboxEntry(*row))
         return batch
 
-    def acknowledge(self, number: int, answer: Acknowledged) -> bool:
+    def acknowledge(self, number: int, answer: PushReply) -> bool:
         """The gateway has everything up to this number. False, and nothing is changed, if that was another history.
 
         A late answer may be of a history that a restore has ended: what it acknowledges may be lost. So the gateway's
@@ -176,15 +178,15 @@ class DeltasStore:
         has replaced it, however often it answers. During a reset `replace` decides.
         """
         epoch = answer.epoch
-        if self.standing.epoch not in ("", epoch, *answer.previous_epochs) and not self.standing.is_reset_wanted:
+        if self.sync_state.epoch not in ("", epoch, *answer.previous_epochs) and not self.sync_state.is_reset_wanted:
             return False
         with self._file.transaction(is_durable=False) as connection:
             connection.execute(SQL["acknowledge"], (epoch, number))
             connection.execute(SQL["save_first_epoch"], (epoch,))
-            if not self.standing.is_reset_wanted:
+            if not self.sync_state.is_reset_wanted:
                 connection.execute(SQL["forget_acknowledged"])
-            after = self._read_standing(connection)
-        self.standing = after
+            after = self._load_sync_state(connection)
+        self.sync_state = after
         return True
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
@@ -193,8 +195,8 @@ class DeltasStore:
             gone = sum(connection.execute(SQL["discard"], (one,)).rowcount for one in delta_ids)
             if gone:
                 connection.execute(SQL["want_reset"])
-            after = self._read_standing(connection)
-        self.standing = after
+            after = self._load_sync_state(connection)
+        self.sync_state = after
         return gone
 
     # --- from the gateway
@@ -202,39 +204,39 @@ class DeltasStore:
     def apply(self, deltas: Sequence[RowDelta], cursor: int, epoch: str) -> list[Change]:
         """Merges deltas and moves the cursor, in one transaction."""
         # If a crash loses it, all of it is lost together, and comes again from the gateway.
-        rows: dict[RowName, tuple[Row, Row]] = {}
+        rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._file.transaction(is_durable=False) as connection:
             for delta in deltas:
                 name = (delta.table, delta.row_id)
                 if name not in rows:
-                    loaded = self._load(connection, *name)
+                    loaded = self._load_state(connection, *name)
                     rows[name] = (loaded, loaded)
                 first, current = rows[name]
                 rows[name] = (first, merge(current, delta))
             _save_rows(connection, rows)
-            after = self._moved(connection, (delta.hlc for delta in deltas), cursor, epoch)
-        self.standing = after
-        return changes_of(rows, is_local=False)
+            after = self._save_cursor(connection, (delta.hlc for delta in deltas), cursor, epoch)
+        self.sync_state = after
+        return list_changes(rows, is_local=False)
 
     def join(self, snapshot: Sequence[SnapshotRow], cursor: int | None, epoch: str) -> list[Change]:
         """Merges a page of a snapshot; the cursor comes with the last one."""
-        rows: dict[RowName, tuple[Row, Row]] = {}
+        rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._file.transaction(is_durable=False) as connection:
             for one in snapshot:
-                loaded = self._load(connection, one.table, one.row_id)
-                rows[one.table, one.row_id] = (loaded, joined(loaded, one.row))
+                loaded = self._load_state(connection, one.table, one.row_id)
+                rows[one.table, one.row_id] = (loaded, join_rows(loaded, one.row))
             _save_rows(connection, rows)
-            clocks = (newest_hlc(one.row) for one in snapshot)
-            after = self._moved(connection, clocks, self.standing.cursor if cursor is None else cursor, epoch)
-        self.standing = after
-        return changes_of(rows, is_local=False)
+            clocks = (get_newest_hlc(one.row) for one in snapshot)
+            after = self._save_cursor(connection, clocks, self.sync_state.cursor if cursor is None else cursor, epoch)
+        self.sync_state = after
+        return list_changes(rows, is_local=False)
 
-    def want_reset(self) -> None:
+    def request_reset(self) -> None:
         """All rows are to be read anew."""
         with self._file.transaction(is_durable=True) as connection:
             connection.execute(SQL["want_reset"])
-            after = self._read_standing(connection)
-        self.standing = after
+            after = self._load_sync_state(connection)
+        self.sync_state = after
 
     def stage(self, snapshot: Sequence[SnapshotRow], is_first: bool, horizon: int | None = None) -> None:
         """Lays a page of a snapshot aside. It is not in the file: who crashes reads it again."""
@@ -242,29 +244,31 @@ class DeltasStore:
             if is_first:
                 connection.execute(SQL["clear_staged"])
             _stage(connection, [((one.table, one.row_id), one.row) for one in snapshot])
-            clocks = (horizon or 0, *(newest_hlc(one.row) for one in snapshot))
-            after = self._moved(connection, clocks, self.standing.cursor, self.standing.epoch)
-        self.standing = after
+            clocks = (horizon or 0, *(get_newest_hlc(one.row) for one in snapshot))
+            after = self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
+        self.sync_state = after
 
-    def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> Replaced:
+    def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> Replacement:
         """What was staged becomes the rows, with what the outbox says over them."""
         with self._file.transaction(is_durable=True) as connection:
             for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
-                with self._file.reading():
-                    delta = read_delta(body)
-                staged = self._load(connection, delta.table, delta.row_id, "staged_row")
+                with self._file.translate_damage():
+                    delta = decode_delta(body)
+                staged = self._load_state(connection, delta.table, delta.row_id, "staged_row")
                 if staged.is_empty:  # an own delta that is older than the gateway's tombstones has lost there
-                    staged = row_without_state(horizon, delta.table, delta.row_id)
+                    staged = build_row_without_state(horizon, delta.table, delta.row_id)
                 _stage(connection, [((delta.table, delta.row_id), merge(staged, delta))])
-            replaced = self._replaced(connection, changes_max)
+            replaced = self._compute_replacement(connection, changes_max)
             for statement in ("clear_rows", "unstage", "clear_staged", "end_reset", "forget_acknowledged"):
                 connection.execute(SQL[statement])
-            connection.execute(SQL["save_cursor"], (str(self._clock_after_reset(connection, horizon)), cursor, epoch))
-            after = self._read_standing(connection)
-        self.standing = after
+            connection.execute(
+                SQL["save_cursor"], (str(self._compute_clock_after_reset(connection, horizon)), cursor, epoch)
+            )
+            after = self._load_sync_state(connection)
+        self.sync_state = after
         return replaced
 
-    def _clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
+    def _compute_clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
         """With nothing left in the outbox no reading of ours is anywhere but in the rows, so it goes on from those.
 
         So a clock that was far ahead once does not stay so when what it stamped has been discarded. An edit at or below
@@ -272,38 +276,38 @@ class DeltasStore:
         """
         pending, *_ = connection.execute(SQL["outbox_counts"]).fetchone()
         if pending:
-            return self.standing.hlc
+            return self.sync_state.hlc
         newest = horizon or 0
         for (state,) in connection.execute(SQL["row_states"]):
-            with self._file.reading():
-                newest = max(newest, newest_hlc(_STATE.decode(state)))
+            with self._file.translate_damage():
+                newest = max(newest, get_newest_hlc(_ROW_DECODER.decode(state)))
         return newest
 
-    def _replaced(self, connection: sqlite3.Connection, changes_max: int) -> Replaced:
+    def _compute_replacement(self, connection: sqlite3.Connection, changes_max: int) -> Replacement:
         changes: list[Change] = []
         for table, row_id, old, new in connection.execute(SQL["replaced_rows"]):
-            with self._file.reading():
-                pair = tuple(Row() if state is None else _STATE.decode(state) for state in (old, new))
-            changes += changes_of({(table, row_id): (pair[0], pair[1])}, is_local=False)
+            with self._file.translate_damage():
+                pair = tuple(Row() if state is None else _ROW_DECODER.decode(state) for state in (old, new))
+            changes += list_changes({(table, row_id): (pair[0], pair[1])}, is_local=False)
             if len(changes) > changes_max:
-                return Replaced([], is_complete=False)
-        return Replaced(changes, is_complete=True)
+                return Replacement([], is_complete=False)
+        return Replacement(changes, is_complete=True)
 
-    def _moved(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> Standing:
+    def _save_cursor(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> SyncState:
         """Our clock is never behind one that we have seen, however far that one is ahead of ours (DE-8)."""
-        hlc = max(self.standing.hlc, max(clocks, default=0))
+        hlc = max(self.sync_state.hlc, max(clocks, default=0))
         connection.execute(SQL["save_cursor"], (str(hlc), cursor, epoch))
-        return msgspec.structs.replace(self.standing, hlc=hlc, cursor=cursor, epoch=epoch)
+        return msgspec.structs.replace(self.sync_state, hlc=hlc, cursor=cursor, epoch=epoch)
 
 
-def _save_rows(connection: sqlite3.Connection, rows: dict[RowName, tuple[Row, Row]]) -> None:
-    changed = [_row_columns(name, last) for name, (first, last) in rows.items() if first is not last]
+def _save_rows(connection: sqlite3.Connection, rows: dict[RowKey, tuple[Row, Row]]) -> None:
+    changed = [_encode_row(name, last) for name, (first, last) in rows.items() if first is not last]
     connection.executemany(SQL["save_row"], changed)
 
 
-def _stage(connection: sqlite3.Connection, rows: Iterable[tuple[RowName, Row]]) -> None:
-    connection.executemany(SQL["stage"], [_row_columns(name, row) for name, row in rows])
+def _stage(connection: sqlite3.Connection, rows: Iterable[tuple[RowKey, Row]]) -> None:
+    connection.executemany(SQL["stage"], [_encode_row(name, row) for name, row in rows])
 
 
-def _row_columns(name: RowName, row: Row) -> tuple[Any, ...]:
+def _encode_row(name: RowKey, row: Row) -> tuple[Any, ...]:
     return *name, int(row.exists), msgspec.msgpack.encode(row)

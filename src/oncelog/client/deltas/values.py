@@ -39,12 +39,12 @@ class Change(Struct, frozen=True):
     @property
     def before(self) -> dict[str, JsonValue] | None:
         """The columns before; None for a row that did not exist."""
-        return parsed(self.before_forms)
+        return parse_columns(self.before_forms)
 
     @property
     def after(self) -> dict[str, JsonValue] | None:
         """The columns after; None for a row that exists no more."""
-        return parsed(self.after_forms)
+        return parse_columns(self.after_forms)
 
     @property
     def bytes(self) -> int:
@@ -53,7 +53,7 @@ class Change(Struct, frozen=True):
         return sum(len(name) + len(form) for values in forms for name, form in values.items())
 
 
-def parsed(forms: Mapping[str, bytes] | None) -> dict[str, JsonValue] | None:
+def parse_columns(forms: Mapping[str, bytes] | None) -> dict[str, JsonValue] | None:
     """Columns as values."""
     return None if forms is None else {name: parse(form) for name, form in forms.items()}
 

@@ -13,7 +13,6 @@ from uuid import UUID
 
 from oncelog.client.ledger.client import LedgerClient
 from oncelog.client.ledger.scope import LedgerScope
-from oncelog.client.ledger.stream import closed
 from oncelog.client.ledger.values import (
     ClientState,
     LedgerBlock,
@@ -25,6 +24,7 @@ from oncelog.client.ledger.values import (
     Recovered,
     TransactionProof,
 )
+from oncelog.client.ledger.write_stream import build_closed_error
 from oncelog.core.operations import Operation
 from oncelog.portal import Portal
 
@@ -49,7 +49,7 @@ class BlockingLedgerScope:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise closed()
+            raise build_closed_error()
         return self._open_portal
 
     def write(
@@ -136,7 +136,7 @@ class BlockingLedgerClient(BlockingLedgerScope):
         super().__init__(self._client, None)
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog-ledger-loop", closed)
+        portal = Portal("oncelog-ledger-loop", build_closed_error)
         try:
             portal.call(self._client.__aenter__)
         except BaseException:
@@ -153,7 +153,7 @@ class BlockingLedgerClient(BlockingLedgerScope):
     def close(self) -> None:
         """As `LedgerClient.close`."""
         portal, self._open_portal = self._open_portal, None
-        if portal is not None and not portal.is_elsewhere:
+        if portal is not None and not portal.is_forked:
             try:
                 portal.call(self._client.close)
             finally:

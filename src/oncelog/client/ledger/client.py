@@ -16,20 +16,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from oncelog.client.checking import checked_client_id, checked_store
 from oncelog.client.ledger.limits import LedgerLimits
+from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.scope import LedgerScope
-from oncelog.client.ledger.shared import Shared
 from oncelog.client.ledger.store import LedgerStore
-from oncelog.client.tokens import Token, demand_token
+from oncelog.client.runtime.options import check_client_id, check_store
+from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.errors import ClosedError, SettingsError
 
 if TYPE_CHECKING:
-    from oncelog.client.ledger.wire import Wire
+    from oncelog.client.ledger.transport import LedgerTransport
 
 SCOPE_NAME_CHARACTERS_MAX: Final = 80
-_ADDRESS: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:@/\[\]]+):[0-9]{1,5}", re.IGNORECASE)
-_NEEDED: Final = frozenset({"grpc", "google", "google.protobuf"})
+_ADDRESS_PATTERN: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:@/\[\]]+):[0-9]{1,5}", re.IGNORECASE)
+_GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
 class LedgerClient(LedgerScope):
@@ -56,44 +56,44 @@ class LedgerClient(LedgerScope):
         ever. `token` is a text, or a function that gives one and is asked at every call. `tls` is True for the
         machine's own roots, or a file of roots in PEM form. `verify` looks at the proof of every write.
         """
-        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        if not isinstance(address, str) or not _ADDRESS_PATTERN.fullmatch(address):
             raise SettingsError(f"address must be HOST:PORT of a server's gRPC, as 127.0.0.1:7271, not {address!r}")
         self.address = address
         self.limits = limits or LedgerLimits()
         if not isinstance(self.limits, LedgerLimits):
             raise SettingsError(f"limits must be LedgerLimits, not {limits!r}")
-        demand_token(token)
-        checked = checked_client_id(client_id)
+        check_token(token)
+        checked = check_client_id(client_id)
         if checked is None:
             raise SettingsError("client_id must be given: sequences are a client's own")
         self.client_id = checked
         roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
 
-        def new_wire() -> "Wire":
-            wire: Wire = _wire_module().Wire(
+        def new_transport() -> "LedgerTransport":
+            wire: LedgerTransport = _import_transport().Wire(
                 address, client_id=checked, token=token, tls=roots, limits=self.limits, is_verifying=verify
             )
             return wire
 
-        shared = Shared(
-            LedgerStore(checked_store(path)),
-            new_wire,
+        shared = LedgerRuntime(
+            LedgerStore(check_store(path)),
+            new_transport,
             limits=self.limits,
-            chance=chance or random.Random(),  # noqa: S311 - for pauses
+            rng=chance or random.Random(),  # noqa: S311 - for pauses
             has_token_function=callable(token),
         )
-        super().__init__(shared, _checked_name(organization, "organization"), _checked_vault(vault))
+        super().__init__(shared, _check_name(organization, "organization"), _check_vault(vault))
         self._scopes: dict[tuple[str, str], LedgerScope] = {(self.organization, self.vault): self}
-        self._closing: asyncio.Task[None] | None = None
+        self._close_task: asyncio.Task[None] | None = None
 
     # --- opening and closing
 
     async def __aenter__(self) -> Self:
         """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the server."""
-        if self._shared.was_opened:
+        if self._runtime.was_opened:
             raise ClosedError("a client is opened once; make another one")
         try:
-            scopes = await self._shared.open(self.client_id)
+            scopes = await self._runtime.open(self.client_id)
             for names in [(self.organization, self.vault), *scopes]:
                 await self.scope(*names).open()
         except BaseException:
@@ -108,25 +108,25 @@ class LedgerClient(LedgerScope):
 
     async def close(self) -> None:
         """Waits for the answers of what has been sent (`close_timeout_ms`). What has none stays pending in the file."""
-        if not self._shared.was_opened:
+        if not self._runtime.was_opened:
             return
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close_all(), name="oncelog ledger: close")
-        await asyncio.shield(self._closing)
+        if self._close_task is None:
+            self._close_task = asyncio.create_task(self._close_all(), name="oncelog ledger: close")
+        await asyncio.shield(self._close_task)
 
     async def _close_all(self) -> None:
-        self._shared.end()
+        self._runtime.end()
         try:
             await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
         finally:
-            await self._shared.close()
+            await self._runtime.close()
 
     def scope(self, organization: str, vault: str = "") -> LedgerScope:
         """Another scope of the same client: its writes have a sequence of their own, in the same file."""
-        _ = self._shared.wire  # it is open
-        names = (_checked_name(organization, "organization"), _checked_vault(vault))
+        _ = self._runtime.transport  # it is open
+        names = (_check_name(organization, "organization"), _check_vault(vault))
         if names not in self._scopes:
-            self._scopes[names] = LedgerScope(self._shared, *names)
+            self._scopes[names] = LedgerScope(self._runtime, *names)
         return self._scopes[names]
 
     @property
@@ -135,21 +135,21 @@ class LedgerClient(LedgerScope):
         return list(self._scopes.values())
 
 
-def _wire_module() -> Any:
+def _import_transport() -> Any:
     """What needs gRPC. Raises SettingsError where that is not installed."""
     try:
-        return import_module("oncelog.client.ledger.wire")
+        return import_module("oncelog.client.ledger.transport")
     except ModuleNotFoundError as error:
-        if error.name not in _NEEDED:
+        if error.name not in _GRPC_MODULES:
             raise
         raise SettingsError("oncelog.client.ledger needs grpcio: pip install 'oncelog[ledger]'") from error
 
 
-def _checked_name(name: str, field: str) -> str:
+def _check_name(name: str, field: str) -> str:
     if not isinstance(name, str) or not 1 <= len(name) <= SCOPE_NAME_CHARACTERS_MAX or "\0" in name:
         raise SettingsError(f"{field} must be a text of 1 to {SCOPE_NAME_CHARACTERS_MAX} characters, and no U+0000")
     return name
 
 
-def _checked_vault(vault: str) -> str:
-    return _checked_name(vault, "vault") if vault != "" else vault
+def _check_vault(vault: str) -> str:
+    return _check_name(vault, "vault") if vault != "" else vault

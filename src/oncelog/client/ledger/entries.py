@@ -9,7 +9,7 @@ from oncelog.core.operations import Operation
 from oncelog.errors import ServerRefusedError
 
 
-class Entry:
+class QueueEntry:
     """A write without an outcome."""
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Entry:
         self.is_recovered = False
         self.is_probe = False
         """Its number had been passed when the server was asked: who stands behind it waits until it is known."""
-        self.call: Call | None = None
+        self.call: WriteCall | None = None
         self.gapped_turn = -1
         self.denied: ServerRefusedError | None = None
 
@@ -75,10 +75,10 @@ class Entry:
         return f"Entry({self.number}, {self.key.hex()[:8]}, sequence={self.sequence}, sent={self.sent_sequence})"
 
 
-class Call(NamedTuple):
+class WriteCall(NamedTuple):
     """A write to be sent, as it is now. `last` is what was known to be committed."""
 
-    entry: Entry
+    entry: QueueEntry
     sequence: int
     last: int
 
@@ -86,64 +86,64 @@ class Call(NamedTuple):
 # --- answers -----------------------------------------------------------------------------------------
 
 
-class Committed(Struct, frozen=True):
+class CommittedWrite(Struct, frozen=True):
     """It is in the ledger, under its own key."""
 
     written: Written
 
 
-class Unverified(Struct, frozen=True):
+class ProofFailure(Struct, frozen=True):
     """The server says so, but what it says does not verify."""
 
     error: Exception
     sequence: int
 
 
-class ComeToNothing(Struct, frozen=True):
+class WriteRefusal(Struct, frozen=True):
     """Nothing was written."""
 
     refused: Refused
 
 
-class Gap(Struct, frozen=True):
+class SequenceGap(Struct, frozen=True):
     """SEQUENCE_GAP."""
 
     last: int
 
 
-class Taken(Struct, frozen=True):
+class SequenceTaken(Struct, frozen=True):
     """Another write has the number: SEQUENCE_REUSED, or an answer that is not about ours."""
 
     last: int
 
 
-class Unknown(Struct, frozen=True):
+class NoReply(Struct, frozen=True):
     """No answer, or none that says what became of it."""
 
     reason: str = ""
     retry_after_ms: int = 0
 
 
-class Denied(Struct, frozen=True):
+class AccessDenial(Struct, frozen=True):
     """The server did not look at it, and says why."""
 
     error: ServerRefusedError
 
 
-Answer = Committed | Unverified | ComeToNothing | Gap | Taken | Unknown | Denied
+WriteAnswer = CommittedWrite | ProofFailure | WriteRefusal | SequenceGap | SequenceTaken | NoReply | AccessDenial
 
 
-class Settled(NamedTuple):
+class SettledWrite(NamedTuple):
     """A write and its outcome: an error where it was not looked at, None where the application has let go of it."""
 
-    entry: Entry
+    entry: QueueEntry
     outcome: Outcome | Exception | None
 
 
 class SavedEntry(NamedTuple):
     """A pending write as the file stores it."""
 
-    entry: Entry
+    entry: QueueEntry
     sequence: int
     lowest: int
     """Lowest sequence under which the server may have committed the write."""
@@ -160,20 +160,20 @@ class ScopeState(NamedTuple):
     """Highest sequence that a write ever had."""
 
 
-class Changes(NamedTuple):
+class StoreChanges(NamedTuple):
     """Content of one save: pending writes, writes that got their outcome, and the sequences of the scope."""
 
     entries: list[SavedEntry]
-    settled: list[Settled]
+    settled: list[SettledWrite]
     state: ScopeState
 
     @property
-    def must_last(self) -> bool:
+    def must_be_durable(self) -> bool:
         """Whether it has to survive a loss of power. That one was written may be forgotten: then it is asked again."""
         return bool(self.entries) or any(not isinstance(one.outcome, Written) for one in self.settled)
 
 
-class Forgotten(NamedTuple):
+class ForgottenClient(NamedTuple):
     """The server knows less of us than it did."""
 
     last: int

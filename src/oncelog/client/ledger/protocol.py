@@ -16,53 +16,53 @@ from itertools import islice
 from typing import Final
 
 from oncelog.client.ledger.entries import (
-    Answer,
-    Call,
-    Changes,
-    ComeToNothing,
-    Committed,
-    Denied,
-    Entry,
-    Forgotten,
-    Gap,
+    AccessDenial,
+    CommittedWrite,
+    ForgottenClient,
+    NoReply,
+    ProofFailure,
+    QueueEntry,
     SavedEntry,
     ScopeState,
-    Settled,
-    Taken,
-    Unknown,
-    Unverified,
+    SequenceGap,
+    SequenceTaken,
+    SettledWrite,
+    StoreChanges,
+    WriteAnswer,
+    WriteCall,
+    WriteRefusal,
 )
-from oncelog.client.ledger.values import CONDITIONS, ClientState, Outcome, Refused, Written
+from oncelog.client.ledger.values import CONDITION_CODES, ClientState, Outcome, Refused, Written
 from oncelog.core.operations import Operation
 from oncelog.errors import ServerRefusedError
 
-SET_BACK_MS: Final = 60_000
+CLOCK_CORRECTION_MS: Final = 60_000
 """By so much a clock may be corrected."""
-REMEMBERED_MS: Final = 23 * 3600 * 1000
+RETENTION_MS: Final = 23 * 3600 * 1000
 """For so long a server has surely not forgotten a write: 24 hours, less one for clocks that disagree."""
 
-TOLD_MS: Final = 60_000
+STATE_VALID_MS: Final = 60_000
 """For so long it is believed where we stand, of a write that is older than that."""
 WINDOW_MIN: Final = 4
 """So many are sent ahead however often writes are refused."""
 
 
-class Protocol:
+class LedgerProtocol:
     """The writes of one client in one scope."""
 
-    def __init__(self, state: ScopeState, entries: Sequence[Entry], *, in_flight_max: int) -> None:
+    def __init__(self, state: ScopeState, entries: Sequence[QueueEntry], *, in_flight_max: int) -> None:
         """Continue with the state and the pending writes of the file, in their order. Each may have been sent."""
         self.last = state.last
-        self.forgotten: Forgotten | None = None
+        self.forgotten: ForgottenClient | None = None
         self.refusal: ServerRefusedError | None = None
         """Why the server does not say where we stand."""
-        self.is_held = False
+        self.is_paused = False
         """Nothing is sent until `release`. The shell sets a clock for it."""
         self.is_refused = False
         """The pause is because the server does not let us in."""
         self.was_adopted = False
         """The server had forgotten us, and nothing was at stake."""
-        self._queue: dict[int, Entry] = {}
+        self._queue: dict[int, QueueEntry] = {}
         self._next_number = 1
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
@@ -74,16 +74,16 @@ class Protocol:
         self._wants_state = True
         self._is_first_question = True
         self._is_adopting = False
-        self._asked: int | None = None
-        self._told_at_ms = 0
-        self._unsaved: dict[int, Entry] = {}
+        self._requested_from: int | None = None
+        self._state_at_ms = 0
+        self._unsaved: dict[int, QueueEntry] = {}
         """What is to be saved whenever something is."""
-        self._settled: list[Settled] = []
+        self._settled: list[SettledWrite] = []
         self._unsaved_removals = 0
         """Writes that left the queue without being written, and whose removal is not saved yet. Nothing is sent
         meanwhile: after a crash they are pending again, and no later write may have been committed before them."""
-        self._written: list[Settled] = []
-        self._told: list[tuple[Entry, ServerRefusedError]] = []
+        self._written: list[SettledWrite] = []
+        self._denied_entries: list[tuple[QueueEntry, ServerRefusedError]] = []
         self._saved_last = state.last
         for entry in entries:
             entry.saved_sequence = entry.sent_sequence = entry.sequence
@@ -98,7 +98,7 @@ class Protocol:
         return len(self._queue)
 
     @property
-    def pending(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[QueueEntry]:
         """Them, in order."""
         return self._queue.values()
 
@@ -108,34 +108,34 @@ class Protocol:
         return self._in_flight
 
     @property
-    def is_settling(self) -> bool:
+    def needs_state(self) -> bool:
         """The server has not said yet where we stand."""
-        return self._wants_state or self._asked is not None
+        return self._wants_state or self._requested_from is not None
 
     # --- taking in
 
-    def submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes, now_ms: int) -> Entry:
+    def submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes, now_ms: int) -> QueueEntry:
         """Puts a write behind all others. It is sent once it is saved."""
-        entry = Entry(self._next_number, key, operations, body, now_ms)
+        entry = QueueEntry(self._next_number, key, operations, body, now_ms)
         self._next_number += 1
-        entry.sequence = self._next_sequence()
+        entry.sequence = self._get_next_sequence()
         self._queue[entry.number] = entry
         self._unsaved[entry.number] = entry
         return entry
 
-    def _next_sequence(self) -> int:
+    def _get_next_sequence(self) -> int:
         """That of one behind the queue."""
         newest = next(reversed(self._queue.values()), None)
         return max(self.last, newest.sequence if newest is not None else 0) + 1
 
-    def ask(self) -> None:
+    def request_state(self) -> None:
         """Nothing has been written for long: asks where we stand before anything is sent. Only with an empty queue."""
-        if not self._queue and self._asked is None:
+        if not self._queue and self._requested_from is None:
             self._wants_state = True
 
     # --- saving
 
-    def take_changes(self) -> Changes | None:
+    def take_changes(self) -> StoreChanges | None:
         """What must be saved now; None if all is. Then `saved`, or `not_saved`."""
         # One that moves down is saved when its turn comes near: else each refusal would write the whole queue anew.
         for entry in islice(self._queue.values(), 2 * self._in_flight_max):
@@ -147,18 +147,18 @@ class Protocol:
             SavedEntry(entry, entry.sequence, entry.lowest_possible(entry.sequence)) for entry in self._unsaved.values()
         ]
         self._highest = max(self._highest, *(one.sequence for one in entries), 0)
-        changes = Changes(entries, self._settled, ScopeState(self.last, self._freed, self._highest))
+        changes = StoreChanges(entries, self._settled, ScopeState(self.last, self._freed, self._highest))
         self._unsaved, self._settled = {}, []
         return changes
 
-    def saved(self, changes: Changes) -> None:
+    def confirm_saved(self, changes: StoreChanges) -> None:
         """They are on the disk."""
         for entry, sequence, _ in changes.entries:
             entry.saved_sequence = sequence
         self._saved_last = changes.state.last
         self._unsaved_removals -= sum(not isinstance(one.outcome, Written) for one in changes.settled)
 
-    def not_saved(self, changes: Changes) -> list[Entry]:
+    def revert_unsaved(self, changes: StoreChanges) -> list[QueueEntry]:
         """They are not. New writes leave the queue, and are given back; what else there is waits for the next time."""
         withdrawn = []
         for entry, _, _ in changes.entries:
@@ -173,23 +173,23 @@ class Protocol:
         self._renumber()
         return withdrawn
 
-    def take_written(self) -> list[Settled]:
+    def take_written(self) -> list[SettledWrite]:
         """Writes that are in the ledger. That can be told before it is saved: after a crash it is asked again."""
         written, self._written = self._written, []
         return written
 
-    def take_told(self) -> list[tuple[Entry, ServerRefusedError]]:
+    def take_denied(self) -> list[tuple[QueueEntry, ServerRefusedError]]:
         """Writes that stay pending though the server would not look at them, for their callers to know."""
-        told, self._told = self._told, []
+        told, self._denied_entries = self._denied_entries, []
         return told
 
     # --- sending
 
-    def next_calls(self, now_ms: int) -> list[Call]:
+    def next_calls(self, now_ms: int) -> list[WriteCall]:
         """What is to be sent now, in this order. Each call ends with `answered`."""
-        if self.is_held or self.is_settling or self.forgotten is not None or self._unsaved_removals:
+        if self.is_paused or self.needs_state or self.forgotten is not None or self._unsaved_removals:
             return []
-        calls: list[Call] = []
+        calls: list[WriteCall] = []
         for entry in self._queue.values():
             if self._in_flight >= self._window:
                 break
@@ -201,10 +201,12 @@ class Protocol:
                 continue
             if entry.saved_sequence != entry.sequence or entry.gapped_turn == self._turn:
                 break  # those behind it would only leave a gap
-            if self._is_old(entry, now_ms) and abs(now_ms - self._told_at_ms) > TOLD_MS:  # a clock can be set back
+            if (
+                self._is_old(entry, now_ms) and abs(now_ms - self._state_at_ms) > STATE_VALID_MS
+            ):  # a clock can be set back
                 self._wants_state = True  # the server may have forgotten us by now, and would take it for a new one
                 break
-            call = Call(entry, entry.sequence, self.last)
+            call = WriteCall(entry, entry.sequence, self.last)
             entry.call = call
             entry.sent_sequence = entry.sequence
             entry.highest_sequence = max(entry.highest_sequence, entry.sequence)
@@ -216,9 +218,9 @@ class Protocol:
 
     def release(self) -> None:
         """The pause is over."""
-        self.is_held = self.is_refused = False
+        self.is_paused = self.is_refused = False
 
-    def answered(self, call: Call, answer: Answer) -> None:  # noqa: C901 - one case an answer
+    def handle_answer(self, call: WriteCall, answer: WriteAnswer) -> None:  # noqa: C901 - one case an answer
         """What came of a call."""
         entry = call.entry
         entry.call = None
@@ -226,36 +228,36 @@ class Protocol:
         if entry.number not in self._queue:
             return  # the application has let go of it
         match answer:
-            case Committed(Written(tx_id=None)) if entry.is_certain:
+            case CommittedWrite(Written(tx_id=None)) if entry.is_certain:
                 # The number was used, and nobody knows for what; but not by this one, which was never sent before.
-                self._taken(call, call.sequence)
+                self._handle_taken(call, call.sequence)
                 self._wants_state = True
-            case Committed(written):
+            case CommittedWrite(written):
                 self._settle(entry, written)
-                self._is_used(written.sequence)
+                self._mark_used(written.sequence)
                 self._window = min(self._window + 1, self._in_flight_max)
                 if not written.sequence == call.sequence == entry.sequence:
                     self._give_up_sequence(written.sequence)
                     self._renumber()
-            case Unverified(error, sequence):
+            case ProofFailure(error, sequence):
                 self._settle(entry, error)
-                self._is_used(sequence)
+                self._mark_used(sequence)
                 self._renumber()
-            case ComeToNothing(refused):
-                if refused.code in CONDITIONS:  # they are looked at only of the write that is the next
+            case WriteRefusal(refused):
+                if refused.code in CONDITION_CODES:  # they are looked at only of the write that is the next
                     self._advance(call.sequence - 1)
                 # All that was sent behind it was sent in vain: where that is frequent, less is sent ahead.
                 self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
-                self._come_to_nothing(entry, refused)
-            case Gap(last):
-                self._gap(call, last)
-            case Taken(last):
-                self._taken(call, last)
-            case Unknown():
+                self._handle_refusal(entry, refused)
+            case SequenceGap(last):
+                self._handle_gap(call, last)
+            case SequenceTaken(last):
+                self._handle_taken(call, last)
+            case NoReply():
                 entry.mark_unknown(call.sequence)
-                self.is_held = True
-            case Denied(error):
-                self._denied(entry, error)
+                self.is_paused = True
+            case AccessDenial(error):
+                self._handle_denial(entry, error)
 
     def _give_up_sequence(self, sequence: int) -> None:
         """Let `_renumber` move the write that has this sequence, because another write was committed under it.
@@ -267,25 +269,25 @@ class Protocol:
                 entry.sent_sequence = 0
                 self._end_probe(entry)
 
-    def _come_to_nothing(self, entry: Entry, outcome: Refused | ServerRefusedError) -> None:
+    def _handle_refusal(self, entry: QueueEntry, outcome: Refused | ServerRefusedError) -> None:
         # A copy of it that is late may still take its number. The next one would find that out, and those behind it
         # would have overtaken it by then.
         self._freed = max(self._freed, entry.highest_sequence)
         self._settle(entry, outcome)
         self._renumber()
 
-    def _taken(self, call: Call, last: int) -> None:
+    def _handle_taken(self, call: WriteCall, last: int) -> None:
         entry = call.entry
-        self._is_used(max(last, call.sequence))
+        self._mark_used(max(last, call.sequence))
         if entry.sequence == call.sequence:
             entry.sent_sequence = 0
         self._end_probe(entry)
         self._renumber()
 
-    def _gap(self, call: Call, last: int) -> None:
+    def _handle_gap(self, call: WriteCall, last: int) -> None:
         if last < call.last:
             # The server knew more when this was sent. Whether it has forgotten us it says when it is asked.
-            self._wants_state = self.is_held = True
+            self._wants_state = self.is_paused = True
             return
         if last > self.last:
             self._advance(last)
@@ -293,9 +295,9 @@ class Protocol:
         if self.last < call.entry.sequence - 1:
             call.entry.gapped_turn = self._turn  # it comes again when more is known of those before it
 
-    def _denied(self, entry: Entry, error: ServerRefusedError) -> None:
+    def _handle_denial(self, entry: QueueEntry, error: ServerRefusedError) -> None:
         if entry.is_certain:
-            self._come_to_nothing(entry, error)
+            self._handle_refusal(entry, error)
             return
         # An earlier call may have committed it. What the server says now is about the caller, or about its own
         # limits, and not about that; but where we stand says it.
@@ -304,50 +306,50 @@ class Protocol:
 
     # --- where we stand
 
-    def take_question(self) -> bool:
+    def take_state_request(self) -> bool:
         """Whether the server must be asked now where we stand. Then `state_told`, `state_denied` or `state_lost`."""
-        if not self._wants_state or self._asked is not None or self.is_held or self.forgotten is not None:
+        if not self._wants_state or self._requested_from is not None or self.is_paused or self.forgotten is not None:
             return False
         if not self._queue and not self._is_first_question:
             return False  # nobody waits for it
-        self._asked = self.last
+        self._requested_from = self.last
         return True
 
-    def state_lost(self) -> None:
+    def on_state_lost(self) -> None:
         """No answer."""
-        self._asked = None
-        self.is_held = True
+        self._requested_from = None
+        self.is_paused = True
 
-    def state_denied(self, error: ServerRefusedError) -> None:
+    def on_state_denied(self, error: ServerRefusedError) -> None:
         """The server does not say it to us."""
-        self._asked = None
+        self._requested_from = None
         self._is_first_question = False
         self.refusal = error
         for entry in list(self._queue.values()):
             if not entry.was_sent:
                 self._settle(entry, error)
             else:
-                self._told.append((entry, entry.denied or error))
-        self.is_held = self.is_refused = bool(self._queue)
+                self._denied_entries.append((entry, entry.denied or error))
+        self.is_paused = self.is_refused = bool(self._queue)
 
-    def state_told(self, state: ClientState, now_ms: int) -> None:
+    def on_state_received(self, state: ClientState, now_ms: int) -> None:
         """Where we stand."""
-        asked, self._asked = self._asked, None
+        asked, self._requested_from = self._requested_from, None
         assert asked is not None  # noqa: S101 - it is told to who has asked
         self._wants_state = self._is_first_question = False
         self.refusal = None
-        self._told_at_ms = now_ms
+        self._state_at_ms = now_ms
         last = state.last_sequence
         if self._is_adopting:
-            self._adopt(last)
+            self._adopt_sequence(last)
         elif last < asked or (last == 0 and self._has_old(now_ms)):
             if last == 0 and not any(entry.was_sent for entry in self._queue.values()):
                 self.was_adopted = True  # nothing was sent that could be sent again
-                self._adopt(last)
+                self._adopt_sequence(last)
             else:
-                self.forgotten = Forgotten(self.last, last)
+                self.forgotten = ForgottenClient(self.last, last)
         else:
-            self._is_used(last)
+            self._mark_used(last)
             self._settle_denied(state)
             for entry in self._queue.values():
                 if entry.sequence <= last and entry.sent_sequence == entry.sequence and not entry.is_probe:
@@ -361,10 +363,10 @@ class Protocol:
         return any(self._is_old(entry, now_ms) for entry in self._queue.values())
 
     @staticmethod
-    def _is_old(entry: Entry, now_ms: int) -> bool:
+    def _is_old(entry: QueueEntry, now_ms: int) -> bool:
         """By its age; of one that was made long after now, by a clock that was set back since, nobody knows it."""
         age_ms = now_ms - entry.made_at_ms
-        return not entry.is_certain and not -SET_BACK_MS <= age_ms <= REMEMBERED_MS
+        return not entry.is_certain and not -CLOCK_CORRECTION_MS <= age_ms <= RETENTION_MS
 
     def _settle_denied(self, state: ClientState) -> None:
         for entry in list(self._queue.values()):
@@ -373,12 +375,12 @@ class Protocol:
             if entry.key == state.last_key:
                 self._settle(entry, Written(None, state.last_sequence, is_replay=True))
             elif entry.lowest_unknown is None or entry.lowest_unknown > state.last_sequence:
-                self._come_to_nothing(entry, entry.denied)
+                self._handle_refusal(entry, entry.denied)
             else:  # an earlier call may have committed it, and only the server can tell
-                self._told.append((entry, entry.denied))
-                self.is_held = self.is_refused = True
+                self._denied_entries.append((entry, entry.denied))
+                self.is_paused = self.is_refused = True
 
-    def _adopt(self, last: int) -> None:
+    def _adopt_sequence(self, last: int) -> None:
         self._is_adopting = False
         self.last = last
         self._freed = 0
@@ -397,9 +399,9 @@ class Protocol:
             if entry.key not in resend:
                 self._settle(entry, None)
         self._wants_state = self._is_adopting = self._is_first_question = True
-        self.is_held = False
+        self.is_paused = False
 
-    def withdraw(self, entry: Entry) -> bool:
+    def withdraw(self, entry: QueueEntry) -> bool:
         """Take a pending write out of the queue. Return True if it was not committed and cannot be any more."""
         is_final = entry.is_certain and entry.call is None
         if not is_final:
@@ -415,17 +417,17 @@ class Protocol:
             self.last = last
             self._turn += 1
 
-    def _is_used(self, sequence: int) -> None:
+    def _mark_used(self, sequence: int) -> None:
         """By whom is known, and so is what became of the one that was sent under it."""
         self._advance(sequence)
         if sequence >= self._freed:
             self._freed = 0
 
-    def _settle(self, entry: Entry, outcome: Outcome | Exception | None) -> None:
+    def _settle(self, entry: QueueEntry, outcome: Outcome | Exception | None) -> None:
         del self._queue[entry.number]
         self._unsaved.pop(entry.number, None)
         self._end_probe(entry)
-        settled = Settled(entry, outcome)
+        settled = SettledWrite(entry, outcome)
         self._settled.append(settled)
         if isinstance(outcome, Written):
             self._written.append(settled)
@@ -433,7 +435,7 @@ class Protocol:
             self._unsaved_removals += 1
         self._turn += 1
 
-    def _end_probe(self, entry: Entry) -> None:
+    def _end_probe(self, entry: QueueEntry) -> None:
         if entry.is_probe:
             entry.is_probe = False
             self._probes -= 1

@@ -8,8 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from oncelog.client.ledger.errors import UnverifiedError
-from oncelog.client.ledger.shared import Shared
-from oncelog.client.ledger.stream import Stream
+from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.values import (
     ClientState,
     LedgerBlock,
@@ -21,22 +20,23 @@ from oncelog.client.ledger.values import (
     Recovered,
     TransactionProof,
 )
-from oncelog.client.patience import pauses_s
-from oncelog.codes import AUTH_FAILED, NOT_FOUND
+from oncelog.client.ledger.write_stream import WriteStream
+from oncelog.client.runtime.backoff import iterate_pauses_s
 from oncelog.core.operations import Operation
 from oncelog.core.proof import NO_HASH
+from oncelog.error_codes import AUTH_FAILED, NOT_FOUND
 from oncelog.errors import LostError, ServerRefusedError, SettingsError
 
 
 class LedgerScope:
     """An organization, or a vault of one, as one client sees it. Made by `LedgerClient.scope`."""
 
-    def __init__(self, shared: Shared, organization: str, vault: str) -> None:
+    def __init__(self, runtime: LedgerRuntime, organization: str, vault: str) -> None:
         self.organization = organization
         self.vault = vault
-        self._shared = shared
-        self._opening: asyncio.Task[Stream] | None = None
-        self._stream: Stream | None = None
+        self._runtime = runtime
+        self._open_task: asyncio.Task[WriteStream] | None = None
+        self._stream: WriteStream | None = None
 
     # --- writing
 
@@ -57,9 +57,9 @@ class LedgerScope:
         where the server does not let us write, ForgottenError, UnverifiedError, and ClosedError.
         """
         several = tuple(operations) if isinstance(operations, Iterable) else (operations,)
-        chosen = _key_bytes(key)
+        chosen = _encode_key(key)
         # Not in the time that is given: who hears that it is over must find the write kept, and in a stream it is.
-        stream = self._stream or await self._opened()
+        stream = self._stream or await self._get_stream()
         async with asyncio.timeout(timeout_s):
             return await stream.write(several, chosen)
 
@@ -68,7 +68,7 @@ class LedgerScope:
 
         Waits until all of them are known. Raises ForgottenError where that can never be, ServerRefusedError.
         """
-        return await (self._stream or await self._opened()).recovered()
+        return await (self._stream or await self._get_stream()).wait_recovered()
 
     async def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
         """After a ForgottenError: says what becomes of the pending writes, and goes on.
@@ -76,7 +76,7 @@ class LedgerScope:
         True sends all of them again, as new ones under their old keys; False lets go of them; several keys send
         those and let go of the others. Gives the outcomes of those that were sent.
         """
-        return await (self._stream or await self._opened()).resume(resend)
+        return await (self._stream or await self._get_stream()).resume(resend)
 
     async def withdraw(self, key: UUID | bytes) -> bool:
         """Stop sending a pending write, so that later writes of the scope go on. Return once that is saved.
@@ -85,11 +85,11 @@ class LedgerScope:
         delayed copy of it still may; read the ledger to find out. Callers that wait for the write get a ClientError.
         Raises ClientError if no pending write has this key.
         """
-        return await (self._stream or await self._opened()).withdraw(_key_bytes(key))
+        return await (self._stream or await self._get_stream()).withdraw(_encode_key(key))
 
     async def pending(self) -> list[PendingWrite]:
         """Writes without an outcome, in their order, those of an earlier run too."""
-        return (self._stream or await self._opened()).pending()
+        return (self._stream or await self._get_stream()).list_pending()
 
     @property
     def last_error(self) -> str | None:
@@ -101,31 +101,31 @@ class LedgerScope:
 
     async def open(self) -> None:
         """For the client alone."""
-        await self._opened()
+        await self._get_stream()
 
-    async def _opened(self) -> Stream:
-        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
-            self._opening = asyncio.create_task(self._shared.new_stream(self.organization, self.vault))
-        self._stream = await asyncio.shield(self._opening)
+    async def _get_stream(self) -> WriteStream:
+        if self._open_task is None or (self._open_task.done() and self._open_task.exception() is not None):
+            self._open_task = asyncio.create_task(self._runtime.new_stream(self.organization, self.vault))
+        self._stream = await asyncio.shield(self._open_task)
         return self._stream
 
     async def end(self) -> None:
         """For the client alone."""
-        if self._opening is not None:
-            await asyncio.gather(self._opening, return_exceptions=True)
-            if not self._opening.cancelled() and self._opening.exception() is None:
-                await self._opening.result().close()
+        if self._open_task is not None:
+            await asyncio.gather(self._open_task, return_exceptions=True)
+            if not self._open_task.cancelled() and self._open_task.exception() is None:
+                await self._open_task.result().close()
 
     # --- reading
 
     async def client_state(self) -> ClientState:
         """Where this client stands, as the server says."""
-        return await self._shared.wire.client_state(self.organization, self.vault)
+        return await self._runtime.transport.get_client_state(self.organization, self.vault)
 
     async def get_entity(self, key: str) -> LedgerEntity | None:
         """An entity as it stands; None where there is none."""
         response = await self._call("GetEntity", key=key)
-        return self._messages.entity(response.entity) if response.HasField("entity") else None
+        return self._codec.entity(response.entity) if response.HasField("entity") else None
 
     async def list_entities(self, prefix: str = "", *, page_size: int = 0) -> AsyncGenerator[LedgerEntity, None]:
         """All entities whose keys begin with that, by key, page by page: not all of one moment."""
@@ -133,7 +133,7 @@ class LedgerScope:
         while True:
             page = await self._call("ListEntities", prefix=prefix, page_size=page_size, page_token=token)
             for one in page.entities:
-                yield self._messages.entity(one)
+                yield self._codec.entity(one)
             token = page.next_page_token
             if not token:
                 return
@@ -147,7 +147,7 @@ class LedgerScope:
         while True:
             page = await self._call("ListRelationships", **names, page_size=page_size, page_token=token)
             for one in page.relationships:
-                yield self._messages.relationship(one)
+                yield self._codec.relationship(one)
             token = page.next_page_token
             if not token:
                 return
@@ -159,18 +159,18 @@ class LedgerScope:
 
     async def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
         """A transaction of the scope; None where there is none."""
-        found = await self._found(self._call("GetTransaction", tx_id=tx_id))
-        return None if found is None else self._messages.transaction(found)
+        found = await self._find(self._call("GetTransaction", tx_id=tx_id))
+        return None if found is None else self._codec.transaction(found)
 
     async def get_block(self, height: int) -> LedgerBlock | None:
         """A block of the scope's lane; None where there is none."""
-        found = await self._found(self._call("GetBlock", height=height))
-        return None if found is None else self._messages.block(found)
+        found = await self._find(self._call("GetBlock", height=height))
+        return None if found is None else self._codec.block(found)
 
     async def get_proof(self, tx_id: str) -> TransactionProof | None:
         """All that proves a transaction, which `is_valid` looks at; None where there is none."""
-        found = await self._found(self._call("GetProof", tx_id=tx_id))
-        return None if found is None else self._messages.proof(found)
+        found = await self._find(self._call("GetProof", tx_id=tx_id))
+        return None if found is None else self._codec.proof(found)
 
     async def watch_blocks(
         self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
@@ -181,19 +181,19 @@ class LedgerScope:
         follow the one before; give its hash as `previous_hash` to have the first one looked at, too. After a restore
         that lost the block before, its message names the restore and the block to go back to.
         """
-        shared, height, epoch = self._shared, after_height, ""
+        shared, height, epoch = self._runtime, after_height, ""
         previous = NO_HASH if after_height == 0 else previous_hash
         limits = shared.limits
-        pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.chance)
+        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.rng)
         while True:
             has_come = False
-            request = self._request("WatchBlocks", after_height=height)
+            request = self._build_request("WatchBlocks", after_height=height)
             try:
-                async with aclosing(shared.wire.stream("WatchBlocks", request)) as several:
+                async with aclosing(shared.transport.iterate("WatchBlocks", request)) as several:
                     async for message in several:
-                        found = self._messages.block(message)
+                        found = self._codec.block(message)
                         if check_chain:
-                            _demand_next(found, height, previous, epoch)
+                            _check_next_block(found, height, previous, epoch)
                         elif found.block.height <= height:
                             continue
                         height, previous, epoch, has_come = found.block.height, found.hash, found.epoch, True
@@ -206,35 +206,35 @@ class LedgerScope:
                 if not error.is_transient and not may_be_let_in:
                     raise
             if has_come:
-                pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.chance)
+                pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.rng)
             await asyncio.sleep(next(pauses))
 
     @property
-    def _messages(self) -> Any:
-        return import_module("oncelog.client.ledger.messages")
+    def _codec(self) -> Any:
+        return import_module("oncelog.client.ledger.codec")
 
-    def _request(self, method: str, **fields: Any) -> Any:
-        _ = self._shared.wire  # it is open
-        kind = getattr(self._messages.pb, f"{method}Request")
+    def _build_request(self, method: str, **fields: Any) -> Any:
+        _ = self._runtime.transport  # it is open
+        kind = getattr(self._codec.pb, f"{method}Request")
         try:
             return kind(organization=self.organization, vault=self.vault, **fields)
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{method}: {error}") from error
 
     async def _call(self, method: str, **fields: Any) -> Any:
-        return await self._shared.wire.call(method, self._request(method, **fields))
+        return await self._runtime.transport.call(method, self._build_request(method, **fields))
 
     @staticmethod
-    async def _found(called: Awaitable[Any]) -> Any:
+    async def _find(call: Awaitable[Any]) -> Any:
         try:
-            return await called
+            return await call
         except ServerRefusedError as error:
             if error.code == NOT_FOUND:
                 return None
             raise
 
 
-def _demand_next(found: LedgerBlock, height: int, previous: bytes | None, epoch: str = "") -> None:
+def _check_next_block(found: LedgerBlock, height: int, previous: bytes | None, epoch: str = "") -> None:
     """Raise UnverifiedError for a block that does not follow the last one, whose epoch is given if it is known."""
     block = found.block
     if block.height != height + 1 and not (block.may_follow_gap and block.height > height):
@@ -253,7 +253,7 @@ def _demand_next(found: LedgerBlock, height: int, previous: bytes | None, epoch:
     raise UnverifiedError(f"block {block.height} does not follow the block before it")
 
 
-def _key_bytes(key: UUID | bytes | None) -> bytes:
+def _encode_key(key: UUID | bytes | None) -> bytes:
     given = uuid4().bytes if key is None else key.bytes if isinstance(key, UUID) else key
     if not isinstance(given, bytes) or len(given) != 16 or not any(given):
         raise SettingsError("key must be a UUID, or 16 bytes that are not all zero")

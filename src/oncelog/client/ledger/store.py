@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from oncelog.client.file import create_store_file
-from oncelog.client.ledger.entries import Changes, Entry, ScopeState
-from oncelog.core.transactions import OperationJson, operations_of_json
+from oncelog.client.ledger.entries import QueueEntry, ScopeState, StoreChanges
+from oncelog.client.runtime.store_file import create_store_file
+from oncelog.core.transactions import OperationJson, operations_from_json
 from oncelog.errors import (
     CanonicalError,
     CorruptError,
@@ -27,17 +27,17 @@ from oncelog.errors import (
     StoreUnavailableError,
 )
 from oncelog.file_modes import open_or_create
-from oncelog.statements import named_statements, statements_of
+from oncelog.sql_files import parse_statements, split_script
 
 MEMORY: Final = ":memory:"
 APPLICATION_ID: Final = 0x4F4C4C43  # "OLLC"
 SCHEMA_VERSION: Final = 2
 BUSY_TIMEOUT_MS: Final = 10_000
 _SQL: Final = files("oncelog.client.ledger") / "sql"
-SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
-_CORRUPT: Final = ("SQLITE_CORRUPT",)
-_OTHER_KIND: Final = ("SQLITE_NOTADB",)
-_UNAVAILABLE: Final = (
+SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+_CORRUPT_ERRORS: Final = ("SQLITE_CORRUPT",)
+_NOT_A_DATABASE_ERRORS: Final = ("SQLITE_NOTADB",)
+_UNAVAILABLE_ERRORS: Final = (
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
     "SQLITE_FULL",
@@ -51,15 +51,15 @@ class _Body(Struct, frozen=True):
     operations: tuple[OperationJson, ...]
 
 
-_BODY: Final = msgspec.json.Decoder(_Body)
+_BODY_DECODER: Final = msgspec.json.Decoder(_Body)
 
 
-class KeptScope(NamedTuple):
+class StoredScope(NamedTuple):
     """What the file has of a scope."""
 
     id: int
     state: ScopeState
-    pending: list[Entry]
+    pending: list[QueueEntry]
 
 
 class LedgerStore:
@@ -69,7 +69,7 @@ class LedgerStore:
         self._path = path
         self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._file_id: tuple[int, int] | None = None
         """Which file it is: who writes to one that was removed writes for nobody."""
 
     # --- opening and closing
@@ -80,22 +80,22 @@ class LedgerStore:
         Raises StoreInUseError, NotALogError, NewerSchemaError, SettingsError if the file is another client's, or
         another StoreError.
         """
-        self._take_lock()
+        self._acquire_lock()
         try:
-            with self._translated():
+            with self._translate_errors():
                 create_store_file(self._path)
                 self._connection = sqlite3.connect(
                     self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
                 )
-                self._demand_ours(self._connection)
+                self._check_file_kind(self._connection)
                 self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                self._file = None if self._path == MEMORY else _file_at(self._path)
-                return self._made_ready(self._connection, client_id)
+                self._file_id = None if self._path == MEMORY else _get_file_id(self._path)
+                return self._prepare(self._connection, client_id)
         except BaseException:
             self.close()
             raise
 
-    def _demand_ours(self, connection: sqlite3.Connection) -> None:
+    def _check_file_kind(self, connection: sqlite3.Connection) -> None:
         """Before anything in it is changed."""
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -105,12 +105,12 @@ class LedgerStore:
         if version > SCHEMA_VERSION:
             raise NewerSchemaError(f"{self._path} was made by a newer version of Oncelog's ledger client")
 
-    def _made_ready(self, connection: sqlite3.Connection, client_id: str) -> list[tuple[str, str]]:
+    def _prepare(self, connection: sqlite3.Connection, client_id: str) -> list[tuple[str, str]]:
         with self._transaction(is_durable=True):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version < SCHEMA_VERSION:
                 script = "schema.sql" if version == 0 else "migrate_2.sql"
-                for statement in statements_of((_SQL / script).read_text(encoding="utf-8")):
+                for statement in split_script((_SQL / script).read_text(encoding="utf-8")):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -131,7 +131,7 @@ class LedgerStore:
         if lock is not None:
             os.close(lock)
 
-    def _take_lock(self) -> None:
+    def _acquire_lock(self) -> None:
         """Two clients with one file would give one number to two writes. Of the file itself no descriptor may be
         opened: to close it would take away SQLite's locks."""
         if self._path == MEMORY:
@@ -149,19 +149,19 @@ class LedgerStore:
 
     # --- scopes
 
-    def scope(self, organization: str, vault: str) -> KeptScope:
+    def load_scope(self, organization: str, vault: str) -> StoredScope:
         """What the file has of a scope; nothing of a new one."""
-        with self._translated(), self._transaction(is_durable=False) as connection:
+        with self._translate_errors(), self._transaction(is_durable=False) as connection:
             found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
             if found is None:
                 connection.execute(SQL["make_scope"], (organization, vault))
                 found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
             rows = connection.execute(SQL["pending"], (found[0],)).fetchall()
-            return KeptScope(found[0], ScopeState(*found[1:]), [self._entry(*row) for row in rows])
+            return StoredScope(found[0], ScopeState(*found[1:]), [self._decode_entry(*row) for row in rows])
 
-    def save(self, scope_id: int, changes: Changes) -> None:
+    def save(self, scope_id: int, changes: StoreChanges) -> None:
         """On return it is on the disk."""
-        with self._translated(), self._transaction(is_durable=changes.must_last) as connection:
+        with self._translate_errors(), self._transaction(is_durable=changes.must_be_durable) as connection:
             connection.executemany(
                 SQL["save"],
                 [
@@ -172,12 +172,14 @@ class LedgerStore:
             connection.executemany(SQL["settle"], [(scope_id, one.entry.number) for one in changes.settled])
             connection.execute(SQL["save_state"], (*changes.state, scope_id))
 
-    def _entry(self, number: int, key: bytes, sequence: int, lowest: int, body: bytes, made_at_ms: int) -> Entry:
+    def _decode_entry(
+        self, number: int, key: bytes, sequence: int, lowest: int, body: bytes, made_at_ms: int
+    ) -> QueueEntry:
         try:
-            operations = operations_of_json(_BODY.decode(body).operations)
+            operations = operations_from_json(_BODY_DECODER.decode(body).operations)
         except CanonicalError as error:
             raise CorruptError(f"{self._path} is damaged: {error}") from error
-        entry = Entry(number, key, operations, body, made_at_ms)
+        entry = QueueEntry(number, key, operations, body, made_at_ms)
         entry.sequence = sequence
         entry.mark_unknown(lowest)
         return entry
@@ -189,7 +191,7 @@ class LedgerStore:
         connection = self._connection
         if connection is None:
             raise StoreUnavailableError(f"{self._path} is closed")
-        if self._file is not None and self._file != _file_at(self._path):
+        if self._file_id is not None and self._file_id != _get_file_id(self._path):
             raise StoreUnavailableError(f"{self._path} was removed or replaced while the client had it open")
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
         connection.execute("BEGIN IMMEDIATE")
@@ -203,23 +205,23 @@ class LedgerStore:
             raise
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "") or ""
-            if name.startswith(_OTHER_KIND):
+            if name.startswith(_NOT_A_DATABASE_ERRORS):
                 raise NotALogError(f"{self._path} is no SQLite database") from error
-            if name.startswith(_CORRUPT):
+            if name.startswith(_CORRUPT_ERRORS):
                 raise CorruptError(f"{self._path} is damaged: {error}") from error
-            if name.startswith(_UNAVAILABLE):
+            if name.startswith(_UNAVAILABLE_ERRORS):
                 raise StoreUnavailableError(f"{self._path}: {error} [{name}]") from error
             raise
         except msgspec.MsgspecError as error:
             raise CorruptError(f"{self._path} is damaged: {error}") from error
 
 
-def _file_at(path: str) -> tuple[int, int] | None:
+def _get_file_id(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)  # noqa: PTH116 - once a transaction
     except OSError:

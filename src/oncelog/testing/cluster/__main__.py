@@ -13,9 +13,9 @@ import typer
 
 from oncelog.testing.cluster.cluster import Cluster, ClusterError
 from oncelog.testing.cluster.layout import FILE, FIRST_PORT_MAX, ClusterSettings, Layout, PortError
-from oncelog.testing.cluster.processes import end_all, is_looked_after, kill_server
-from oncelog.testing.cluster.state import State, state_of
-from oncelog.testing.programs import await_end
+from oncelog.testing.cluster.processes import has_supervisor, kill_server, stop_all
+from oncelog.testing.cluster.state import ClusterState, fetch_state
+from oncelog.testing.programs import wait_for_exit
 
 REVIVE_S: Final = 5.0
 """After so long a Patroni or an etcd that has died is started again, as whoever looks after a machine does."""
@@ -33,12 +33,12 @@ Directory = Annotated[
     Path,
     typer.Option("--directory", help="Where all of it is kept. It is removed when the cluster is stopped."),
 ]
-DEFAULT: Final = Path(tempfile.gettempdir()) / f"oncelog-cluster-{os.getuid()}"
+DEFAULT_DIRECTORY: Final = Path(tempfile.gettempdir()) / f"oncelog-cluster-{os.getuid()}"
 
 
 @app.command()
 def start(
-    directory: Directory = DEFAULT,
+    directory: Directory = DEFAULT_DIRECTORY,
     port: Annotated[
         int,
         typer.Option(min=0, max=FIRST_PORT_MAX, help="Of the first server; the others have the next two. 0: any."),
@@ -71,7 +71,7 @@ def start(
         typer.echo("Starting three etcd, three Patroni and three PostgreSQL, which takes about 20 seconds …")
         cluster.start(ended.is_set)
         if not ended.is_set():
-            typer.echo(_told(cluster, directory))
+            typer.echo(_format_instructions(cluster, directory))
         while not ended.wait(REVIVE_S):
             for name in cluster.revive():
                 typer.echo(f"{name} had ended and is started again")
@@ -84,24 +84,24 @@ def start(
 
 
 @app.command()
-def state(directory: Directory = DEFAULT) -> None:
+def state(directory: Directory = DEFAULT_DIRECTORY) -> None:
     """Shows who is the primary, who follows, and who is waited for at each commit. Exit status 1 if all is not well.
 
     Example: watch -n1 python -m oncelog.testing.cluster state
     """
-    found = state_of(_layout(directory))
-    typer.echo(_shown(found))
+    found = fetch_state(_load_layout(directory))
+    typer.echo(_format_state(found))
     raise typer.Exit(0 if found.is_whole else 1)
 
 
 @app.command()
-def kill(directory: Directory = DEFAULT) -> None:
+def kill(directory: Directory = DEFAULT_DIRECTORY) -> None:
     """Kills the primary, all of its processes at once. Another takes over; the killed one comes back as a standby.
 
     Example: python -m oncelog.testing.cluster kill && watch -n1 python -m oncelog.testing.cluster state
     """
-    layout = _layout(directory)
-    primary = state_of(layout).primary
+    layout = _load_layout(directory)
+    primary = fetch_state(layout).primary
     if primary is None:
         _fail("there is no primary at the moment")
     node = next(node for node in layout.nodes if node.name == primary.name)
@@ -113,17 +113,17 @@ def kill(directory: Directory = DEFAULT) -> None:
 
 
 @app.command()
-def stop(directory: Directory = DEFAULT) -> None:
+def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
     """Stops a cluster from another terminal, also one whose `start` was killed, and removes its directory.
 
     Example: python -m oncelog.testing.cluster stop
     """
-    layout = _layout(directory)
-    if is_looked_after(layout):
+    layout = _load_layout(directory)
+    if has_supervisor(layout):
         os.kill(layout.pid, signal.SIGTERM)
-        await_end(layout.pid)
+        wait_for_exit(layout.pid)
     else:
-        end_all(layout)
+        stop_all(layout)
         shutil.rmtree(directory, ignore_errors=True)
     typer.echo("stopped")
 
@@ -138,17 +138,17 @@ def is_free(directory: Path) -> bool:
         layout = Layout.load(directory)
     except FileNotFoundError:
         return not any(directory.iterdir())
-    if is_looked_after(layout):
+    if has_supervisor(layout):
         return False
-    end_all(layout)
+    stop_all(layout)
     return True
 
 
-def _told(cluster: Cluster, directory: Path) -> str:
-    here = f"{_python()} -m oncelog.testing.cluster"
-    options = "" if directory == DEFAULT else f" --directory {directory}"
+def _format_instructions(cluster: Cluster, directory: Path) -> str:
+    here = f"{_get_python()} -m oncelog.testing.cluster"
+    options = "" if directory == DEFAULT_DIRECTORY else f" --directory {directory}"
     return f"""
-{_shown(cluster.state())}
+{_format_state(cluster.state())}
 
 Gateways, each in a terminal of its own:
   .venv/bin/oncelog serve --development --port 7171 --store {cluster.address}
@@ -163,24 +163,24 @@ Logs are in {directory}. Ctrl-C stops all of it.
 """
 
 
-def _python() -> str:
+def _get_python() -> str:
     try:
         return str(Path(sys.executable).relative_to(Path.cwd()))
     except ValueError:
         return sys.executable
 
 
-def _shown(found: State) -> str:
+def _format_state(cluster_state: ClusterState) -> str:
     lines = [f"{'server':8} {'port':>6}  {'role':13} {'state':10} {'timeline':>8} {'lag':>8}"]
-    for one in found.members:
+    for one in cluster_state.members:
         lag = "" if one.lag_bytes is None else str(one.lag_bytes)
         role = {"leader": "primary"}.get(one.role, one.role)
         lines.append(f"{one.name:8} {one.port:>6}  {role:13} {one.state:10} {one.timeline or '':>8} {lag:>8}".rstrip())
-    leader = "nobody" if found.etcd_leader is None else f"etcd{found.etcd_leader}"
+    leader = "nobody" if cluster_state.etcd_leader is None else f"etcd{cluster_state.etcd_leader}"
     return "\n".join([*lines, f"etcd is led by {leader}"])
 
 
-def _layout(directory: Path) -> Layout:
+def _load_layout(directory: Path) -> Layout:
     try:
         return Layout.load(directory)
     except FileNotFoundError:

@@ -18,27 +18,27 @@ from oncelog.testing.cluster.layout import (
     Node,
     PortError,
     Ports,
-    etcd_arguments,
-    patroni_arguments,
-    patroni_configuration,
+    build_etcd_arguments,
+    build_patroni_arguments,
+    build_patroni_configuration,
 )
-from oncelog.testing.cluster.processes import end_all, kill_server, server_pid
-from oncelog.testing.cluster.state import State, is_etcd_ready, state_of
-from oncelog.testing.cluster.wires import Wires
+from oncelog.testing.cluster.processes import find_server_pid, kill_server, stop_all
+from oncelog.testing.cluster.state import ClusterState, fetch_state, is_etcd_ready
+from oncelog.testing.cluster.tcp_links import TcpLinks
 from oncelog.testing.programs import (
-    as_nobody_anywhere,
-    born_at,
-    children,
-    etcd_program,
-    give_away,
-    installed_server,
-    send,
+    chown_to_nobody,
+    find_etcd,
+    find_postgres,
+    get_start_ticks,
+    list_children,
+    send_signal,
+    wrap_as_nobody,
 )
 
 START_S: Final = 240
 """Nothing takes that long, on a busy machine either."""
-_LOOK_S: Final = 0.1
-_SHOWN_BYTES: Final = 4000
+_POLL_S: Final = 0.1
+_LOG_TAIL_BYTES: Final = 4000
 
 T = TypeVar("T")
 
@@ -65,11 +65,11 @@ class Cluster:
         self._directory = directory.resolve()
         self.settings = settings or ClusterSettings()
         self._ports = Ports()
-        self._wires = Wires() if is_wired else None
+        self._links = TcpLinks() if is_wired else None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            self.layout = self._laid_out(first_port)
-            self._commands = self._prepared()
+            self.layout = self._build_layout(first_port)
+            self._commands = self._prepare_commands()
         except BaseException:
             self.close()
             raise
@@ -88,23 +88,23 @@ class Cluster:
         """
         nodes = [node.name for node in self.layout.nodes]
         for name in self._commands.keys() - set(nodes):
-            self._begin(name)
-        self._until(lambda: True if is_ended() or (self._is_alive() and is_etcd_ready(self.layout)) else None)
+            self._start_process(name)
+        self._wait_for(lambda: True if is_ended() or (self._check_alive() and is_etcd_ready(self.layout)) else None)
         if not is_ended():
             for name in nodes:
-                self._begin(name)
-        self._until(lambda: True if is_ended() or (self._is_alive() and self.state().is_whole) else None)
+                self._start_process(name)
+        self._wait_for(lambda: True if is_ended() or (self._check_alive() and self.state().is_whole) else None)
 
     def close(self) -> None:
         """Ends all processes and returns when they have ended. Does nothing a second time."""
         with suppress(AttributeError):  # it was never laid out
-            end_all(self.layout)
+            stop_all(self.layout)
         for process in self._processes.values():
             process.wait()
         self._processes.clear()
-        if self._wires is not None:
-            self._wires.close()
-            self._wires = None
+        if self._links is not None:
+            self._links.close()
+            self._links = None
         self._ports.close()
 
     def __enter__(self) -> Self:
@@ -118,28 +118,28 @@ class Cluster:
         """Starts those of etcd and Patroni again that have ended, and gives their names."""
         ended = [name for name, process in self._processes.items() if process.poll() is not None]
         for name in ended:
-            self._begin(name)
+            self._start_process(name)
         return ended
 
     # --- how it stands
 
-    def state(self) -> State:
+    def state(self) -> ClusterState:
         """As Patroni and etcd tell it."""
-        return state_of(self.layout)
+        return fetch_state(self.layout)
 
     def primary(self) -> Node:
         """Waits until there is one."""
-        found = self._until(lambda: self.state().primary)
+        found = self._wait_for(lambda: self.state().primary)
         return next(node for node in self.layout.nodes if node.name == found.name)
 
-    def wait_until_whole(self) -> State:
+    def wait_until_whole(self) -> ClusterState:
         """Waits until there is a primary, both others follow it, and it waits for one of them at each commit."""
 
-        def whole() -> State | None:
+        def find_whole() -> ClusterState | None:
             found = self.state()
             return found if found.is_whole else None
 
-        return self._until(whole)
+        return self._wait_for(find_whole)
 
     # --- what machines and networks do
 
@@ -161,24 +161,24 @@ class Cluster:
 
     def cut(self, node: Node, *, with_etcd: bool) -> None:
         """Nothing gets from it to the other nodes and back, nor to etcd; clients still reach it."""
-        for name in self._wire_names(node, with_etcd):
-            self._demand_wires().cut(name)
+        for name in self._list_link_names(node, with_etcd):
+            self._check_links().cut(name)
 
     def mend(self, node: Node) -> None:
         """The other way round."""
-        for name in self._wire_names(node, True):
-            self._demand_wires().mend(name)
+        for name in self._list_link_names(node, True):
+            self._check_links().mend(name)
 
     def kill_etcd_leader(self) -> str:
         """Gives its name, for `revive`. Waits until there is one."""
-        name = f"etcd{self._until(lambda: self.state().etcd_leader)}"
+        name = f"etcd{self._wait_for(lambda: self.state().etcd_leader)}"
         self._processes[name].kill()
         self._processes[name].wait()
         return name
 
     # --- inside
 
-    def _laid_out(self, first_port: int) -> Layout:
+    def _build_layout(self, first_port: int) -> Layout:
         if not 0 <= first_port <= FIRST_PORT_MAX:
             raise PortError(f"port {first_port} cannot be had: the first one is at most {FIRST_PORT_MAX}")
         take = self._ports.take
@@ -188,9 +188,9 @@ class Cluster:
             name = f"node{number + 1}"
             port, rest_port = take(first_port and first_port + number), take()
             wire_ports, ways = (port, rest_port), tuple(client for client, _ in etcd_ports)
-            if self._wires is not None:
-                wire_ports = (self._wires.lay(name, port), self._wires.lay(name, rest_port))
-                ways = tuple(self._wires.lay(f"{name} etcd", client) for client in ways)
+            if self._links is not None:
+                wire_ports = (self._links.add(name, port), self._links.add(name, rest_port))
+                ways = tuple(self._links.add(f"{name} etcd", client) for client in ways)
             data = str(self._directory / name / "data")
             nodes.append(
                 Node(name=name, data=data, port=port, rest_port=rest_port, wire_ports=wire_ports, etcd_ports=ways)
@@ -198,33 +198,33 @@ class Cluster:
         return Layout(
             directory=str(self._directory),
             pid=os.getpid(),
-            born_at=born_at(os.getpid()),
+            born_at=get_start_ticks(os.getpid()),
             nodes=tuple(nodes),
             etcd_ports=etcd_ports,
         )
 
-    def _prepared(self) -> dict[str, list[str]]:
+    def _prepare_commands(self) -> dict[str, list[str]]:
         """What to start, by name."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        server, etcd, python = installed_server(), etcd_program(), Path(sys.executable)
+        server, etcd, python = find_postgres(), find_etcd(), Path(sys.executable)
         commands: dict[str, list[str]] = {}
         for index in range(MEMBERS):
             name = f"etcd{index}"
-            self._make(name)
-            commands[name] = as_nobody_anywhere([etcd, *etcd_arguments(self.layout, index)], etcd)
+            self._make_directory(name)
+            commands[name] = wrap_as_nobody([etcd, *build_etcd_arguments(self.layout, index)], etcd)
         for node in self.layout.nodes:
-            self._make(node.name)
-            node.configuration.write_text(patroni_configuration(node, self.settings, server / "bin"))
-            commands[node.name] = as_nobody_anywhere([python, *patroni_arguments(node)], python, server)
+            self._make_directory(node.name)
+            node.configuration.write_text(build_patroni_configuration(node, self.settings, server / "bin"))
+            commands[node.name] = wrap_as_nobody([python, *build_patroni_arguments(node)], python, server)
         self.layout.save()
         return commands
 
-    def _make(self, name: str) -> None:
+    def _make_directory(self, name: str) -> None:
         made = self._directory / name
         made.mkdir()
-        give_away(self._directory, made)
+        chown_to_nobody(self._directory, made)
 
-    def _begin(self, name: str) -> None:
+    def _start_process(self, name: str) -> None:
         place = self._directory / name
         kept = {
             one: value
@@ -242,49 +242,51 @@ class Cluster:
                 start_new_session=True,  # what is typed at the terminal is for us
             )
 
-    def _until(self, condition: Callable[[], T | None]) -> T:
+    def _wait_for(self, condition: Callable[[], T | None]) -> T:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             found = condition()
             if found is not None:
                 return found
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         names = (path.stem for path in sorted(self._directory.glob("*.log")))
         raise ClusterError(
-            f"the cluster did not come to it within {START_S} s: {self.state()}\n{self._said_last(names)}"
+            f"the cluster did not come to it within {START_S} s: {self.state()}\n{self._read_log_tails(names)}"
         )
 
-    def _is_alive(self) -> bool:
+    def _check_alive(self) -> bool:
         """Raises ClusterError where one has ended: nobody starts it again before the cluster has come up."""
         ended = [name for name, process in self._processes.items() if process.poll() is not None]
         if ended:
-            raise ClusterError(f"ended while the cluster was starting: {', '.join(ended)}\n{self._said_last(ended)}")
+            raise ClusterError(
+                f"ended while the cluster was starting: {', '.join(ended)}\n{self._read_log_tails(ended)}"
+            )
         return True
 
-    def _said_last(self, names: Iterable[str]) -> str:
-        return "\n".join(f"{name}.log ends with:\n{_end_of(self._directory / f'{name}.log')}" for name in names)
+    def _read_log_tails(self, names: Iterable[str]) -> str:
+        return "\n".join(f"{name}.log ends with:\n{_read_log_tail(self._directory / f'{name}.log')}" for name in names)
 
     def _signal(self, node: Node, number: int, *, server: bool, patroni: bool) -> None:
         if patroni:
             self._processes[node.name].send_signal(number)
-        pid = server_pid(node)
+        pid = find_server_pid(node)
         if server and pid is not None:
             # The one that makes the others comes first: nobody is born who is not found.
-            send(pid, number)
-            for one in children(pid):
-                send(one, number)
+            send_signal(pid, number)
+            for one in list_children(pid):
+                send_signal(one, number)
 
-    def _wire_names(self, node: Node, with_etcd: bool) -> list[str]:
+    def _list_link_names(self, node: Node, with_etcd: bool) -> list[str]:
         return [node.name, f"{node.name} etcd"] if with_etcd else [node.name]
 
-    def _demand_wires(self) -> Wires:
-        if self._wires is None:
+    def _check_links(self) -> TcpLinks:
+        if self._links is None:
             raise RuntimeError("only a cluster that was made with is_wired=True can be cut")
-        return self._wires
+        return self._links
 
 
 @contextmanager
-def running_cluster(directory: Path, settings: ClusterSettings | None = None, **more: Any) -> Iterator[Cluster]:
+def run_cluster(directory: Path, settings: ClusterSettings | None = None, **more: Any) -> Iterator[Cluster]:
     """In an empty directory; stopped at the end. `more` is what `Cluster` takes."""
     cluster = Cluster(directory, settings, **more)
     try:
@@ -294,5 +296,5 @@ def running_cluster(directory: Path, settings: ClusterSettings | None = None, **
         cluster.close()
 
 
-def _end_of(path: Path) -> str:
-    return path.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
+def _read_log_tail(path: Path) -> str:
+    return path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from oncelog.testing.programs import held_port
+from oncelog.testing.programs import reserve_port
 
 HOST: Final = "127.0.0.1"
 MEMBERS: Final = 3
@@ -90,24 +90,24 @@ class Ports:
     """Kept for servers that come later, so that nobody else is given them."""
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
 
-    def take(self, wanted: int = 0) -> int:
+    def take(self, port: int = 0) -> int:
         """Any that is free, or this one. Raises PortError if that cannot be had."""
         try:
-            held = held_port(wanted)
+            held = reserve_port(port)
         except OSError as error:
-            raise PortError(f"port {wanted} cannot be had: {error.strerror}") from error
-        self._held.append(held)
+            raise PortError(f"port {port} cannot be had: {error.strerror}") from error
+        self._sockets.append(held)
         return int(held.getsockname()[1])
 
     def close(self) -> None:
         """They are free again when their servers have ended."""
-        for held in self._held:
+        for held in self._sockets:
             held.close()
 
 
-def etcd_arguments(layout: Layout, index: int) -> list[str]:
+def build_etcd_arguments(layout: Layout, index: int) -> list[str]:
     """Of one member."""
     client, peer = (f"http://{HOST}:{port}" for port in layout.etcd_ports[index])
     members = ",".join(f"etcd{number}=http://{HOST}:{ports[1]}" for number, ports in enumerate(layout.etcd_ports))
@@ -126,12 +126,12 @@ def etcd_arguments(layout: Layout, index: int) -> list[str]:
     ]
 
 
-def patroni_arguments(node: Node) -> list[str]:
+def build_patroni_arguments(node: Node) -> list[str]:
     """Of Python."""
     return ["-m", "patroni", str(node.configuration)]
 
 
-def patroni_configuration(node: Node, settings: ClusterSettings, programs: Path) -> str:
+def build_patroni_configuration(node: Node, settings: ClusterSettings, programs: Path) -> str:
     """As Patroni reads it: JSON is YAML."""
     directory = Path(node.data).parent
     timeout = f"{settings.replication_timeout_s}s"

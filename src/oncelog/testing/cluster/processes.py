@@ -6,101 +6,105 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from oncelog.testing.cluster.layout import Layout, Node, etcd_arguments, patroni_arguments
-from oncelog.testing.programs import await_end, born_at, children, kill_family, send
+from oncelog.testing.cluster.layout import Layout, Node, build_etcd_arguments, build_patroni_arguments
+from oncelog.testing.programs import get_start_ticks, kill_process_tree, list_children, send_signal, wait_for_exit
 
 _WRITERS: Final = {"initdb", "pg_basebackup", "pg_rewind"}
 """What Patroni runs for minutes; they go on where it has died."""
 
 
-def is_looked_after(layout: Layout) -> bool:
+def has_supervisor(layout: Layout) -> bool:
     """Whether the command that started it is still there, and not somebody else, whose number it is by now."""
-    command = "\0".join(_arguments_of(layout.pid))
-    return born_at(layout.pid) == layout.born_at and "oncelog.testing.cluster" in command.replace("/", ".")
+    command = "\0".join(_read_arguments(layout.pid))
+    return get_start_ticks(layout.pid) == layout.born_at and "oncelog.testing.cluster" in command.replace("/", ".")
 
 
-def server_pid(node: Node) -> int | None:
+def find_server_pid(node: Node) -> int | None:
     """Of its PostgreSQL, if that runs."""
     with suppress(OSError, ValueError):
         pid = int(Path(node.data, "postmaster.pid").read_text().split("\n", 1)[0])
-        if _is_server(node, _arguments_of(pid)):  # and not somebody else, whose number it is by now
+        if _is_server(node, _read_arguments(pid)):  # and not somebody else, whose number it is by now
             return pid
     return None
 
 
 def kill_server(node: Node) -> None:
     """All of its processes at once. Raises ProcessLookupError where it does not run."""
-    pid = server_pid(node)
+    pid = find_server_pid(node)
     if pid is None:
         raise ProcessLookupError(f"PostgreSQL of {node.name} does not run")
-    kill_family(pid)
+    kill_process_tree(pid)
 
 
-def end_all(layout: Layout) -> None:
+def stop_all(layout: Layout) -> None:
     """Ends all processes of a cluster, also of one whose starter has died, and no others."""
-    starters = [pid for pid, arguments in _commands() if _is_starter(layout, arguments)]
+    starters = [pid for pid, arguments in _iterate_commands() if _is_starter(layout, arguments)]
     # First those who would start servers again, with all that they have under way; halted, so that nobody is born
     # who is not found.
     for pid in starters:
-        send(pid, signal.SIGSTOP)
-    writers = [pid for pid, arguments in _commands() if any(_is_writer(node, arguments) for node in layout.nodes)]
-    own = {one for pid in (*starters, *writers) for one in (pid, *_helpers(layout, pid))}
+        send_signal(pid, signal.SIGSTOP)
+    writers = [
+        pid for pid, arguments in _iterate_commands() if any(_is_writer(node, arguments) for node in layout.nodes)
+    ]
+    own = {one for pid in (*starters, *writers) for one in (pid, *_iterate_helpers(layout, pid))}
     for pid in own:
-        send(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)
     for pid in own:
-        await_end(pid)
+        wait_for_exit(pid)
     # Then the servers, at once but so that they leave no memory behind; again, for one that was just being started.
-    while servers := _servers(layout):
+    while servers := _list_servers(layout):
         for pid in servers:
-            send(pid, signal.SIGQUIT)
-            for one in (pid, *children(pid)):
-                send(one, signal.SIGCONT)
+            send_signal(pid, signal.SIGQUIT)
+            for one in (pid, *list_children(pid)):
+                send_signal(one, signal.SIGCONT)
         for pid in servers:
-            await_end(pid)
+            wait_for_exit(pid)
 
 
-def _servers(layout: Layout) -> list[int]:
-    return [pid for pid, arguments in _commands() if any(_is_server(node, arguments) for node in layout.nodes)]
+def _list_servers(layout: Layout) -> list[int]:
+    return [pid for pid, arguments in _iterate_commands() if any(_is_server(node, arguments) for node in layout.nodes)]
 
 
-def _helpers(layout: Layout, parent: int) -> Iterator[int]:
+def _iterate_helpers(layout: Layout, parent: int) -> Iterator[int]:
     """What it has started that is not done yet, without servers."""
-    for pid in children(parent):
-        arguments = _arguments_of(pid)
+    for pid in list_children(parent):
+        arguments = _read_arguments(pid)
         if not any(_is_server(node, arguments) for node in layout.nodes):
             yield pid
-            yield from _helpers(layout, pid)
+            yield from _iterate_helpers(layout, pid)
 
 
 def _is_starter(layout: Layout, arguments: list[str]) -> bool:
     """Whether it is one of its etcd or Patroni, to the last argument: who only names its files is somebody else."""
-    if "--" in arguments and _name(arguments) == "setpriv":  # which is about to become one of them
+    if "--" in arguments and _get_program_name(arguments) == "setpriv":  # which is about to become one of them
         arguments = arguments[arguments.index("--") + 1 :]
     told = arguments[1:]
-    if _name(arguments) == "etcd":
-        return any(told == etcd_arguments(layout, index) for index in range(len(layout.etcd_ports)))
-    return "python" in _name(arguments) and any(told == patroni_arguments(node) for node in layout.nodes)
+    if _get_program_name(arguments) == "etcd":
+        return any(told == build_etcd_arguments(layout, index) for index in range(len(layout.etcd_ports)))
+    return "python" in _get_program_name(arguments) and any(
+        told == build_patroni_arguments(node) for node in layout.nodes
+    )
 
 
 def _is_server(node: Node, arguments: list[str]) -> bool:
-    return _name(arguments) == "postgres" and node.data in arguments
+    return _get_program_name(arguments) == "postgres" and node.data in arguments
 
 
 def _is_writer(node: Node, arguments: list[str]) -> bool:
-    return _name(arguments) in _WRITERS and (node.data in arguments or f"--pgdata={node.data}" in arguments)
+    return _get_program_name(arguments) in _WRITERS and (node.data in arguments or f"--pgdata={node.data}" in arguments)
 
 
-def _name(arguments: list[str]) -> str:
+def _get_program_name(arguments: list[str]) -> str:
     return Path(arguments[0]).name if arguments else ""
 
 
-def _commands() -> Iterator[tuple[int, list[str]]]:
+def _iterate_commands() -> Iterator[tuple[int, list[str]]]:
     for path in Path("/proc").glob("[0-9]*"):
         pid = int(path.name)
-        yield pid, _arguments_of(pid)
+        yield pid, _read_arguments(pid)
 
 
-def _arguments_of(pid: int) -> list[str]:
+def _read_arguments(pid: int) -> list[str]:
     """Nothing where it has ended. Unlike its program and its environment they can be read of any user's process."""
     try:
         told = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")

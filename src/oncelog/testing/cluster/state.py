@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from oncelog.testing.cluster.layout import HOST, Layout
 
-ASK_S: Final = 2
+REQUEST_TIMEOUT_S: Final = 2
 STREAMING: Final = "streaming"
 _FAULTS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)
 
@@ -28,7 +28,7 @@ class Member(Struct, frozen=True, kw_only=True):
     """Where it listens for clients."""
 
 
-class State(Struct, frozen=True, kw_only=True):
+class ClusterState(Struct, frozen=True, kw_only=True):
     """Of all."""
 
     members: tuple[Member, ...]
@@ -52,23 +52,23 @@ class State(Struct, frozen=True, kw_only=True):
         )
 
 
-def state_of(layout: Layout) -> State:
+def fetch_state(layout: Layout) -> ClusterState:
     """By the first Patroni that answers; those it does not know of are away."""
     ports = {node.name: node.port for node in layout.nodes}
-    told = next(_answers(layout), [])
-    found = {one.name: one for one in (_member(entry, ports) for entry in told)}
+    told = next(_iterate_answers(layout), [])
+    found = {one.name: one for one in (_parse_member(entry, ports) for entry in told)}
     away = (Member(name=name, role="", state="away", port=port) for name, port in ports.items() if name not in found)
     members = sorted([*found.values(), *away], key=lambda one: one.name)
-    return State(members=tuple(members), etcd_leader=_etcd_leader(layout))
+    return ClusterState(members=tuple(members), etcd_leader=_find_etcd_leader(layout))
 
 
-def _answers(layout: Layout) -> Iterator[list[dict[str, Any]]]:
+def _iterate_answers(layout: Layout) -> Iterator[list[dict[str, Any]]]:
     for node in layout.nodes:
         with suppress(*_FAULTS):
-            yield _asked("GET", node.rest_port, "/cluster")["members"]
+            yield _request_json("GET", node.rest_port, "/cluster")["members"]
 
 
-def _member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
+def _parse_member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
     lag = entry.get("lag")
     return Member(
         name=entry["name"],
@@ -83,22 +83,22 @@ def _member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
 def is_etcd_ready(layout: Layout) -> bool:
     """Whether all members have agreed on what they are. A Patroni that asks one before that ends with an error."""
     with suppress(*_FAULTS):
-        said = [_asked("GET", port, "/version")["etcdcluster"] for port, _ in layout.etcd_ports]
+        said = [_request_json("GET", port, "/version")["etcdcluster"] for port, _ in layout.etcd_ports]
         return "not_decided" not in said
     return False
 
 
-def _etcd_leader(layout: Layout) -> int | None:
+def _find_etcd_leader(layout: Layout) -> int | None:
     for index, (port, _) in enumerate(layout.etcd_ports):
         with suppress(*_FAULTS):
-            said = _asked("POST", port, "/v3/maintenance/status", "{}")
+            said = _request_json("POST", port, "/v3/maintenance/status", "{}")
             if said.get("leader") == said["header"]["member_id"]:
                 return index
     return None
 
 
-def _asked(method: str, port: int, path: str, body: str | None = None) -> Any:
-    connection = http.client.HTTPConnection(HOST, port, timeout=ASK_S)
+def _request_json(method: str, port: int, path: str, body: str | None = None) -> Any:
+    connection = http.client.HTTPConnection(HOST, port, timeout=REQUEST_TIMEOUT_S)
     try:
         connection.request(method, path, body)
         return json.loads(connection.getresponse().read())

@@ -8,16 +8,16 @@ pytest finds the tests in the class. They need no plugin, and no time: the clock
 """
 
 from oncelog.testing.contract.audit import AuditContract
-from oncelog.testing.contract.committing import CommitContract
+from oncelog.testing.contract.commits import CommitContract
 from oncelog.testing.contract.deltas import DeltasContract
 from oncelog.testing.contract.event_ids import EventIdsContract
-from oncelog.testing.contract.keeping import KeepingContract
 from oncelog.testing.contract.leaps import LeapContract
 from oncelog.testing.contract.ledger import LedgerContract
 from oncelog.testing.contract.members import MembersContract
 from oncelog.testing.contract.quotas import QuotasContract
-from oncelog.testing.contract.reading import ReadingContract
+from oncelog.testing.contract.reads import ReadContract
 from oncelog.testing.contract.roles import RolesContract
+from oncelog.testing.contract.side_state import SideStateContract
 from oncelog.testing.contract.stored_bytes import StoredBytesContract
 from oncelog.testing.contract.time import TimeContract
 
@@ -26,8 +26,8 @@ __all__ = ["StoreContract"]
 
 class StoreContract(
     CommitContract,
-    ReadingContract,
-    KeepingContract,
+    ReadContract,
+    SideStateContract,
     TimeContract,
     LedgerContract,
     DeltasContract,

@@ -8,19 +8,19 @@ from itertools import count, product
 from pathlib import Path
 from typing import Final
 
-from oncelog.core.folds import FOLD_POLICY, FoldedRow, read_fold, row_digest
-from oncelog.core.footprint import Footprint
 from oncelog.core.merge import Op, Row, RowDelta
 from oncelog.core.policy import DELTAS
+from oncelog.core.read_set import ReadSet
+from oncelog.core.rules.folds import FOLD_POLICY, FoldedRow, decode_fold, row_digest
 from oncelog.core.values import Applied, DropTombstones, FoldRows, Settings, Submission, Tombstone
-from oncelog.stores.protocol import Query
-from oncelog.testing.contract.driven import Contract, DrivenStore
-from oncelog.testing.contract.writes import GATEWAY, committed, key
+from oncelog.storage.store import Query
+from oncelog.testing.contract.driver import Contract, StoreDriver
+from oncelog.testing.contract.writes import GATEWAY, assert_committed, key
 
 OTHER: Final = "gateway/2"
 TABLES: Final = ("A", "Z", "_", "a", "a_b", "aa")
 ROW_IDS: Final = (" ", "0", "10", "9", "A", "a", "a a", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff")
-EVERYWHERE: Final = tuple(product(TABLES, ROW_IDS))
+ALL_PLACES: Final = tuple(product(TABLES, ROW_IDS))
 """By code points, which is neither what UTF-16 would say nor what people expect of letters."""
 BYTES_MAX: Final = 2**20
 
@@ -31,29 +31,29 @@ class DeltasContract(Contract):
     """How merged rows are read."""
 
     @contextmanager
-    def merged(self, tmp_path: Path, *places: Place, value: bytes = b"1") -> Iterator[DrivenStore]:
+    def open_merged(self, tmp_path: Path, *places: Place, value: bytes = b"1") -> Iterator[StoreDriver]:
         """A log with one row at each of the places, written in the other order, and another scope in the same lane."""
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
             numbers = count(1)
             for table, row_id in (*reversed(places), ("a", "another's")):
                 scope = OTHER if row_id == "another's" else GATEWAY
-                committed(log(_change(next(numbers), table, row_id, scope=scope, value=value)))
+                assert_committed(log(_build_change(next(numbers), table, row_id, scope=scope, value=value)))
             yield log
 
     def test_rows_come_in_the_order_of_code_points_of_table_and_row(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, *EVERYWHERE) as log:
-            for limit in (1, 7, len(EVERYWHERE), 1000):
-                assert self._places(log, "", limit) == list(EVERYWHERE)
+        with self.open_merged(tmp_path, *ALL_PLACES) as log:
+            for limit in (1, 7, len(ALL_PLACES), 1000):
+                assert self._list_places(log, "", limit) == list(ALL_PLACES)
             log.reopen()
-            assert self._places(log, "", 1000) == list(EVERYWHERE)
+            assert self._list_places(log, "", 1000) == list(ALL_PLACES)
 
     def test_rows_of_one_table_are_those_of_no_other(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, *EVERYWHERE) as log:
+        with self.open_merged(tmp_path, *ALL_PLACES) as log:
             for table, limit in product((*TABLES, "B", "aaa"), (1, 5, 1000)):
-                wanted = [place for place in EVERYWHERE if place[0] == table]
-                assert self._places(log, table, limit) == wanted, table
+                wanted = [place for place in ALL_PLACES if place[0] == table]
+                assert self._list_places(log, table, limit) == wanted, table
 
-    def _places(self, log: DrivenStore, table: str, limit: int) -> list[Place]:
+    def _list_places(self, log: StoreDriver, table: str, limit: int) -> list[Place]:
         places: list[Place] = []
         while True:
             after = places[-1] if places else (table, "")
@@ -63,24 +63,24 @@ class DeltasContract(Contract):
             if not page.has_more:
                 return places
             assert page.rows
-            assert len(places) <= len(EVERYWHERE)  # or it would not end
+            assert len(places) <= len(ALL_PLACES)  # or it would not end
 
     def test_a_page_goes_on_after_any_place_whether_a_row_is_there_or_not(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, *EVERYWHERE) as log:
+        with self.open_merged(tmp_path, *ALL_PLACES) as log:
             for after in (("", ""), ("A", ""), ("A", "0"), ("A", "00"), ("B", "zz"), ("a", "\uffff"), ("zz", "")):
                 page = log.run(log.store.rows(GATEWAY, "", after, 3, BYTES_MAX))
-                following = [place for place in EVERYWHERE if place > after]
+                following = [place for place in ALL_PLACES if place > after]
                 assert [(name, row_id) for name, row_id, _ in page.rows] == following[:3], after
                 assert page.has_more == (len(following) > 3)
 
     def test_a_page_says_whether_there_is_more(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, ("a", "1"), ("a", "2"), ("b", "1")) as log:
+        with self.open_merged(tmp_path, ("a", "1"), ("a", "2"), ("b", "1")) as log:
             for table, limit, expected in (("", 2, True), ("", 3, False), ("a", 1, True), ("a", 2, False)):
                 assert log.run(log.store.rows(GATEWAY, table, (table, ""), limit, BYTES_MAX)).has_more == expected
 
     def test_many_bytes_end_a_page_of_rows_early_but_never_empty(self, tmp_path: Path) -> None:
         places = [("a", f"r{number:03}") for number in range(60)]
-        with self.merged(tmp_path, *places, value=b'"%b"' % (b"x" * 1000)) as log:
+        with self.open_merged(tmp_path, *places, value=b'"%b"' % (b"x" * 1000)) as log:
             for table, bytes_max in product(("", "a"), (0, 1, 999, 5000, 20_000)):
                 found: list[Place] = []
                 longest = 0
@@ -97,14 +97,14 @@ class DeltasContract(Contract):
                 assert longest < len(places)
 
     def test_rows_are_what_was_merged_and_deleted_ones_are_there(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first of them is written last, as 2
-            committed(log(_change(4, "a", "2", op=Op.DELETE, clock=9)))
-            committed(log(_change(5, "a", "3", op=Op.DELETE, clock=7)))
-            kept = _stamp(2, 2)
+        with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first of them is written last, as 2
+            assert_committed(log(_build_change(4, "a", "2", op=Op.DELETE, clock=9)))
+            assert_committed(log(_build_change(5, "a", "3", op=Op.DELETE, clock=7)))
+            kept = _build_stamp(2, 2)
             expected = [
                 ("a", "1", Row({"x": (b"1", kept)}, kept)),
-                ("a", "2", Row({}, _stamp(1, 1), _stamp(9, 4))),
-                ("a", "3", Row(deleted=_stamp(7, 5))),
+                ("a", "2", Row({}, _build_stamp(1, 1), _build_stamp(9, 4))),
+                ("a", "3", Row(deleted=_build_stamp(7, 5))),
             ]
             for _ in range(2):
                 assert log.run(log.store.rows(GATEWAY, "a", ("a", ""), 10, BYTES_MAX)).rows == expected
@@ -112,29 +112,29 @@ class DeltasContract(Contract):
                 log.reopen()
 
     def test_dropped_tombstones_are_gone_and_the_horizon_stays(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, ("a", "1"), ("a", "2")) as log:
-            committed(log(_change(4, "a", "2", op=Op.DELETE, clock=9)))
-            committed(log(_change(5, "a", "3", op=Op.DELETE, clock=7)))
-            needs = Footprint(lanes={1}, horizons={GATEWAY, OTHER})
-            assert log.run(log.store.side_state(needs)).snapshot.horizons == {}
-            tombstones = (Tombstone("a", "2", _stamp(9, 4), 3, 0), Tombstone("a", "3", _stamp(7, 5), 4, 0))
+        with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:
+            assert_committed(log(_build_change(4, "a", "2", op=Op.DELETE, clock=9)))
+            assert_committed(log(_build_change(5, "a", "3", op=Op.DELETE, clock=7)))
+            read_set = ReadSet(lanes={1}, horizons={GATEWAY, OTHER})
+            assert log.run(log.store.side_state(read_set)).snapshot.horizons == {}
+            tombstones = (Tombstone("a", "2", _build_stamp(9, 4), 3, 0), Tombstone("a", "3", _build_stamp(7, 5), 4, 0))
             assert log(DropTombstones(GATEWAY, tombstones, 0, ())) == Applied(changed=True, count=2)
-            committed(log(_change(6, "a", "3", clock=8)))  # loses to the horizon, and gets a tombstone
-            committed(log(_change(7, "a", "4", clock=11)))
+            assert_committed(log(_build_change(6, "a", "3", clock=8)))  # loses to the horizon, and gets a tombstone
+            assert_committed(log(_build_change(7, "a", "4", clock=11)))
             for _ in range(2):
-                assert self._places(log, "a", 10) == [("a", "1"), ("a", "3"), ("a", "4")]
-                assert log.run(log.store.side_state(needs)).snapshot.horizons == {GATEWAY: 10}
+                assert self._list_places(log, "a", 10) == [("a", "1"), ("a", "3"), ("a", "4")]
+                assert log.run(log.store.side_state(read_set)).snapshot.horizons == {GATEWAY: 10}
                 log.reopen()
 
     def test_fold_record_has_digests_of_the_rows_as_they_are(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, ("a", "1"), ("a", "2")) as log:
+        with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:
             fold = FoldRows(GATEWAY, ((1, 2),), (("a", "1"), ("a", "2"), ("a", "none")))
             assert log(fold) == Applied(changed=True, count=3)
             rows = {row[:2]: row[2] for row in log.run(log.store.rows(GATEWAY, "", ("", ""), 10, BYTES_MAX)).rows}
             record = log.run(log.store.read(Query(lane=1, limit=100))).records[-1]
             assert (record.policy, record.sequence, record.scope) == (FOLD_POLICY, 0, GATEWAY)
-            found = read_fold(record)
-            newest = log.run(log.store.side_state(Footprint(lanes={1}, streams={GATEWAY}))).snapshot.streams[GATEWAY]
+            found = decode_fold(record)
+            newest = log.run(log.store.side_state(ReadSet(lanes={1}, streams={GATEWAY}))).snapshot.streams[GATEWAY]
             assert (found.scope, found.sequence, found.deltas) == (GATEWAY, newest, ((1, 2),))
             assert found.rows == (
                 FoldedRow("a", "1", row_digest(rows["a", "1"])),
@@ -144,17 +144,17 @@ class DeltasContract(Contract):
             assert len({row.digest for row in found.rows}) == 3
 
     def test_horizon_holds_64_bits(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.clock.advance((2**64 - 2 >> 16) - log.clock.wall_ms())
-            committed(log(_change(1, "a", "1", op=Op.DELETE, clock=2**64 - 2)))
-            dropped = DropTombstones(GATEWAY, (Tombstone("a", "1", _stamp(2**64 - 2, 1), 1, 0),), 0, ())
+            assert_committed(log(_build_change(1, "a", "1", op=Op.DELETE, clock=2**64 - 2)))
+            dropped = DropTombstones(GATEWAY, (Tombstone("a", "1", _build_stamp(2**64 - 2, 1), 1, 0),), 0, ())
             assert log(dropped) == Applied(changed=True, count=1)
             log.reopen()
-            needs = Footprint(lanes={1}, horizons={GATEWAY})
-            assert log.run(log.store.side_state(needs)).snapshot.horizons == {GATEWAY: 2**64 - 1}
+            read_set = ReadSet(lanes={1}, horizons={GATEWAY})
+            assert log.run(log.store.side_state(read_set)).snapshot.horizons == {GATEWAY: 2**64 - 1}
 
     def test_rows_of_other_scopes_and_of_names_that_no_store_can_hold_are_nowhere(self, tmp_path: Path) -> None:
-        with self.merged(tmp_path, ("a", "1")) as log:
+        with self.open_merged(tmp_path, ("a", "1")) as log:
             store = log.store
             (other,) = log.run(store.rows(OTHER, "", ("", ""), 10, BYTES_MAX)).rows
             assert other[:2] == ("a", "another's")
@@ -163,7 +163,7 @@ class DeltasContract(Contract):
                 assert (page.rows, page.has_more) == ([], False)
 
 
-def _change(
+def _build_change(
     number: int,
     table: str,
     row_id: str,
@@ -178,5 +178,5 @@ def _change(
     return Submission(policy=DELTAS, scope=scope, key=key(number, 32), fingerprint=b"", delta=change)
 
 
-def _stamp(clock: int, number: int) -> tuple[int, bytes, bytes]:
+def _build_stamp(clock: int, number: int) -> tuple[int, bytes, bytes]:
     return (clock, "c1".encode("utf-16-be"), key(number, 32))

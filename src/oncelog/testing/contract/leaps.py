@@ -6,23 +6,23 @@ from itertools import pairwise
 from pathlib import Path
 
 from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
-from oncelog.core.leaps import LEAP_MIN, LEAP_PER_SECOND
 from oncelog.core.limits import GIVEN_ABOVE_MAX
+from oncelog.core.rules.leaps import LEAP_MIN, LEAP_PER_SECOND
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Acknowledge, Applied, Granted, Reason, Request, SetCursor, SetMember, Settings
 from oncelog.errors import ClockJumpedError, SettingsError
-from oncelog.stores.leaps import Renewed
-from oncelog.testing.contract.driven import Contract, DrivenStore, positions
+from oncelog.storage.leaps import EpochRenewal
+from oncelog.testing.contract.driver import Contract, StoreDriver, list_positions
 from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
     ORGANISATION,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     claim,
-    committed,
     event,
     message,
-    refused,
-    replayed,
     transaction,
 )
 
@@ -34,15 +34,15 @@ class LeapContract(Contract):
     """What `renew` changes, and what it leaves."""
 
     def test_numbers_continue_above_a_leap(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             before = _fill(log)
-            renewed = _renew(log)
+            renewed = _renew_epoch(log)
             assert (renewed.above, renewed.old_epoch) == (ABOVE, before)
             log.reopen()
             assert log.store.epoch == renewed.new_epoch != before
-            receipt = committed(log(event(4, partitions=("p",))))
+            receipt = assert_committed(log(event(4, partitions=("p",))))
             assert (receipt.position, receipt.height) == (ABOVE + 2, ABOVE + 2)
-            assert [committed(log(message(number))).sequence for number in (3, 4)] == [ABOVE + 1, ABOVE + 2]
+            assert [assert_committed(log(message(number))).sequence for number in (3, 4)] == [ABOVE + 1, ABOVE + 2]
             granted = log(claim(2, "h2"))
             assert isinstance(granted, Granted)
             assert granted.fence == ABOVE + 1
@@ -51,82 +51,82 @@ class LeapContract(Contract):
                 assert head.fence >= ABOVE
 
     def test_previous_epochs_are_those_that_leaps_have_ended(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             first = _fill(log)
             assert log.run(log.store.previous_epochs()) == ()
-            second = _renew(log).new_epoch
+            second = _renew_epoch(log).new_epoch
             log.reopen()
             assert log.run(log.store.previous_epochs()) == (first,)
-            _renew(log, 5 * ABOVE)
+            _renew_epoch(log, 5 * ABOVE)
             log.reopen()
             assert log.run(log.store.previous_epochs()) == (first, second)
             log.run(log.store.erase(0, [ABOVE + 1]))
             assert log.run(log.store.previous_epochs()) == (second,)
 
     def test_streams_that_the_log_does_not_have_start_at_one(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             log(SetMember("chat/empty", "user:ann"))
-            _renew(log)
-            log.together(SetMember("chat/new", "user:ann"))
+            _renew_epoch(log)
+            log.commit_items(SetMember("chat/new", "user:ann"))
             log.reopen()
-            assert committed(log(message(1, scope="chat/new"))).sequence == 1
-            assert committed(log(message(2, scope="chat/new"))).sequence == 2
+            assert assert_committed(log(message(1, scope="chat/new"))).sequence == 1
+            assert assert_committed(log(message(2, scope="chat/new"))).sequence == 2
             # One that was opened may have had messages in the lost history.
-            assert committed(log(message(1, scope="chat/empty"))).sequence == ABOVE + 1
+            assert assert_committed(log(message(1, scope="chat/empty"))).sequence == ABOVE + 1
 
     def test_client_sequences_and_known_keys_stay(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            first = replayed(log(event(1, partitions=("p",)))).receipt
-            _renew(log)
+            first = assert_replayed(log(event(1, partitions=("p",)))).receipt
+            _renew_epoch(log)
             log.reopen()
-            assert replayed(log(event(1, partitions=("p",)))).receipt == first
+            assert assert_replayed(log(event(1, partitions=("p",)))).receipt == first
             assert first is not None
             assert first.position == 1
-            refused(log(transaction(3, 4)), Reason.SEQUENCE_GAP)
-            receipt = committed(log(transaction(3, 3)))
+            assert_refused(log(transaction(3, 4)), Reason.SEQUENCE_GAP)
+            receipt = assert_committed(log(transaction(3, 3)))
             assert (receipt.client_sequence, receipt.sequence) == (3, ABOVE + 1)
 
     def test_acknowledgements_and_expectations_are_compared_with_the_last_sequence(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            _renew(log)
+            _renew_epoch(log)
             log.reopen()
             beyond = Acknowledge(CHANNEL, "user:ann", 3)
-            assert refused(log(beyond), Reason.INVALID_ACKNOWLEDGEMENT).current == 2
+            assert assert_refused(log(beyond), Reason.INVALID_ACKNOWLEDGEMENT).current == 2
             assert log(Acknowledge(CHANNEL, "user:ann", 2)) == Applied(changed=True)
             stale = message(3, expected_sequence=ABOVE)
-            assert refused(log(stale), Reason.UNEXPECTED_POSITION).current == 2
-            assert committed(log(message(3, expected_sequence=2))).sequence == ABOVE + 1
+            assert assert_refused(log(stale), Reason.UNEXPECTED_POSITION).current == 2
+            assert assert_committed(log(message(3, expected_sequence=2))).sequence == ABOVE + 1
             assert log(Acknowledge(CHANNEL, "user:ann", ABOVE + 1)) == Applied(changed=True)
 
     def test_readers_with_old_cursors_continue_over_the_gap(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            _renew(log)
+            _renew_epoch(log)
             log.reopen()
-            log.together(event(4, partitions=("p", "q")), message(3))
+            log.commit_items(event(4, partitions=("p", "q")), message(3))
             wanted = [1, 2, 3, ABOVE + 1, ABOVE + 2]
-            assert positions(log.read()) == positions(log.read(limit=1)) == wanted
-            assert positions(log.read(partitions=("p",), limit=1)) == [1, 2, 3, ABOVE + 2]
-            assert positions(log.read(partitions=("q", "p"), limit=2)) == [1, 2, 3, ABOVE + 2]
+            assert list_positions(log.read_all()) == list_positions(log.read_all(limit=1)) == wanted
+            assert list_positions(log.read_all(partitions=("p",), limit=1)) == [1, 2, 3, ABOVE + 2]
+            assert list_positions(log.read_all(partitions=("q", "p"), limit=2)) == [1, 2, 3, ABOVE + 2]
             # A reader whose cursor is in the lost history.
-            assert positions(log.read(after=5)) == [ABOVE + 1, ABOVE + 2]
-            sequences = [record.sequence for record in log.read(stream=CHANNEL, limit=1)]
+            assert list_positions(log.read_all(after=5)) == [ABOVE + 1, ABOVE + 2]
+            sequences = [record.sequence for record in log.read_all(stream=CHANNEL, limit=1)]
             assert sequences == [1, 2, ABOVE + 1]
-            assert [record.sequence for record in log.read(stream=CHANNEL, after=4)] == [ABOVE + 1]
-            page = log.page(after=3, limit=1)
+            assert [record.sequence for record in log.read_all(stream=CHANNEL, after=4)] == [ABOVE + 1]
+            page = log.read_page(after=3, limit=1)
             assert (page.next, page.has_more, page.newest) == (ABOVE + 1, True, ABOVE + 2)
 
     def test_every_lane_has_a_restore_record_in_a_block_of_the_chain(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            renewed = _renew(log)
+            renewed = _renew_epoch(log)
             log(event(4))
             log.reopen()
             for lane in range(3):
-                record = next(one for one in log.read(lane=lane) if one.position == ABOVE + 1)
+                record = next(one for one in log.read_all(lane=lane) if one.position == ABOVE + 1)
                 assert (record.policy, record.actor, record.height) == (RESTORE_POLICY, RESTORE_ACTOR, ABOVE + 1)
                 assert (record.scope, record.sequence, record.partitions, record.key) == ("", 0, (), b"")
                 assert renewed.new_epoch.encode() in record.body
@@ -136,24 +136,24 @@ class LeapContract(Contract):
                 assert log.heads()[lane].block_hash == blocks[-1].hash
                 after = log.run(log.store.blocks(lane, ABOVE // 2, 1, ""))
                 assert [one.block.height for one in after] == [ABOVE + 1]
-            assert isinstance(log.error_of(log.store.block(0, ABOVE)), LookupError)
+            assert isinstance(log.catch_error(log.store.block(0, ABOVE)), LookupError)
 
     def test_lags_count_records_and_not_numbers(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            log.together(SetCursor("all", 1), SetCursor("some", 1, CHANNEL), SetCursor("fresh", 2, CHANNEL))
-            _renew(log)
-            log.together(event(4), message(3))
+            log.commit_items(SetCursor("all", 1), SetCursor("some", 1, CHANNEL), SetCursor("fresh", 2, CHANNEL))
+            _renew_epoch(log)
+            log.commit_items(event(4), message(3))
             log(SetCursor("fresh", ABOVE + 1, CHANNEL))
             log.reopen()
             lags = {one.name: one.lag for one in log.run(log.store.consumers())}
             assert lags == {"all": 4, "some": 2, "fresh": 0}
 
     def test_sequences_are_counted_over_the_gap(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            _renew(log)
-            log.together(message(3), message(4))
+            _renew_epoch(log)
+            log.commit_items(message(3), message(4))
             log.reopen()
             back = [log.run(log.store.sequence_before(CHANNEL, ABOVE + 2, count)) for count in range(1, 6)]
             assert back == [ABOVE + 2, ABOVE + 1, 2, 1, 0]
@@ -165,93 +165,93 @@ class LeapContract(Contract):
             assert log.run(log.store.sequence_after("chat/none", 0, 1)) == 0
 
     def test_new_quotas_count_records_on_both_sides(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            _renew(log)
-            log.together(event(4, partitions=("p",)), message(3))
+            _renew_epoch(log)
+            log.commit_items(event(4, partitions=("p",)), message(3))
             assert log.run(log.store.set_tenants([Tenant(prefix="p", records_max=100), Tenant(prefix=CHANNEL)]))
             usage = {tenant.prefix: usage.records for tenant, usage in log.run(log.store.usage())}
             assert usage == {"p": 4, CHANNEL: 4}, "three messages and a member"
 
     def test_leaps_can_follow_each_other(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
-            _renew(log)
-            committed(log(event(4)))
-            _renew(log, 5 * ABOVE)
+            _renew_epoch(log)
+            assert_committed(log(event(4)))
+            _renew_epoch(log, 5 * ABOVE)
             log.reopen()
-            assert committed(log(message(3))).sequence == 5 * ABOVE + 1
-            assert committed(log(event(5))).position == 5 * ABOVE + 2
+            assert assert_committed(log(message(3))).sequence == 5 * ABOVE + 1
+            assert assert_committed(log(event(5))).position == 5 * ABOVE + 2
             wanted = [1, 2, 3, ABOVE + 1, ABOVE + 2, 5 * ABOVE + 1, 5 * ABOVE + 2]
-            assert positions(log.read()) == wanted
+            assert list_positions(log.read_all()) == wanted
 
     def test_the_default_grows_with_the_time_since_the_last_commit(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             highest = max(max(head.position, head.fence, head.revision) for head in log.heads().values())
             log.clock.advance(90_000)
-            assert log.run(log.store.renew()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
+            assert log.run(log.store.renew_epoch()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
 
     def test_the_default_counts_time_by_the_steady_clock_if_the_wall_clock_is_behind(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             highest = max(max(head.position, head.fence, head.revision) for head in log.heads().values())
             log.clock.advance(90_000)
             log.clock.jump(-DAY_MS)
-            assert log.run(log.store.renew()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
+            assert log.run(log.store.renew_epoch()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
 
     def test_a_clock_in_doubt_does_not_stop_a_leap(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             newest = log.heads()[0].log_time_ms
             log.clock.jump(8 * DAY_MS)
-            _renew(log)
+            _renew_epoch(log)
             log.reopen()
             assert newest <= log.heads()[0].log_time_ms < newest + DAY_MS
-            assert isinstance(log.error_of(log.store.commit([Request((event(4),))])), ClockJumpedError)
+            assert isinstance(log.catch_error(log.store.commit([Request((event(4),))])), ClockJumpedError)
             log.run(log.store.confirm_clock())
-            assert committed(log(event(4))).position == ABOVE + 2
+            assert assert_committed(log(event(4))).position == ABOVE + 2
 
     def test_numbers_below_the_log_or_beyond_the_limit_are_refused(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, TWO_LANES) as log:
+        with self.open_store(tmp_path, TWO_LANES) as log:
             epoch = _fill(log)
             heads = log.heads()
             for above in (0, max(head.revision for head in heads.values()) - 1, GIVEN_ABOVE_MAX + 1):
-                assert isinstance(log.error_of(log.store.renew(above)), SettingsError), above
+                assert isinstance(log.catch_error(log.store.renew_epoch(above)), SettingsError), above
             assert (log.store.epoch, log.heads()) == (epoch, heads)
-            assert _renew(log, GIVEN_ABOVE_MAX).above == GIVEN_ABOVE_MAX
-            assert committed(log(event(4))).position == GIVEN_ABOVE_MAX + 2
-            assert _renew(log, GIVEN_ABOVE_MAX + 10).above == GIVEN_ABOVE_MAX + 10
+            assert _renew_epoch(log, GIVEN_ABOVE_MAX).above == GIVEN_ABOVE_MAX
+            assert assert_committed(log(event(4))).position == GIVEN_ABOVE_MAX + 2
+            assert _renew_epoch(log, GIVEN_ABOVE_MAX + 10).above == GIVEN_ABOVE_MAX + 10
 
     def test_a_leap_passes_over_evictions(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:
-            committed(log(transaction(1, 1)))
+        with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:
+            assert_committed(log(transaction(1, 1)))
             log.clock.advance(2 * DAY_MS)
-            _renew(log, 95)
-            refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)  # not forgotten: the client is at 1
-            log.together(*[transaction(number, number, client="other") for number in range(1, 4)])
+            _renew_epoch(log, 95)
+            assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)  # not forgotten: the client is at 1
+            log.commit_items(*[transaction(number, number, client="other") for number in range(1, 4)])
             assert log.heads()[1].position == 99
-            refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)
-            assert committed(log(transaction(4, 4, client="other"))).position == 100
+            assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)
+            assert assert_committed(log(transaction(4, 4, client="other"))).position == 100
             log.reopen()
-            assert committed(log(transaction(9, 1))).client_sequence == 1
+            assert assert_committed(log(transaction(9, 1))).client_sequence == 1
 
     def test_a_restore_record_evicts_at_a_multiple_of_the_interval(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:
-            committed(log(transaction(1, 1)))
+        with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:
+            assert_committed(log(transaction(1, 1)))
             log.clock.advance(2 * DAY_MS)
-            _renew(log, 99)
+            _renew_epoch(log, 99)
             log.reopen()
-            assert committed(log(transaction(9, 1, scope=ORGANISATION))).position == 101
+            assert assert_committed(log(transaction(9, 1, scope=ORGANISATION))).position == 101
 
 
-def _fill(log: DrivenStore) -> str:
+def _fill(log: StoreDriver) -> str:
     """Three events, two messages, two transactions and a lease. Returns the epoch."""
-    log.together(*[event(number, partitions=("p",)) for number in (1, 2, 3)])
-    log.together(SetMember(CHANNEL, "user:ann"), message(1), message(2))
-    log.together(transaction(1, 1), transaction(2, 2), claim(1, "h1"))
+    log.commit_items(*[event(number, partitions=("p",)) for number in (1, 2, 3)])
+    log.commit_items(SetMember(CHANNEL, "user:ann"), message(1), message(2))
+    log.commit_items(transaction(1, 1), transaction(2, 2), claim(1, "h1"))
     return log.store.epoch
 
 
-def _renew(log: DrivenStore, above: int = ABOVE) -> Renewed:
-    return log.run(log.store.renew(above))
+def _renew_epoch(log: StoreDriver, above: int = ABOVE) -> EpochRenewal:
+    return log.run(log.store.renew_epoch(above))

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from itertools import pairwise, product
 from pathlib import Path
 
-from oncelog.core.footprint import Footprint
 from oncelog.core.operations import (
     Condition,
     DeleteEntity,
@@ -18,23 +17,24 @@ from oncelog.core.operations import (
     SetEntity,
     Unrelate,
 )
+from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant
 from oncelog.core.transactions import transaction as ledger_transaction
 from oncelog.core.values import ClientEntry, Reason, Refused, Settings, Submission
-from oncelog.stores.protocol import RelationshipQuery
-from oncelog.testing.contract.driven import Contract, DrivenStore
+from oncelog.storage.store import RelationshipQuery
+from oncelog.testing.contract.driver import Contract, StoreDriver
 from oncelog.testing.contract.writes import ORGANISATION, event, key, transaction
 
 OTHER = "org/2"
 KEYS = ("a", "a/1", "a/2", "a0", "b", "\ud7ff", "\ud7ff1", "\ue000", "\uffff", "\U0010ffff", "\U0010ffff1")
 
 
-def transaction_of(sequence: int, *operations: Operation, scope: str = ORGANISATION) -> Submission:
+def build_transaction(sequence: int, *operations: Operation, scope: str = ORGANISATION) -> Submission:
     """Return a transaction whose body spells its operations."""
     return ledger_transaction(scope, "c1", sequence, operations)
 
 
-def _foreign_transaction(sequence: int, *operations: Operation) -> Submission:
+def _build_foreign_transaction(sequence: int, *operations: Operation) -> Submission:
     """Return a transaction with a body that the application spelled in its own way."""
     return transaction(sequence, sequence, *operations)
 
@@ -43,17 +43,17 @@ class LedgerContract(Contract):
     """How a ledger is read."""
 
     @contextmanager
-    def written(self, tmp_path: Path, *operations: Operation) -> Iterator[DrivenStore]:
+    def open_written(self, tmp_path: Path, *operations: Operation) -> Iterator[StoreDriver]:
         """A log with one transaction of these operations, and another scope's in the same lane."""
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log(transaction(1, 1, SetEntity("a", b"other"), Relate("doc", "owner", "other"), scope=OTHER))
             log(transaction(1, 1, *operations))
             yield log
 
     def test_side_state_is_what_was_written_and_nothing_else(self, tmp_path: Path) -> None:
-        with self.written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
+        with self.open_written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
             log(transaction(2, 2, SetEntity("a", b"2", expires_at_ms=log.clock.wall_ms() + 10), DeleteEntity("b")))
-            needs = Footprint(
+            read_set = ReadSet(
                 lanes={1},
                 streams={ORGANISATION},
                 entities={(ORGANISATION, "a"), (ORGANISATION, "b"), (OTHER, "b")},
@@ -61,7 +61,7 @@ class LedgerContract(Contract):
                 clients={("ledger", ORGANISATION, "c1"), ("ledger", ORGANISATION, "c2")},
             )
             for _ in range(2):
-                found = log.run(log.store.side_state(needs))
+                found = log.run(log.store.side_state(read_set))
                 snapshot = found.snapshot
                 expires_at_ms = log.clock.wall_ms() + 10
                 assert snapshot.entities == {(ORGANISATION, "a"): Entity(b"2", 2, expires_at_ms)}
@@ -70,38 +70,38 @@ class LedgerContract(Contract):
                 entry = ClientEntry(2, log.clock.wall_ms(), key(2), b"x")
                 assert snapshot.clients == {("ledger", ORGANISATION, "c1"): entry}
                 assert snapshot.heads == log.heads()
-                assert found.time_ms == log.clock.wall_ms() == found.time_of(1)
+                assert found.time_ms == log.clock.wall_ms() == found.get_time_ms(1)
                 log.reopen()
 
     def test_side_state_of_nothing_is_empty_and_has_a_time(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
-            found = log.run(log.store.side_state(Footprint(lanes={1}, entities={("nowhere", "a")})))
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
+            found = log.run(log.store.side_state(ReadSet(lanes={1}, entities={("nowhere", "a")})))
             assert (found.snapshot.entities, found.snapshot.heads[1].position) == ({}, 0)
-            assert found.time_of(1) == log.clock.wall_ms()
+            assert found.get_time_ms(1) == log.clock.wall_ms()
 
     def test_time_stands_still_for_readers_while_the_clock_is_in_doubt(self, tmp_path: Path) -> None:
-        with self.written(tmp_path, SetEntity("a", b"1", expires_at_ms=2**50)) as log:
+        with self.open_written(tmp_path, SetEntity("a", b"1", expires_at_ms=2**50)) as log:
             before = log.clock.wall_ms()
             log.clock.jump(2**51)
-            assert log.run(log.store.side_state(Footprint(lanes={1}))).time_of(1) == before
+            assert log.run(log.store.side_state(ReadSet(lanes={1}))).get_time_ms(1) == before
             assert [name for name, _ in log.run(log.store.entities(ORGANISATION, "", "", 9, 99)).entities] == ["a"]
 
     def test_entities_come_in_the_order_of_their_keys(self, tmp_path: Path) -> None:
-        with self.written(tmp_path, *(SetEntity(name, name.encode()) for name in reversed(KEYS))) as log:
+        with self.open_written(tmp_path, *(SetEntity(name, name.encode()) for name in reversed(KEYS))) as log:
             for limit in (1, 3, len(KEYS), 100):
-                assert self._names(log, "", limit) == list(KEYS)
+                assert self._list_names(log, "", limit) == list(KEYS)
             page = log.run(log.store.entities(ORGANISATION, "", "a", 2, 99))
             assert page.entities == [("a/1", Entity(b"a/1", 1)), ("a/2", Entity(b"a/2", 1))]
             assert page.has_more
             assert log.run(log.store.entities("nowhere", "", "", 9, 99)).entities == []
 
     def test_a_prefix_is_a_prefix_whatever_its_last_character(self, tmp_path: Path) -> None:
-        with self.written(tmp_path, *(SetEntity(name, b"") for name in KEYS)) as log:
+        with self.open_written(tmp_path, *(SetEntity(name, b"") for name in KEYS)) as log:
             for prefix in (*KEYS, "a/", "none"):
                 wanted = [name for name in KEYS if name.startswith(prefix)]
-                assert self._names(log, prefix, 2) == wanted, prefix
+                assert self._list_names(log, prefix, 2) == wanted, prefix
 
-    def _names(self, log: DrivenStore, prefix: str, limit: int) -> list[str]:
+    def _list_names(self, log: StoreDriver, prefix: str, limit: int) -> list[str]:
         names: list[str] = []
         while True:
             page = log.run(log.store.entities(ORGANISATION, prefix, names[-1] if names else "", limit, 10**6))
@@ -110,13 +110,13 @@ class LedgerContract(Contract):
                 return names
 
     def test_many_bytes_end_a_page_of_entities_early_but_never_empty(self, tmp_path: Path) -> None:
-        with self.written(tmp_path, *(SetEntity(f"k{number:03}", bytes(10)) for number in range(200))) as log:
+        with self.open_written(tmp_path, *(SetEntity(f"k{number:03}", bytes(10)) for number in range(200))) as log:
             for bytes_max, expected in ((0, 1), (9, 1), (10, 1), (19, 1), (20, 2), (25, 2), (1500, 150), (2000, 200)):
                 page = log.run(log.store.entities(ORGANISATION, "", "", 500, bytes_max))
                 assert (len(page.entities), page.has_more) == (expected, expected < 200)
 
     def test_expired_entities_are_not_there(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
             now_ms = log.clock.wall_ms()
             operations = [SetEntity(f"k{number}", b"", expires_at_ms=now_ms + number) for number in range(5)]
             log(transaction(1, 1, *operations, SetEntity("stays", b"")))
@@ -126,17 +126,17 @@ class LedgerContract(Contract):
                 log.clock.advance(1)
 
     def test_erased_record_leaves_its_entities_without_values(self, tmp_path: Path) -> None:
-        self._check_erased_values(tmp_path, transaction_of)
+        self._check_erased_values(tmp_path, build_transaction)
 
     def test_erased_record_with_a_foreign_body_leaves_its_entities_without_values(self, tmp_path: Path) -> None:
-        self._check_erased_values(tmp_path, _foreign_transaction)
+        self._check_erased_values(tmp_path, _build_foreign_transaction)
 
     def _check_erased_values(self, tmp_path: Path, make: Callable[..., Submission]) -> None:
         long = "k" * 1000
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log(make(1, SetEntity("a", b"1"), SetEntity("b", b"1", expires_at_ms=2**50), SetEntity(long, b"1")))
             log(make(2, SetEntity("a", b"2"), Relate("doc", "owner", "ann")))
-            log(transaction_of(1, SetEntity("a", b"other"), scope=OTHER))
+            log(build_transaction(1, SetEntity("a", b"other"), scope=OTHER))
             log.run(log.store.erase(1, [1]))
             for _ in range(2):
                 page = log.run(log.store.entities(ORGANISATION, "", "", 9, 99))
@@ -148,15 +148,15 @@ class LedgerContract(Contract):
                 assert log.run(log.store.entities(OTHER, "", "", 9, 99)).entities == [("a", Entity(b"other", 1))]
                 log.reopen()
             log.run(log.store.erase(1, [2]))
-            needs = Footprint(lanes={1}, entities={(ORGANISATION, "a")})
-            found = log.run(log.store.side_state(needs)).snapshot.entities
+            read_set = ReadSet(lanes={1}, entities={(ORGANISATION, "a")})
+            found = log.run(log.store.side_state(read_set)).snapshot.entities
             assert found == {(ORGANISATION, "a"): Entity(b"", 2, erased=True)}
 
     def test_tenant_gets_back_the_bytes_of_erased_values(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.run(log.store.set_tenants([Tenant("org")]))
-            log(transaction_of(1, SetEntity("a", bytes(100)), SetEntity("k" * 1000, bytes(50))))
-            log(_foreign_transaction(2, SetEntity("b", bytes(30))))
+            log(build_transaction(1, SetEntity("a", bytes(100)), SetEntity("k" * 1000, bytes(50))))
+            log(_build_foreign_transaction(2, SetEntity("b", bytes(30))))
             before = log.run(log.store.usage())[0][1].bytes
             log.run(log.store.erase(1, [1, 2]))
             kept = log.run(log.store.usage())[0][1].bytes
@@ -166,22 +166,22 @@ class LedgerContract(Contract):
             assert log.run(log.store.usage())[0][1].bytes == kept
 
     def test_erased_value_equals_no_value_and_the_entity_exists(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
-            log(transaction_of(1, SetEntity("a", b"1")))
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
+            log(build_transaction(1, SetEntity("a", b"1")))
             log.run(log.store.erase(1, [1]))
             for condition, reason in (
                 (Condition(Must.HAVE_VALUE, value=b""), Reason.VALUE_MISMATCH),
                 (Condition(Must.NOT_EXIST), Reason.KEY_EXISTS),
             ):
-                verdict = log(transaction_of(2, SetEntity("a", b"2", condition=condition)))
+                verdict = log(build_transaction(2, SetEntity("a", b"2", condition=condition)))
                 assert isinstance(verdict, Refused)
                 assert (verdict.reason, verdict.current, verdict.value) == (reason, 1, b"")
-            log(transaction_of(2, SetEntity("a", b"2", condition=Condition(Must.HAVE_VERSION, version=1))))
+            log(build_transaction(2, SetEntity("a", b"2", condition=Condition(Must.HAVE_VERSION, version=1))))
             assert log.run(log.store.entities(ORGANISATION, "", "", 9, 99)).entities == [("a", Entity(b"2", 2))]
 
     def test_relationships_are_found_by_whatever_is_named(self, tmp_path: Path) -> None:
         everything = sorted(product(("doc", "doc1", "é"), ("owner", "reader"), ("ann", "bob", "\uffff", "\U0001f600")))
-        with self.written(tmp_path, *(Relate(*names) for names in reversed(everything))) as log:
+        with self.open_written(tmp_path, *(Relate(*names) for names in reversed(everything))) as log:
             log(transaction(2, 2, Unrelate("doc", "owner", "ann"), Relate("doc", "owner", "bob")))
             everything.remove(("doc", "owner", "ann"))
             for resource, relation, subject in product(("", "doc", "é"), ("", "reader"), ("", "ann", "\uffff")):
@@ -198,9 +198,9 @@ class LedgerContract(Contract):
                     query = RelationshipQuery(
                         scope=ORGANISATION, resource=resource, relation=relation, subject=subject, limit=limit
                     )
-                    assert self._related(log, query) == wanted, query
+                    assert self._list_relationships(log, query) == wanted, query
 
-    def _related(self, log: DrivenStore, query: RelationshipQuery) -> list[tuple[str, str, str]]:
+    def _list_relationships(self, log: StoreDriver, query: RelationshipQuery) -> list[tuple[str, str, str]]:
         names: list[tuple[str, str, str]] = []
         while True:
             after = names[-1] if names else ("", "", "")
@@ -213,7 +213,7 @@ class LedgerContract(Contract):
                 return names
 
     def test_names_that_no_store_can_hold_are_nowhere(self, tmp_path: Path) -> None:
-        with self.written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
+        with self.open_written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
             store = log.store
             assert log.run(store.entities("a\0b", "", "", 9, 99)).entities == []
             assert log.run(store.entities(ORGANISATION, "a\0", "", 9, 99)).entities == []
@@ -223,10 +223,10 @@ class LedgerContract(Contract):
             assert [one.positions for one in log.run(store.blocks(1, 0, 9, "a\0b"))] == [(), ()]
 
     def test_blocks_come_by_height_with_the_records_of_a_scope(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
             for number in range(1, 8):
                 scopes = (ORGANISATION, OTHER, ORGANISATION)[: number % 3 + 1]
-                log.together(
+                log.commit_items(
                     *(transaction(0, number, scope=scope, client=f"c{place}") for place, scope in enumerate(scopes))
                 )
                 log(event(number))
@@ -234,7 +234,9 @@ class LedgerContract(Contract):
             assert [one.block.height for one in found] == [*range(1, log.heads()[1].height + 1)]
             for one, following in pairwise(found):
                 assert following.block.previous == one.block.hash
-            records = {record.position: record.height for record in log.read(lane=1) if record.scope == ORGANISATION}
+            records = {
+                record.position: record.height for record in log.read_all(lane=1) if record.scope == ORGANISATION
+            }
             assert {position: one.block.height for one in found for position in one.positions} == records
             for after, limit in product(range(9), (1, 2, 99)):
                 assert log.run(log.store.blocks(1, after, limit, ORGANISATION)) == found[after : after + limit]

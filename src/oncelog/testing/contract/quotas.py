@@ -9,15 +9,15 @@ from typing import Any
 from oncelog.core.stored_bytes import submission_bytes
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Committed, Granted, Mode, Reason, Record
-from oncelog.testing.contract.driven import Contract, DrivenStore
+from oncelog.testing.contract.driver import Contract, StoreDriver
 from oncelog.testing.contract.writes import (
     CAMPAIGN,
     ORGANISATION,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     claim,
-    committed,
     event,
-    refused,
-    replayed,
     result,
     transaction,
 )
@@ -27,169 +27,171 @@ class QuotasContract(Contract):
     """Quotas of storage and rate."""
 
     def test_a_log_has_no_tenants_unless_it_is_told(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            committed(log(event(1, "x" * 60, partitions=("acme",))))
-            assert has(log) == {}
+        with self.open_store(tmp_path) as log:
+            assert_committed(log(event(1, "x" * 60, partitions=("acme",))))
+            assert get_usage(log) == {}
             assert not set_tenants(log), "it has none already"
 
     def test_storage_is_refused_beyond_its_limit_and_what_is_known_is_answered(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             first = event(1, "1234567", partitions=("acme/orders",))
             fitting = event(3, "123", partitions=("acme/a", "acme/b", "acmes"))
             size, limit = submission_bytes(first), submission_bytes(first) + submission_bytes(fitting)
             assert set_tenants(log, Tenant("acme", bytes_max=limit), Tenant("other", records_max=1))
-            receipt = committed(log(first))
+            receipt = assert_committed(log(first))
             log.reopen()
-            late = refused(log(event(2, body=b"x" * limit, partitions=("acme",))), Reason.QUOTA_EXCEEDED)
+            late = assert_refused(log(event(2, body=b"x" * limit, partitions=("acme",))), Reason.QUOTA_EXCEEDED)
             assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", limit, size)
             assert late.retry_after_ms > 0
-            refused(log(event(3, "1234", partitions=("acme/a", "acme/b", "acmes"))), Reason.QUOTA_EXCEEDED)
-            committed(log(fitting))
-            assert has(log) == {"acme": (limit, 2), "other": (0, 0)}
-            assert replayed(log(event(1, "1234567", partitions=("acme/orders",)))).receipt == receipt
-            committed(log(event(4, "1", partitions=("other",))))
-            late = refused(log(event(5, "", partitions=("other/1",))), Reason.QUOTA_EXCEEDED)
+            assert_refused(log(event(3, "1234", partitions=("acme/a", "acme/b", "acmes"))), Reason.QUOTA_EXCEEDED)
+            assert_committed(log(fitting))
+            assert get_usage(log) == {"acme": (limit, 2), "other": (0, 0)}
+            assert assert_replayed(log(event(1, "1234567", partitions=("acme/orders",)))).receipt == receipt
+            assert_committed(log(event(4, "1", partitions=("other",))))
+            late = assert_refused(log(event(5, "", partitions=("other/1",))), Reason.QUOTA_EXCEEDED)
             assert (late.tenant, late.field, late.limit, late.current) == ("other", "records_max", 1, 1)
-            committed(log(event(6, "x" * 60, partitions=("nobody",))))
-            assert has(log) == counted(log, "acme", "other")
+            assert_committed(log(event(6, "x" * 60, partitions=("nobody",))))
+            assert get_usage(log) == recount_usage(log, "acme", "other")
 
     def test_a_tenant_has_streams_in_all_lanes(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             fitting = transaction(30, 1, content="12345", scope=ORGANISATION)
             limit = submission_bytes(fitting)
             set_tenants(log, Tenant("org", records_max=20), Tenant("org/1", bytes_max=limit))
             for number in range(1, 21):
-                committed(log(transaction(number, 1, content="12", scope=f"org/{number + 1}")))
+                assert_committed(log(transaction(number, 1, content="12", scope=f"org/{number + 1}")))
             assert len(log.heads()) > 1
-            refused(log(transaction(30, 1, scope="org/77")), Reason.QUOTA_EXCEEDED)
+            assert_refused(log(transaction(30, 1, scope="org/77")), Reason.QUOTA_EXCEEDED)
             assert set_tenants(log, Tenant("org", records_max=30), Tenant("org/1", bytes_max=limit)), "it may have more"
-            committed(log(fitting))
-            refused(log(transaction(31, 2, content="1", scope=ORGANISATION)), Reason.QUOTA_EXCEEDED)
-            assert has(log) == counted(log, "org", "org/1")
-            assert (has(log)["org"][1], has(log)["org/1"]) == (21, (limit, 1))
+            assert_committed(log(fitting))
+            assert_refused(log(transaction(31, 2, content="1", scope=ORGANISATION)), Reason.QUOTA_EXCEEDED)
+            assert get_usage(log) == recount_usage(log, "org", "org/1")
+            assert (get_usage(log)["org"][1], get_usage(log)["org/1"]) == (21, (limit, 1))
 
     def test_what_a_new_tenant_has_is_counted_and_of_one_that_is_gone_forgotten(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            log.together(*[event(number, "12345", partitions=("acme/a", "acme/b")) for number in range(1, 8)])
+        with self.open_store(tmp_path) as log:
+            log.commit_items(*[event(number, "12345", partitions=("acme/a", "acme/b")) for number in range(1, 8)])
             for number in range(1, 6):
                 log(transaction(number, 1, content="abc", scope=f"acme/{number}"))
             log.run(log.store.erase(0, [2, 3]))
             log.reopen()
             set_tenants(log, Tenant("acme"), Tenant("nobody"))
-            assert has(log) == counted(log, "acme", "nobody")
-            assert has(log)["acme"][1] == 12
+            assert get_usage(log) == recount_usage(log, "acme", "nobody")
+            assert get_usage(log)["acme"][1] == 12
             ninth = event(9, "12", partitions=("acme",))
-            limit = has(log)["acme"][0] + submission_bytes(ninth) - 1
+            limit = get_usage(log)["acme"][0] + submission_bytes(ninth) - 1
             set_tenants(log, Tenant("acme", bytes_max=limit), Tenant("nobody"))
-            refused(log(ninth), Reason.QUOTA_EXCEEDED)
+            assert_refused(log(ninth), Reason.QUOTA_EXCEEDED)
             set_tenants(log, Tenant("nobody"))
-            committed(log(ninth))
-            assert has(log) == {"nobody": (0, 0)}
+            assert_committed(log(ninth))
+            assert get_usage(log) == {"nobody": (0, 0)}
             set_tenants(log, Tenant("acme"))
-            assert has(log) == {"acme": (limit + 1, 13)}
+            assert get_usage(log) == {"acme": (limit + 1, 13)}
 
     def test_what_is_erased_is_given_back_once(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             first, second = event(1, body=b"1" * 500, partitions=("acme/a",)), event(2, "12345", partitions=("acme/b",))
             limit = submission_bytes(first) + submission_bytes(second)
             set_tenants(log, Tenant("acme", bytes_max=limit), Tenant("acme/a"))
-            log.together(first, second)
-            refused(log(event(3, "1", partitions=("acme/b",))), Reason.QUOTA_EXCEEDED)
+            log.commit_items(first, second)
+            assert_refused(log(event(3, "1", partitions=("acme/b",))), Reason.QUOTA_EXCEEDED)
             for _ in range(2):
                 log.run(log.store.erase(0, [1]))
-                assert has(log) == {"acme": (limit - 500, 2), "acme/a": (submission_bytes(first) - 500, 1)}
+                assert get_usage(log) == {"acme": (limit - 500, 2), "acme/a": (submission_bytes(first) - 500, 1)}
             log.reopen()
-            committed(log(event(3, "12345", partitions=("acme/b",))))
-            replayed(log(event(1, body=b"1" * 500, partitions=("acme/a",))))
-            assert has(log) == counted(log, "acme", "acme/a")
+            assert_committed(log(event(3, "12345", partitions=("acme/b",))))
+            assert_replayed(log(event(1, body=b"1" * 500, partitions=("acme/a",))))
+            assert get_usage(log) == recount_usage(log, "acme", "acme/a")
 
     def test_a_rate_is_that_of_all_that_a_tenant_has(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("org", new_writes_per_second_max=2, new_writes_at_once_max=3))
             for number in range(1, 4):
-                committed(log(transaction(number, 1, scope=f"org/{number}")))
+                assert_committed(log(transaction(number, 1, scope=f"org/{number}")))
             log.reopen()
-            late = refused(log(event(1, partitions=("org/events",))), Reason.RATE_LIMITED)
+            late = assert_refused(log(event(1, partitions=("org/events",))), Reason.RATE_LIMITED)
             assert (late.tenant, late.limit, late.retry_after_ms) == ("org", 2, 500)
-            replayed(log(transaction(1, 1, scope="org/1")))
+            assert_replayed(log(transaction(1, 1, scope="org/1")))
             log.clock.advance(500)
-            committed(log(event(1, partitions=("org/events",))))
-            refused(log(transaction(9, 1, scope="org/9")), Reason.RATE_LIMITED)
+            assert_committed(log(event(1, partitions=("org/events",))))
+            assert_refused(log(transaction(9, 1, scope="org/9")), Reason.RATE_LIMITED)
             log.clock.advance(500)
-            committed(log(transaction(9, 1, scope="org/9")))
+            assert_committed(log(transaction(9, 1, scope="org/9")))
 
     def test_all_or_nothing_takes_nothing_where_it_comes_to_nothing(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("acme", records_max=2, new_writes_per_second_max=100))
             events = [event(number, partitions=("acme",)) for number in range(1, 4)]
-            assert refused(log.together(*events, mode=Mode.ALL)[2], Reason.QUOTA_EXCEEDED).tenant == "acme"
-            assert has(log) == {"acme": (0, 0)}
-            assert [type(verdict) for verdict in log.together(*events[:2], mode=Mode.ALL)] == [Committed, Committed]
-            assert has(log) == {"acme": (2 * submission_bytes(events[0]), 2)}
+            assert assert_refused(log.commit_items(*events, mode=Mode.ALL)[2], Reason.QUOTA_EXCEEDED).tenant == "acme"
+            assert get_usage(log) == {"acme": (0, 0)}
+            assert [type(verdict) for verdict in log.commit_items(*events[:2], mode=Mode.ALL)] == [Committed, Committed]
+            assert get_usage(log) == {"acme": (2 * submission_bytes(events[0]), 2)}
 
     def test_a_request_is_admitted_by_all_quotas_or_not_at_all(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             limits: dict[str, Any] = {"new_writes_per_second_max": 2, "new_writes_at_once_max": 1}
             set_tenants(log, Tenant("acme", records_max=3), Tenant("acme/a", **limits))
             events = [event(number, partitions=("acme/a",)) for number in range(1, 5)]
-            verdicts = log.together(*events, is_admitted_whole=True)
-            late = refused(verdicts[3], Reason.QUOTA_EXCEEDED)
+            verdicts = log.commit_items(*events, is_admitted_whole=True)
+            late = assert_refused(verdicts[3], Reason.QUOTA_EXCEEDED)
             assert (late.tenant, late.current) == ("acme", 0), "without the request"
             assert late.message == "records_max of the tenant 'acme' is 3; it has 0, and this request adds more than 3"
-            assert has(log) == {"acme": (0, 0), "acme/a": (0, 0)}
+            assert get_usage(log) == {"acme": (0, 0), "acme/a": (0, 0)}
             # Three at once are more than the burst, and are paid back before the next.
-            assert [committed(one).position for one in log.together(*events[:3], is_admitted_whole=True)] == [1, 2, 3]
-            late = refused(log(event(5, partitions=("acme/a",))), Reason.QUOTA_EXCEEDED)
+            assert [
+                assert_committed(one).position for one in log.commit_items(*events[:3], is_admitted_whole=True)
+            ] == [1, 2, 3]
+            late = assert_refused(log(event(5, partitions=("acme/a",))), Reason.QUOTA_EXCEEDED)
             assert late.tenant == "acme"
             set_tenants(log, Tenant("acme/a", **limits))
-            late = refused(log.together(*events[2:], is_admitted_whole=True)[1], Reason.RATE_LIMITED)
+            late = assert_refused(log.commit_items(*events[2:], is_admitted_whole=True)[1], Reason.RATE_LIMITED)
             assert (late.tenant, late.retry_after_ms) == ("acme/a", 1500)
             log.clock.advance(1500)
-            assert committed(log.together(*events[2:], is_admitted_whole=True)[1]).position == 4
+            assert assert_committed(log.commit_items(*events[2:], is_admitted_whole=True)[1]).position == 4
 
     def test_work_is_let_in_when_it_is_claimed(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant(CAMPAIGN, records_max=1, new_writes_per_second_max=2))
             one, two = log(claim(1, "ann")), log(claim(2, "bob"))
             assert isinstance(one, Granted)
             assert isinstance(two, Granted)
-            refused(log(claim(3, "cyd")), Reason.RATE_LIMITED)
-            committed(log(result(1, "ann", one.fence)))
+            assert_refused(log(claim(3, "cyd")), Reason.RATE_LIMITED)
+            assert_committed(log(result(1, "ann", one.fence)))
             log.clock.advance(1000)
-            assert refused(log(claim(3, "cyd")), Reason.QUOTA_EXCEEDED).tenant == CAMPAIGN
+            assert assert_refused(log(claim(3, "cyd")), Reason.QUOTA_EXCEEDED).tenant == CAMPAIGN
             assert isinstance(log(claim(2, "bob")), Granted), "the same again"
-            committed(log(result(2, "bob", two.fence)))
-            assert has(log) == counted(log, CAMPAIGN)
-            assert has(log)[CAMPAIGN][1] == 2
+            assert_committed(log(result(2, "bob", two.fence)))
+            assert get_usage(log) == recount_usage(log, CAMPAIGN)
+            assert get_usage(log)[CAMPAIGN][1] == 2
 
 
-def set_tenants(log: DrivenStore, *tenants: Tenant) -> bool:
+def set_tenants(log: StoreDriver, *tenants: Tenant) -> bool:
     """Gives the log its quotas."""
     return log.run(log.store.set_tenants(tenants))
 
 
-def has(log: DrivenStore) -> dict[str, tuple[int, int]]:
+def get_usage(log: StoreDriver) -> dict[str, tuple[int, int]]:
     """Bytes and records of each tenant, as the log says."""
     return {tenant.prefix: (usage.bytes, usage.records) for tenant, usage in log.run(log.store.usage())}
 
 
-def counted(log: DrivenStore, *prefixes: str) -> dict[str, tuple[int, int]]:
+def recount_usage(log: StoreDriver, *prefixes: str) -> dict[str, tuple[int, int]]:
     """The same from all records, one by one."""
-    records = [record for lane in log.heads() for record in log.read(lane=lane)]
+    records = [record for lane in log.heads() for record in log.read_all(lane=lane)]
     found = {prefix: Usage() for prefix in prefixes}
     for prefix in prefixes:
-        own = [record for record in records if any(_is_under(name, prefix) for name in _names(record))]
-        found[prefix] = Usage(sum(map(_bytes, own)), len(own))
+        own = [record for record in records if any(_is_under(name, prefix) for name in _list_names(record))]
+        found[prefix] = Usage(sum(map(_count_bytes, own)), len(own))
     return {prefix: (usage.bytes, usage.records) for prefix, usage in found.items()}
 
 
-def _bytes(record: Record) -> int:
+def _count_bytes(record: Record) -> int:
     names = [record.scope.encode(), record.client.encode(), record.actor.encode(), record.key]
     partitions = [name.encode() for name in record.partitions]
     return 256 + len(record.body) + 2 * sum(map(len, [*names, *partitions])) + 32 * len(partitions)
 
 
-def _names(record: Record) -> Iterable[str]:
+def _list_names(record: Record) -> Iterable[str]:
     return (record.scope, *record.partitions) if record.sequence else record.partitions
 
 

@@ -6,13 +6,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from oncelog.core.audit import APPLICATION_ACTOR, MEMBER_ADDED, MEMBER_REMOVED, MEMBER_ROLE_CHANGED, audit_entry
+from oncelog.core.rules.audit import (
+    APPLICATION_ACTOR,
+    MEMBER_ADDED,
+    MEMBER_REMOVED,
+    MEMBER_ROLE_CHANGED,
+    decode_audit_entry,
+)
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Acknowledge, Applied, Item, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
-from oncelog.stores.protocol import MemberChange
-from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
-from oncelog.testing.contract.driven import Contract, DrivenStore
-from oncelog.testing.contract.writes import CHANNEL, committed, message, refused
+from oncelog.storage.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
+from oncelog.storage.store import MemberChange
+from oncelog.testing.contract.driver import Contract, StoreDriver
+from oncelog.testing.contract.writes import CHANNEL, assert_committed, assert_refused, message
 
 CHANGED = Applied(changed=True)
 UNCHANGED = Applied(changed=False)
@@ -22,21 +28,21 @@ class RolesContract(Contract):
     """Storage, inheritance and notification of owners."""
 
     def test_creator_is_owner_and_names_others(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
+        with self.open_store(tmp_path) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
             log.reopen()
-            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
+            assert self._list_roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
             naming = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER)
             assert [log(naming), log(naming)] == [CHANGED, UNCHANGED]
             log.reopen()
-            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.OWNER}
+            assert self._list_roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.OWNER}
             assert log(SetMember(CHANNEL, "user:ann", actor="user:bob", role=Role.MEMBER)) == CHANGED
-            assert self._roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
+            assert self._list_roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
 
     def test_plain_member_changes_no_one_but_may_leave(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             names = ("user:bob", "user:eve")
-            log.together(OpenStream(CHANNEL, "user:ann"), *[SetMember(CHANNEL, name) for name in names])
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), *[SetMember(CHANNEL, name) for name in names])
             log.reopen()
             for item in (
                 SetMember(CHANNEL, "user:ann", present=False, actor="user:eve"),
@@ -46,14 +52,14 @@ class RolesContract(Contract):
                 SetMember(CHANNEL, "user:eve", actor="user:eve", role=Role.OWNER),
                 SetMember(CHANNEL, "user:ann", actor="user:eve", role=Role.MEMBER),
             ):
-                refused(log(item), Reason.NOT_AN_OWNER)
+                assert_refused(log(item), Reason.NOT_AN_OWNER)
             assert log(SetMember(CHANNEL, "user:eve", actor="user:eve")) == UNCHANGED
             assert log(SetMember(CHANNEL, "user:eve", present=False, actor="user:eve")) == CHANGED
-            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
+            assert self._list_roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
 
     def test_retry_of_leaving_or_of_giving_up_a_role_changes_nothing(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", role=Role.OWNER))
+        with self.open_store(tmp_path) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", role=Role.OWNER))
             demoting = SetMember(CHANNEL, "user:ann", actor="user:ann", role=Role.MEMBER)
             assert [log(demoting), log(demoting)] == [CHANGED, UNCHANGED]
             leaving = SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")
@@ -62,77 +68,79 @@ class RolesContract(Contract):
             # A stranger does not learn which streams exist.
             for scope in (CHANNEL, "chat/none"):
                 assert log(SetMember(scope, "user:eve", present=False, actor="user:eve")) == UNCHANGED
-                refused(log(SetMember(scope, "user:eve", actor="user:eve", role=Role.MEMBER)), Reason.NOT_A_MEMBER)
-            assert self._roles(log) == {"user:bob": Role.OWNER}
+                assert_refused(
+                    log(SetMember(scope, "user:eve", actor="user:eve", role=Role.MEMBER)), Reason.NOT_A_MEMBER
+                )
+            assert self._list_roles(log) == {"user:bob": Role.OWNER}
 
     def test_role_of_a_user_that_left_is_not_set(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+        with self.open_store(tmp_path) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             naming = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER, only_if_member=True)
             assert [log(naming), log(naming)] == [CHANGED, UNCHANGED]
             log(SetMember(CHANNEL, "user:bob", present=False))
             log.reopen()
-            assert refused(log(naming), Reason.NOT_A_MEMBER).field == "member"
-            assert self._roles(log) == {"user:ann": Role.OWNER}
+            assert assert_refused(log(naming), Reason.NOT_A_MEMBER).field == "member"
+            assert self._list_roles(log) == {"user:ann": Role.OWNER}
 
     def test_oldest_member_inherits_when_the_last_owner_leaves(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             # The order of joining is neither that of names nor that of the removals.
             joining = ("user:m", "user:c", "user:x", "user:a", "user:b")
-            log.together(*[SetMember(CHANNEL, name) for name in joining], message(1, actor="user:x"))
-            log.together(Acknowledge(CHANNEL, "user:x", 1), SetMember(CHANNEL, "user:c", present=False))
+            log.commit_items(*[SetMember(CHANNEL, name) for name in joining], message(1, actor="user:x"))
+            log.commit_items(Acknowledge(CHANNEL, "user:x", 1), SetMember(CHANNEL, "user:c", present=False))
             log(SetMember(CHANNEL, "user:c"))  # returns as the youngest
             log.reopen()
             assert log(SetMember(CHANNEL, "user:m", present=False, actor="user:m")) == CHANGED
-            assert self._owners(log) == ["user:x"]
+            assert self._list_owners(log) == ["user:x"]
             log.reopen()
             # Several owners leave in one batch, and a member that joins in it is the youngest.
             leaving = [SetMember(CHANNEL, name, present=False) for name in ("user:x", "user:a", "user:b")]
-            assert log.together(SetMember(CHANNEL, "user:0"), *leaving) == [CHANGED] * 4
-            assert self._owners(log) == ["user:c"]
-            assert log.together(*[SetMember(CHANNEL, name, present=False) for name in ("user:c", "user:0")]) == [
+            assert log.commit_items(SetMember(CHANNEL, "user:0"), *leaving) == [CHANGED] * 4
+            assert self._list_owners(log) == ["user:c"]
+            assert log.commit_items(*[SetMember(CHANNEL, name, present=False) for name in ("user:c", "user:0")]) == [
                 CHANGED,
                 CHANGED,
             ]
-            assert self._roles(log) == {}
+            assert self._list_roles(log) == {}
             log.reopen()
-            log.together(SetMember(CHANNEL, "user:z"), SetMember(CHANNEL, "user:y"))
-            assert self._roles(log) == {"user:y": Role.MEMBER, "user:z": Role.OWNER}
+            log.commit_items(SetMember(CHANNEL, "user:z"), SetMember(CHANNEL, "user:y"))
+            assert self._list_roles(log) == {"user:y": Role.MEMBER, "user:z": Role.OWNER}
 
     def test_returning_owner_is_a_plain_member(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", role=Role.OWNER))
-            log.together(
+        with self.open_store(tmp_path) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", role=Role.OWNER))
+            log.commit_items(
                 SetMember(CHANNEL, "user:ann", present=False, actor="user:bob"),
                 SetMember(CHANNEL, "user:ann", actor="user:bob"),
             )
             log.reopen()
-            assert self._roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
+            assert self._list_roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
 
     def test_last_owner_keeps_the_role_until_another_is_named(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+        with self.open_store(tmp_path) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             for actor in ("", "user:ann"):
-                refused(log(SetMember(CHANNEL, "user:ann", actor=actor, role=Role.MEMBER)), Reason.LAST_OWNER)
+                assert_refused(log(SetMember(CHANNEL, "user:ann", actor=actor, role=Role.MEMBER)), Reason.LAST_OWNER)
             swap = (
                 SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER),
                 SetMember(CHANNEL, "user:ann", actor="user:ann", role=Role.MEMBER),
             )
-            assert log.together(*swap, mode=Mode.ALL) == [CHANGED, CHANGED]
+            assert log.commit_items(*swap, mode=Mode.ALL) == [CHANGED, CHANGED]
             log.reopen()
-            assert self._owners(log) == ["user:bob"]
+            assert self._list_owners(log) == ["user:bob"]
 
     def test_refused_request_leaves_owner_and_heir_as_they_were(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+        with self.open_store(tmp_path) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             leaving = SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")
             adding = SetMember(CHANNEL, "user:eve", actor="user:ann")
-            refused(log.together(leaving, adding, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
-            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
+            assert_refused(log.commit_items(leaving, adding, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
+            assert self._list_roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
 
     def test_role_changes_are_told_with_what_is_acknowledged(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"), message(1))
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"), message(1))
             log(Acknowledge(CHANNEL, "user:bob", 1))
             before = log.heads()[1].revision
             log.reopen()
@@ -145,22 +153,22 @@ class RolesContract(Contract):
             ]
 
     def test_changes_of_members_are_audit_records(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1)) as log:
-            log.together(
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
+            log.commit_items(
                 OpenStream(CHANNEL, "user:ann"),
                 SetMember(CHANNEL, "user:bob", actor="user:ann"),
                 SetMember(CHANNEL, "user:eve"),
                 SetMember(CHANNEL, "user:bob", actor="user:ann"),  # changes nothing
             )
-            first = committed(log(message(1)))
+            first = assert_committed(log(message(1)))
             log(SetMember(CHANNEL, "user:ann", present=False, actor="user:bob"))  # refused
             log(SetMember(CHANNEL, "user:eve", actor="user:ann", role=Role.OWNER))
-            second = committed(log(message(2)))
+            second = assert_committed(log(message(2)))
             assert (first.sequence, second.sequence) == (1, 2), "audit records have no sequence"
             log(SetMember(CHANNEL, "user:eve", present=False, actor="user:ann"))
             log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann"))
             log.reopen()
-            entries = [audit_entry(record) for record in log.run(log.store.internal_records({}, 1000))]
+            entries = [decode_audit_entry(record) for record in log.run(log.store.internal_records({}, 1000))]
             assert {one.scope for one in entries} == {CHANNEL}
             owner, member = {"role": "owner"}, {"role": "member"}
             assert [(one.act, one.actor, one.target, one.details) for one in entries] == [
@@ -174,25 +182,25 @@ class RolesContract(Contract):
             ]
 
     def test_new_streams_of_a_member_have_a_rate(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=4)) as log:
+        with self.open_store(tmp_path, Settings(lanes=4)) as log:
             rate = Rate(1, burst=2)
             opening = [OpenStream(f"chat/{number}", "user:ann", rate) for number in range(4)]
-            assert log.together(*opening[:2]) == [CHANGED, CHANGED]
+            assert log.commit_items(*opening[:2]) == [CHANGED, CHANGED]
             log.reopen()
-            assert log.together(*opening[:2]) == [UNCHANGED, UNCHANGED]  # retries take nothing
-            assert refused(log(opening[2]), Reason.RATE_LIMITED).retry_after_ms == 1000
+            assert log.commit_items(*opening[:2]) == [UNCHANGED, UNCHANGED]  # retries take nothing
+            assert assert_refused(log(opening[2]), Reason.RATE_LIMITED).retry_after_ms == 1000
             assert log(OpenStream("chat/9", "user:bob", rate)) == CHANGED
             log.clock.advance(1000)
             # A request that is refused takes nothing.
             bad = SetMember("chat/9", "user:ann", actor="user:ann")
-            refused(log.together(opening[2], bad, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
+            assert_refused(log.commit_items(opening[2], bad, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
             log.reopen()
             assert log(opening[2]) == CHANGED
-            refused(log(opening[3]), Reason.RATE_LIMITED)
+            assert_refused(log(opening[3]), Reason.RATE_LIMITED)
 
     def test_held_back_clients_change_nothing_but_removals(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=4)) as log:
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
+        with self.open_store(tmp_path, Settings(lanes=4)) as log:
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
             before = log.run(log.store.internal_records({}, 1000))
             promote = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER)
             for item in (
@@ -201,11 +209,11 @@ class RolesContract(Contract):
                 SetMember(CHANNEL, "user:eve", actor="user:ann"),
                 promote,
             ):
-                late = refused(log(replace(item, retry_after_ms=70)), Reason.RATE_LIMITED)
+                late = assert_refused(log(replace(item, retry_after_ms=70)), Reason.RATE_LIMITED)
                 assert late.retry_after_ms == 70
             creator = OpenStream("chat/new", "user:ann", retry_after_ms=70)
             other = SetMember("chat/new", "user:bob", actor="user:ann", retry_after_ms=70)
-            refused(log.together(creator, other, mode=Mode.ALL)[0], Reason.RATE_LIMITED)
+            assert_refused(log.commit_items(creator, other, mode=Mode.ALL)[0], Reason.RATE_LIMITED)
             for known in (
                 OpenStream(CHANNEL, "user:ann", retry_after_ms=70),
                 SetMember(CHANNEL, "user:bob", actor="user:ann", retry_after_ms=70),
@@ -213,7 +221,9 @@ class RolesContract(Contract):
             ):
                 assert log(known) == UNCHANGED
             # The right to do something is checked before the limits.
-            refused(log(SetMember(CHANNEL, "user:eve", actor="user:bob", retry_after_ms=70)), Reason.NOT_AN_OWNER)
+            assert_refused(
+                log(SetMember(CHANNEL, "user:eve", actor="user:bob", retry_after_ms=70)), Reason.NOT_AN_OWNER
+            )
             log.reopen()
             assert log.run(log.store.internal_records({}, 1000)) == before
             for name in ("user:bob", "user:ann"):
@@ -221,7 +231,7 @@ class RolesContract(Contract):
             assert log(SetMember(CHANNEL, "user:eve", retry_after_ms=70)) == CHANGED, "of the application"
 
     def test_clients_take_of_the_rate_of_a_tenant(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=4)) as log:
+        with self.open_store(tmp_path, Settings(lanes=4)) as log:
             log.run(log.store.set_tenants([Tenant("chat", new_writes_per_second_max=2, new_writes_at_once_max=4)]))
             add = SetMember(CHANNEL, "user:bob", actor="user:ann")
             promote = replace(add, role=Role.OWNER)
@@ -229,37 +239,37 @@ class RolesContract(Contract):
             assert [log(one) for one in (OpenStream(CHANNEL, "user:ann"), add, promote, demote)] == [CHANGED] * 4
             log.reopen()
             for one in (promote, replace(add, member="user:eve"), OpenStream("chat/2", "user:eve")):
-                late = refused(log(one), Reason.RATE_LIMITED)
+                late = assert_refused(log(one), Reason.RATE_LIMITED)
                 assert (late.tenant, late.field, late.limit) == ("chat", "new_writes_per_second_max", 2)
                 assert late.retry_after_ms == 500
-            assert log.together(OpenStream(CHANNEL, "user:ann"), add, demote) == [UNCHANGED] * 3
+            assert log.commit_items(OpenStream(CHANNEL, "user:ann"), add, demote) == [UNCHANGED] * 3
             assert log(SetMember(CHANNEL, "user:bob", present=False, actor="user:ann")) == CHANGED
             assert log(SetMember(CHANNEL, "user:zoe")) == CHANGED, "of the application"
             log.clock.advance(500)
             assert log(add) == CHANGED
-            refused(log(promote), Reason.RATE_LIMITED)
-            refused(log(message(1, actor="user:ann")), Reason.RATE_LIMITED)
+            assert_refused(log(promote), Reason.RATE_LIMITED)
+            assert_refused(log(message(1, actor="user:ann")), Reason.RATE_LIMITED)
 
     def test_stream_with_more_members_than_the_burst_is_admitted_as_a_whole(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=4)) as log:
+        with self.open_store(tmp_path, Settings(lanes=4)) as log:
             log.run(log.store.set_tenants([Tenant("chat", new_writes_per_second_max=2)]))
             members = [SetMember(CHANNEL, f"user:{number}", actor="user:ann") for number in range(4)]
             opening: list[Item] = [OpenStream(CHANNEL, "user:ann"), *members]
-            assert log.together(*opening, mode=Mode.ALL, is_admitted_whole=True) == [CHANGED] * 5
-            assert log.together(*opening, mode=Mode.ALL, is_admitted_whole=True) == [UNCHANGED] * 5
+            assert log.commit_items(*opening, mode=Mode.ALL, is_admitted_whole=True) == [CHANGED] * 5
+            assert log.commit_items(*opening, mode=Mode.ALL, is_admitted_whole=True) == [UNCHANGED] * 5
             more: list[Item] = [opening[0], SetMember(CHANNEL, "user:9", actor="user:ann")]
-            skipped, late = log.together(*more, mode=Mode.ALL, is_admitted_whole=True)
-            assert refused(late, Reason.RATE_LIMITED).retry_after_ms == 2000
-            assert refused(skipped, Reason.NOT_PROCESSED).index == 1
+            skipped, late = log.commit_items(*more, mode=Mode.ALL, is_admitted_whole=True)
+            assert assert_refused(late, Reason.RATE_LIMITED).retry_after_ms == 2000
+            assert assert_refused(skipped, Reason.NOT_PROCESSED).index == 1
             log.clock.advance(2000)
-            assert log.together(*more, mode=Mode.ALL, is_admitted_whole=True) == [UNCHANGED, CHANGED]
+            assert log.commit_items(*more, mode=Mode.ALL, is_admitted_whole=True) == [UNCHANGED, CHANGED]
 
-    def _roles(self, log: DrivenStore) -> dict[str, Role]:
+    def _list_roles(self, log: StoreDriver) -> dict[str, Role]:
         members = log.run(log.store.members(CHANNEL, "", 100)).members
         for one in members:
             page = log.run(log.store.memberships(one.name, CHANNEL, "", 10))
             assert [membership.role for membership in page.memberships] == [one.role]
         return {one.name: one.role for one in members}
 
-    def _owners(self, log: DrivenStore) -> list[str]:
-        return [name for name, role in self._roles(log).items() if role is Role.OWNER]
+    def _list_owners(self, log: StoreDriver) -> list[str]:
+        return [name for name, role in self._list_roles(log).items() if role is Role.OWNER]

@@ -21,18 +21,18 @@ from oncelog.core.values import (
     Submission,
     Tombstone,
 )
-from oncelog.testing.contract.driven import Contract, DrivenStore
-from oncelog.testing.contract.quotas import has, set_tenants
+from oncelog.testing.contract.driver import Contract, StoreDriver
+from oncelog.testing.contract.quotas import get_usage, set_tenants
 from oncelog.testing.contract.writes import (
     CHANNEL,
     GATEWAY,
     HOUR_MS,
     ORGANISATION,
-    committed,
+    assert_committed,
+    assert_refused,
     delta,
     event,
     message,
-    refused,
     transaction,
 )
 
@@ -43,67 +43,69 @@ class StoredBytesContract(Contract):
     """Quotas of everything that a write can make a log keep."""
 
     def test_partition_names_count_as_bytes(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             partitions = tuple(f"acme/{number:03}{'x' * 240}" for number in range(64))
             long = event(1, "", partitions=partitions)
             set_tenants(log, Tenant("acme", bytes_max=2000))
-            late = refused(log(long), Reason.QUOTA_EXCEEDED)
+            late = assert_refused(log(long), Reason.QUOTA_EXCEEDED)
             assert (late.field, late.limit, late.current) == ("bytes_max", 2000, 0)
-            committed(log(event(1, "", partitions=partitions[:2])))
-            assert has(log)["acme"][0] > 2 * (len(partitions[0]) + len(partitions[1]))
+            assert_committed(log(event(1, "", partitions=partitions[:2])))
+            assert get_usage(log)["acme"][0] > 2 * (len(partitions[0]) + len(partitions[1]))
             set_tenants(log, Tenant("acme"))
-            committed(log(event(2, "", partitions=partitions)))
+            assert_committed(log(event(2, "", partitions=partitions)))
             assert_recount_agrees(log)
 
     def test_members_count_as_records_and_bytes(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=3))
             # By the application: audit records of its acts are not counted.
             assert log(SetMember(CHANNEL, "user:ann")) == Applied(changed=True)
             assert log(SetMember(CHANNEL, LONG_MEMBER)) == Applied(changed=True)
-            committed(log(message(1)))
+            assert_committed(log(message(1)))
             log.reopen()
             for item in (SetMember(CHANNEL, "user:cyd"), OpenStream("chat/2", "user:ann"), message(2)):
-                late = refused(log(item), Reason.QUOTA_EXCEEDED)
+                late = assert_refused(log(item), Reason.QUOTA_EXCEEDED)
                 assert (late.tenant, late.field, late.limit, late.current) == ("chat", "records_max", 3, 3)
             assert log(OpenStream(CHANNEL, "user:ann")) == Applied(changed=False)
             members = member_bytes((CHANNEL, "user:ann")) + member_bytes((CHANNEL, LONG_MEMBER))
-            assert has(log) == {"chat": (members + submission_bytes(message(1)), 3)}
-            set_tenants(log, Tenant("chat", bytes_max=has(log)["chat"][0] + 300))
-            assert refused(log(SetMember(CHANNEL, LONG_MEMBER + "2")), Reason.QUOTA_EXCEEDED).field == "bytes_max"
+            assert get_usage(log) == {"chat": (members + submission_bytes(message(1)), 3)}
+            set_tenants(log, Tenant("chat", bytes_max=get_usage(log)["chat"][0] + 300))
+            assert (
+                assert_refused(log(SetMember(CHANNEL, LONG_MEMBER + "2")), Reason.QUOTA_EXCEEDED).field == "bytes_max"
+            )
             assert_recount_agrees(log)
 
     def test_removed_member_stays_counted_and_can_return(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=2))
-            log.together(SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
-            before = has(log)
+            log.commit_items(SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+            before = get_usage(log)
             assert log(SetMember(CHANNEL, "user:bob", present=False)) == Applied(changed=True)
-            assert has(log) == before
-            refused(log(SetMember(CHANNEL, "user:cyd")), Reason.QUOTA_EXCEEDED)
+            assert get_usage(log) == before
+            assert_refused(log(SetMember(CHANNEL, "user:cyd")), Reason.QUOTA_EXCEEDED)
             log.reopen()
             assert log(SetMember(CHANNEL, "user:bob")) == Applied(changed=True)
             again = [SetMember(CHANNEL, "user:bob", present=present) for present in (False, True)]
-            assert log.together(*again) == [Applied(changed=True)] * 2
-            assert has(log) == before
+            assert log.commit_items(*again) == [Applied(changed=True)] * 2
+            assert get_usage(log) == before
             assert log(SetMember(CHANNEL, "user:bob", present=False)) == Applied(changed=True)
             assert_recount_agrees(log)
 
     def test_refused_member_undoes_the_whole_request(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=2))
             items: list[Item] = [
                 SetMember(CHANNEL, "user:ann"),
                 SetMember(CHANNEL, "user:bob"),
                 SetMember(CHANNEL, "user:cyd"),
             ]
-            refused(log.together(*items, mode=Mode.ALL)[2], Reason.QUOTA_EXCEEDED)
-            assert has(log) == {"chat": (0, 0)}
-            assert log.together(*items[:2], mode=Mode.ALL) == [Applied(changed=True)] * 2
-            assert has(log)["chat"][1] == 2
+            assert_refused(log.commit_items(*items, mode=Mode.ALL)[2], Reason.QUOTA_EXCEEDED)
+            assert get_usage(log) == {"chat": (0, 0)}
+            assert log.commit_items(*items[:2], mode=Mode.ALL) == [Applied(changed=True)] * 2
+            assert get_usage(log)["chat"][1] == 2
 
     def test_adding_and_removing_a_member_in_a_loop_ends_at_the_quota(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=9))
             log(OpenStream(CHANNEL, "user:ann"))
             add = SetMember(CHANNEL, "user:bob", actor="user:ann")
@@ -112,36 +114,36 @@ class StoredBytesContract(Contract):
                 # The member counts once; each of its additions and removals is an audit record.
                 assert log(add) == Applied(changed=True)
                 assert log(remove) == Applied(changed=True)
-            assert has(log)["chat"][1] == 9
+            assert get_usage(log)["chat"][1] == 9
             log.reopen()
-            late = refused(log(add), Reason.QUOTA_EXCEEDED)
+            late = assert_refused(log(add), Reason.QUOTA_EXCEEDED)
             assert (late.tenant, late.field, late.limit, late.current) == ("chat", "records_max", 9, 9)
             assert log(remove) == Applied(changed=False)
             assert_recount_agrees(log)
 
     def test_full_tenant_refuses_roles_and_additions_by_clients_but_no_removal(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat"))
-            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
-            used, records = has(log)["chat"]
+            log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+            used, records = get_usage(log)["chat"]
             promote = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER)
             for limit in (Tenant("chat", records_max=records), Tenant("chat", bytes_max=used + 255)):
                 set_tenants(log, limit)
                 for item in (promote, SetMember(CHANNEL, "user:cyd", actor="user:ann"), OpenStream("chat/2", "user:a")):
-                    assert refused(log(item), Reason.QUOTA_EXCEEDED).tenant == "chat"
-                assert has(log) == {"chat": (used, records)}
+                    assert assert_refused(log(item), Reason.QUOTA_EXCEEDED).tenant == "chat"
+                assert get_usage(log) == {"chat": (used, records)}
                 assert log(SetMember(CHANNEL, "user:bob", actor="user:ann")) == Applied(changed=False)
             # A member and its audit record need room together.
             set_tenants(log, Tenant("chat", records_max=records + 1))
-            refused(log(SetMember(CHANNEL, "user:cyd", actor="user:ann")), Reason.QUOTA_EXCEEDED)
+            assert_refused(log(SetMember(CHANNEL, "user:cyd", actor="user:ann")), Reason.QUOTA_EXCEEDED)
             assert log(SetMember(CHANNEL, "user:bob", role=Role.OWNER)) == Applied(changed=True), "by the application"
             assert log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")) == Applied(changed=True)
             assert log(SetMember(CHANNEL, "user:bob", present=False, actor="user:bob")) == Applied(changed=True)
-            assert has(log)["chat"][1] == records + 2, "removals are counted"
+            assert get_usage(log)["chat"][1] == records + 2, "removals are counted"
             assert_recount_agrees(log)
 
     def test_entities_and_relationships_count_while_they_exist(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("org"), Tenant("org/2"))
             edge = Relate("document:ü", "viewer", "user:ann")
             written = [
@@ -150,77 +152,77 @@ class StoredBytesContract(Contract):
                 transaction(3, 3, DeleteEntity("ü"), DeleteEntity("nothing"), edge),
             ]
             for one in written:
-                committed(log(one))
+                assert_committed(log(one))
             log.reopen()
             state = entity_bytes((ORGANISATION, "a"), Entity(b"123", 2))
             state += relationship_bytes((ORGANISATION, edge.resource, edge.relation, edge.subject), 1)
             records = sum(map(submission_bytes, written))
-            assert has(log) == {"org": (records + state, 3), "org/2": (0, 0)}
+            assert get_usage(log) == {"org": (records + state, 3), "org/2": (0, 0)}
             assert_recount_agrees(log)
             last = transaction(4, 4, DeleteEntity("a"), Unrelate(edge.resource, edge.relation, edge.subject))
-            committed(log(last))
-            assert has(log)["org"] == (records + submission_bytes(last), 4)
+            assert_committed(log(last))
+            assert get_usage(log)["org"] == (records + submission_bytes(last), 4)
 
     def test_full_tenant_may_free_bytes(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("org"))
-            committed(log(transaction(1, 1, SetEntity("a", b"x" * 2000))))
-            used = has(log)["org"][0]
+            assert_committed(log(transaction(1, 1, SetEntity("a", b"x" * 2000))))
+            used = get_usage(log)["org"][0]
             set_tenants(log, Tenant("org", bytes_max=used))
-            late = refused(log(transaction(2, 2, SetEntity("b", b"x"))), Reason.QUOTA_EXCEEDED)
+            late = assert_refused(log(transaction(2, 2, SetEntity("b", b"x"))), Reason.QUOTA_EXCEEDED)
             assert (late.tenant, late.field, late.limit, late.current) == ("org", "bytes_max", used, used)
-            committed(log(transaction(2, 2, DeleteEntity("a"))))
-            committed(log(transaction(3, 3, SetEntity("b", b"x"))))
+            assert_committed(log(transaction(2, 2, DeleteEntity("a"))))
+            assert_committed(log(transaction(3, 3, SetEntity("b", b"x"))))
             assert_recount_agrees(log)
 
     def test_entity_that_expires_is_not_given_back(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("org"))
             until_ms = log.clock.wall_ms() + HOUR_MS
             temporary = SetEntity("a", b"12345", expires_at_ms=until_ms)
             first, second = transaction(1, 1, temporary), transaction(2, 2, SetEntity("b", b"1"))
-            committed(log(first))
+            assert_committed(log(first))
             assert_recount_agrees(log)
             log.clock.advance(HOUR_MS)
-            committed(log(second))
-            with_expired = has(log)["org"][0]
+            assert_committed(log(second))
+            with_expired = get_usage(log)["org"][0]
             set_tenants(log)
             set_tenants(log, Tenant("org"))
             names = len(ORGANISATION) + len("a")
-            assert has(log)["org"] == (with_expired - 64 - 2 * names - 5, 2), "a recount leaves it out"
+            assert get_usage(log)["org"] == (with_expired - 64 - 2 * names - 5, 2), "a recount leaves it out"
 
     def test_rows_count_with_the_stamps_of_their_columns(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("gateway"))
             columns = {f"c{number}": "1" for number in range(50)}
             wide, narrow = delta(1, 5, Op.INSERT, **columns), delta(2, 6, c0="2")
-            committed(log(wide))
-            before = has(log)["gateway"][0]
-            committed(log(narrow))
-            assert has(log)["gateway"][0] - before - submission_bytes(narrow) > 49 * 32, "49 columns got stamps"
+            assert_committed(log(wide))
+            before = get_usage(log)["gateway"][0]
+            assert_committed(log(narrow))
+            assert get_usage(log)["gateway"][0] - before - submission_bytes(narrow) > 49 * 32, "49 columns got stamps"
             assert_recount_agrees(log)
             gone = delta(3, 7, Op.DELETE)
-            committed(log(gone))
-            committed(log(delta(4, 1, c0="9")))
+            assert_committed(log(gone))
+            assert_committed(log(delta(4, 1, c0="9")))
             assert_recount_agrees(log)
-            full = has(log)["gateway"][0]
-            assert log(DropTombstones(GATEWAY, (tombstone(gone),), 0, ())) == Applied(changed=True, count=1)
-            assert has(log)["gateway"][0] < full
+            full = get_usage(log)["gateway"][0]
+            assert log(DropTombstones(GATEWAY, (build_tombstone(gone),), 0, ())) == Applied(changed=True, count=1)
+            assert get_usage(log)["gateway"][0] < full
             assert_recount_agrees(log)
             records = [wide, narrow, gone, delta(4, 1, c0="9")]
-            assert has(log)["gateway"] == (sum(map(submission_bytes, records)), 4)
+            assert get_usage(log)["gateway"] == (sum(map(submission_bytes, records)), 4)
 
 
-def assert_recount_agrees(log: DrivenStore) -> None:
+def assert_recount_agrees(log: StoreDriver) -> None:
     """Count all tenants again, and compare with the usage that the writes have added up to."""
     tenants = [tenant for tenant, _ in log.run(log.store.usage())]
-    before = has(log)
+    before = get_usage(log)
     set_tenants(log)
     set_tenants(log, *tenants)
-    assert has(log) == before
+    assert get_usage(log) == before
 
 
-def tombstone(deleted: Submission) -> Tombstone:
+def build_tombstone(deleted: Submission) -> Tombstone:
     """Return the tombstone that a DELETE has left, as committed at sequence 3 at once."""
     assert deleted.delta is not None
     return Tombstone(deleted.delta.table, deleted.delta.row_id, deleted.delta.stamp, 3, 0)

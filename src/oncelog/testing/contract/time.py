@@ -6,18 +6,18 @@ from pathlib import Path
 
 from oncelog.core.values import Reason, Request, SetMember, Settings
 from oncelog.errors import ClockJumpedError
-from oncelog.testing.contract.driven import Contract, DrivenStore
+from oncelog.testing.contract.driver import Contract, StoreDriver
 from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
     HOUR_MS,
+    assert_committed,
+    assert_refused,
+    assert_replayed,
     claim,
-    committed,
     event,
     identity,
     message,
-    refused,
-    replayed,
     transaction,
 )
 
@@ -26,106 +26,106 @@ class TimeContract(Contract):
     """How a store deals with the clock."""
 
     def test_log_time_is_the_time_of_the_commit(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             for number in range(3):
                 log.clock.advance(1000)
-                assert committed(log(event(number))).log_time_ms == log.clock.wall_ms()
+                assert assert_committed(log(event(number))).log_time_ms == log.clock.wall_ms()
 
     def test_a_clock_that_is_set_back_does_not_take_log_time_along(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
-            first = committed(log(event(1))).log_time_ms
+        with self.open_store(tmp_path) as log:
+            first = assert_committed(log(event(1))).log_time_ms
             log.clock.jump(-HOUR_MS)
-            assert committed(log(event(2))).log_time_ms == first
-            assert committed(log(transaction(1, 1))).log_time_ms == first
+            assert assert_committed(log(event(2))).log_time_ms == first
+            assert assert_committed(log(transaction(1, 1))).log_time_ms == first
             log.reopen()
             log.clock.advance(1000)
-            assert committed(log(event(3))).log_time_ms == first
+            assert assert_committed(log(event(3))).log_time_ms == first
             log.clock.jump(HOUR_MS)
-            assert committed(log(event(4))).log_time_ms == first + 1000
+            assert assert_committed(log(event(4))).log_time_ms == first + 1000
 
     def test_a_jump_forward_stops_new_writes_and_forgets_nothing(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(eviction_interval=1)) as log:
+        with self.open_store(tmp_path, Settings(eviction_interval=1)) as log:
             prepare(log)
             before = log.heads()
             log.clock.jump(8 * DAY_MS)
             log.reopen()
             for _ in range(2):
                 for item in (event(1), transaction(1, 1), message(1)):
-                    replayed(log(item))
+                    assert_replayed(log(item))
                 side_state = (claim(1, "h"), SetMember(CHANNEL, "user:bob"))
                 for new in (event(2), transaction(2, 2), message(2), *side_state):
-                    error = log.error_of(log.store.commit([Request((new,))]))
+                    error = log.catch_error(log.store.commit([Request((new,))]))
                     assert isinstance(error, ClockJumpedError)
                     assert error.ahead_ms == 8 * DAY_MS
             assert log.heads() == before
-            assert all(log.run(log.store.remembered([identity(it) for it in (event(1), message(1))])))
+            assert all(log.run(log.store.find_keys([identity(it) for it in (event(1), message(1))])))
 
     def test_a_jump_of_a_day_and_an_hour_is_one(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             log(transaction(1, 1))
             log.clock.jump(25 * HOUR_MS)
-            replayed(log(transaction(1, 1)))
-            assert isinstance(log.error_of(log.store.commit([Request((event(1),))])), ClockJumpedError)
+            assert_replayed(log(transaction(1, 1)))
+            assert isinstance(log.catch_error(log.store.commit([Request((event(1),))])), ClockJumpedError)
 
     def test_time_that_has_really_passed_is_no_jump(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             prepare(log)
             log.clock.advance(7 * DAY_MS)
             log.reopen()
-            assert committed(log(message(1))).sequence == 2
-            replayed(log(event(1)))
-            (known,) = log.run(log.store.remembered([identity(message(1))]))
+            assert assert_committed(log(message(1))).sequence == 2
+            assert_replayed(log(event(1)))
+            (known,) = log.run(log.store.find_keys([identity(message(1))]))
             assert known is not None
             assert known.receipt.sequence == 2
 
     def test_a_small_jump_is_believed(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             log(event(1))
             log.clock.jump(60_000)
-            assert committed(log(event(2))).log_time_ms == log.clock.wall_ms()
+            assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
 
     def test_a_clock_that_is_set_right_again_needs_no_confirmation(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             log(event(1))
             log.clock.jump(25 * HOUR_MS)
-            assert isinstance(log.error_of(log.store.commit([Request((event(2),))])), ClockJumpedError)
+            assert isinstance(log.catch_error(log.store.commit([Request((event(2),))])), ClockJumpedError)
             log.clock.jump(-25 * HOUR_MS)
             log.clock.advance(5)
-            assert committed(log(event(2))).log_time_ms == log.clock.wall_ms()
+            assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
 
     def test_a_confirmed_clock_is_believed(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             prepare(log)
             log.clock.jump(8 * DAY_MS)
-            assert isinstance(log.error_of(log.store.commit([Request((event(2),))])), ClockJumpedError)
+            assert isinstance(log.catch_error(log.store.commit([Request((event(2),))])), ClockJumpedError)
             log.run(log.store.confirm_clock())
             log.reopen()
-            assert committed(log(event(2))).log_time_ms == log.clock.wall_ms()
-            assert committed(log(message(1))).sequence == 2  # forgotten, by a clock that an operator believes
+            assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
+            assert assert_committed(log(message(1))).sequence == 2  # forgotten, by a clock that an operator believes
 
     def test_a_restart_of_the_machine_is_no_jump(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path) as log:
+        with self.open_store(tmp_path) as log:
             log(event(1))
             log.clock.advance(1000)
             log.clock.restart()
             log.clock.jump(2 * HOUR_MS)
             log.reopen()
-            assert committed(log(event(2))).log_time_ms == log.clock.wall_ms()
+            assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
             log.clock.jump(2 * HOUR_MS)
-            assert isinstance(log.error_of(log.store.commit([Request((event(3),))])), ClockJumpedError)
+            assert isinstance(log.catch_error(log.store.commit([Request((event(3),))])), ClockJumpedError)
 
     def test_what_is_evicted_is_forgotten_at_a_log_position(self, tmp_path: Path) -> None:
-        with self.opened(tmp_path, Settings(lanes=1, eviction_interval=3)) as log:
+        with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=3)) as log:
             log(transaction(1, 1))
             log.clock.advance(25 * HOUR_MS)
-            replayed(log(transaction(1, 1)))
-            log.together(transaction(2, 1, client="c2"), transaction(3, 2, client="c2"))
+            assert_replayed(log(transaction(1, 1)))
+            log.commit_items(transaction(2, 1, client="c2"), transaction(3, 2, client="c2"))
             log.reopen()
-            assert committed(log(transaction(1, 1))).position == 4
-            refused(log(transaction(1, 1, content="y")), Reason.IDENTITY_REUSED)
+            assert assert_committed(log(transaction(1, 1))).position == 4
+            assert_refused(log(transaction(1, 1, content="y")), Reason.IDENTITY_REUSED)
 
 
-def prepare(log: DrivenStore) -> None:
+def prepare(log: StoreDriver) -> None:
     """Under each kind of retention a write that is remembered."""
     for item in (SetMember(CHANNEL, "user:ann"), event(1), transaction(1, 1), message(1)):
         log(item)

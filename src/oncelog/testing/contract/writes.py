@@ -83,19 +83,19 @@ def identity(item: Submission | Claim) -> KeyIdentity:
     return key_identity(item)
 
 
-def committed(verdict: Verdict) -> Receipt:
+def assert_committed(verdict: Verdict) -> Receipt:
     """The receipt of what must have been committed."""
     assert isinstance(verdict, Committed), verdict
     return verdict.receipt
 
 
-def replayed(verdict: Verdict) -> Replayed:
+def assert_replayed(verdict: Verdict) -> Replayed:
     """What must have been replayed."""
     assert isinstance(verdict, Replayed), verdict
     return verdict
 
 
-def refused(verdict: Verdict, reason: Reason) -> Refused:
+def assert_refused(verdict: Verdict, reason: Reason) -> Refused:
     """What must have been refused for that reason."""
     assert isinstance(verdict, Refused), verdict
     assert verdict.reason is reason, verdict

@@ -1,0 +1,123 @@
+"""What the text of a CSV cell becomes: the types that a gateway's schemas have too."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import orjson
+
+from oncelog.core.canonical import INTEGER_MAX, SEND_AS_STRING, canonical, canonical_text
+from oncelog.errors import CanonicalError
+
+TEXT: Final = "text"
+INTEGER: Final = "integer"
+NUMBER: Final = "number"
+BOOLEAN: Final = "boolean"
+JSON: Final = "json"
+NULLABLE_SUFFIX: Final = "?"
+"""Behind a type: a cell without text is null."""
+EXACT_DIGITS_MAX: Final = 15
+"""A decimal number of no more digits is the same after it has been a double."""
+NULL: Final = b"null"
+NUMBER_CHARACTERS_MAX: Final = 400
+"""More than the digits of the largest double, 309."""
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
+_NUMBER: Final = re.compile(r"-?((?:0|[1-9][0-9]*)(?:\.[0-9]+)?)([eE][+-]?[0-9]{1,4})?", re.ASCII)
+_BOOLEANS: Final = {"true": b"true", "false": b"false"}
+
+CellEncoder = Callable[[str], bytes]
+"""Makes canonical JSON of a cell's text. Raises ValueError that says what it is not."""
+
+
+def _encode_text(text: str) -> bytes:
+    return orjson.dumps(text)
+
+
+def _encode_integer(text: str) -> bytes:
+    if len(text) > NUMBER_CHARACTERS_MAX or _INTEGER.fullmatch(text) is None:
+        raise ValueError("is not an integer")
+    try:
+        return canonical(int(text))
+    except CanonicalError as error:
+        raise ValueError(f"is an {error.reason.removesuffix(SEND_AS_STRING)}; import it as text") from None
+
+
+def _encode_number(text: str) -> bytes:
+    if len(text) > NUMBER_CHARACTERS_MAX or _NUMBER.fullmatch(text) is None:
+        raise ValueError("is not a number (digits, a point, an exponent)")
+    if _INTEGER.fullmatch(text) is not None:
+        return _encode_integer(text)
+    try:
+        return canonical(float(text))
+    except CanonicalError:
+        raise ValueError("is larger than any number of JSON") from None
+
+
+def _encode_boolean(text: str) -> bytes:
+    found = _BOOLEANS.get(text.lower())
+    if found is None:
+        raise ValueError("is neither true nor false")
+    return found
+
+
+def _encode_json(text: str) -> bytes:
+    try:
+        return canonical_text(text)
+    except CanonicalError as error:
+        raise ValueError(f"is no JSON that can be taken: {error}") from error
+
+
+_ENCODERS: Final[Mapping[str, CellEncoder]] = {
+    TEXT: _encode_text,
+    INTEGER: _encode_integer,
+    NUMBER: _encode_number,
+    BOOLEAN: _encode_boolean,
+    JSON: _encode_json,
+}
+TYPE_NAMES: Final = tuple(_ENCODERS)
+
+
+def get_encoder(name: str) -> CellEncoder:
+    """By its name, as `integer` or `integer?`. Raises ValueError for none."""
+    kind = _ENCODERS.get(name.removesuffix(NULLABLE_SUFFIX))
+    if kind is None:
+        raise ValueError(f"must be one of {', '.join(TYPE_NAMES)}, with a ? behind it where an empty cell is null")
+    if not name.endswith(NULLABLE_SUFFIX):
+        return kind
+    return lambda text: kind(text) if text else NULL
+
+
+class TypeGuess:
+    """The narrowest type of all texts of a column, under which none of them becomes another one."""
+
+    def __init__(self) -> None:
+        self._candidates = [INTEGER, NUMBER, BOOLEAN]
+        self._has_empty = False
+        self._has_text = False
+
+    def observe(self, text: str) -> None:
+        """One more."""
+        if not text:
+            self._has_empty = True
+            return
+        self._has_text = True
+        if self._candidates:
+            self._candidates = [name for name in self._candidates if _is_exact(name, text)]
+
+    def choose_type(self) -> str:
+        """What they have in common. Where that is not text, an empty cell is null: it is no number."""
+        if not self._candidates or not self._has_text:
+            return TEXT
+        return self._candidates[0] + (NULLABLE_SUFFIX if self._has_empty else "")
+
+
+def _is_exact(name: str, text: str) -> bool:
+    if name == NUMBER:
+        found = _NUMBER.fullmatch(text)
+        if found is None or len(found[1].replace(".", "").lstrip("0")) > EXACT_DIGITS_MAX:
+            return False
+    try:
+        _ENCODERS[name](text)
+    except ValueError:
+        return False
+    return text != "-0" and (name != INTEGER or abs(int(text)) <= INTEGER_MAX)

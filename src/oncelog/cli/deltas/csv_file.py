@@ -1,0 +1,325 @@
+"""A CSV file as rows of a table, line by line: what is wrong with a line is told with its number."""
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from stat import S_ISREG
+from typing import BinaryIO, Final
+
+from msgspec import Raw, Struct
+
+from oncelog.cli.deltas.column_types import NULLABLE_SUFFIX, TEXT, CellEncoder, TypeGuess, get_encoder
+from oncelog.cli.line_input import LINE_BYTES_MAX
+from oncelog.core.deltas import (
+    IDENTIFIER_CHARACTERS_MAX,
+    ROW_ID_CHARACTERS_MAX,
+    DeltaJson,
+    encode_delta,
+    is_identifier,
+    to_row_delta,
+)
+from oncelog.core.hlc import format_hlc
+from oncelog.core.limits import ROW_BYTES_MAX, ROW_COLUMNS_MAX
+from oncelog.core.merge import Op
+from oncelog.errors import CanonicalError, OncelogError
+
+FAULTS_SHOWN_MAX: Final = 20
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class CsvFormat(Struct, frozen=True):
+    """How a file is to be read. All of it decides what the deltas say."""
+
+    delimiter: str
+    row_id: str
+    renames: dict[str, str]
+    types: dict[str, str]
+    infers: bool
+    empty_null: bool
+
+
+class CsvContent(Struct, frozen=True):
+    """What a file was found to have, when it was checked."""
+
+    bytes: int
+    sha256: str
+    rows: int
+    types: dict[str, str]
+    """Of every column."""
+
+
+class CsvDelta(Struct, frozen=True):
+    """A delta, and the line that it was made of."""
+
+    body: bytes
+    line: int
+
+
+class WrongLinesError(OncelogError):
+    """Some lines cannot be imported. Nothing was written."""
+
+    def __init__(self, faults: Sequence[str], message: str) -> None:
+        super().__init__(message)
+        self.faults = faults
+
+
+class CsvFile:
+    """An open file, which is read several times. It must not change meanwhile."""
+
+    def __init__(self, path: str, file: BinaryIO, csv_format: CsvFormat) -> None:
+        self.path = path
+        self._file = file
+        self._format = csv_format
+        self._initial_stat = self._read_stat()
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self._initial_stat[0]
+
+    def check_unchanged(self) -> None:
+        """Raises OncelogError if somebody has written to it since it was opened."""
+        if self._read_stat() != self._initial_stat:
+            raise OncelogError(f"{self.path} was changed while it was read")
+
+    def _read_stat(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        if not S_ISREG(found.st_mode):
+            raise OncelogError(f"{self.path} must be a file, which can be read twice")
+        return found.st_size, found.st_mtime_ns
+
+    # --- read whole, before anything is sent
+
+    def compute_hash(self, on_progress: Callable[[int], None]) -> str:
+        """Of all its bytes."""
+        self._file.seek(0)
+        digest, done = sha256(), 0
+        while chunk := self._file.read(1024 * 1024):
+            digest.update(chunk)
+            done += len(chunk)
+            on_progress(done)
+        return digest.hexdigest()
+
+    def check(self, on_progress: Callable[[int], None]) -> CsvContent:
+        """Looks at every line. Raises WrongLinesError for the first few that are wrong, OncelogError for the file."""
+        digest = sha256()
+        lines = _LineReader(self._file, digest.update)
+        records = self._iterate_records(lines)
+        head = _CsvHeader(next(records, (1, []))[1], self._format)
+        checks = [head.build_cell_check(place) for place in range(len(head.names))]
+        rows, faults = 0, []
+        for line, cells in records:
+            rows += 1
+            try:
+                head.check_field_count(cells)
+                head.check_row_id(cells)
+                for check, cell in zip(checks, cells, strict=True):
+                    check(cell)
+            except ValueError as error:
+                faults.append(f"line {line}: {error}")
+                if len(faults) == FAULTS_SHOWN_MAX:
+                    raise WrongLinesError(faults, "and perhaps more lines are wrong") from None
+            if not rows % 1000:
+                on_progress(lines.bytes)
+        if faults:
+            raise WrongLinesError(faults, f"{len(faults)} of {rows} lines with rows are wrong")
+        self.check_unchanged()
+        return CsvContent(self.size, digest.hexdigest(), rows, head.list_types())
+
+    # --- read in order to be sent
+
+    def iterate_deltas(self, types: Mapping[str, str], client_id: str, table: str, start: int) -> Iterator[CsvDelta]:
+        """One for each row, with a clock that rises by one with each: the same of the same file, whenever it is made.
+
+        Raises OncelogError.
+        """
+        records = self._iterate_records(_LineReader(self._file))
+        head = _CsvHeader(next(records, (1, []))[1], self._format)
+        columns = head.build_columns(types)
+        for number, (line, cells) in enumerate(records):
+            try:
+                head.check_field_count(cells)
+                values = [b"%b%b}" % (prefix, kind(cells[place])) for prefix, kind, place in columns]
+                given = DeltaJson(
+                    client_id,
+                    Raw(b"[%b]" % b",".join(values)),
+                    "",
+                    format_hlc(start + number),
+                    Op.INSERT,
+                    cells[head.row_id],
+                    table,
+                )
+                delta = to_row_delta(given, given.compute_id(), "$")
+            except (ValueError, CanonicalError) as error:
+                raise OncelogError(f"line {line}: {error}") from error
+            yield CsvDelta(encode_delta(delta), line)
+
+    def _iterate_records(self, lines: "_LineReader") -> Iterator[tuple[int, list[str]]]:
+        """The fields of each record, and the line on which it begins. Empty lines are none."""
+        self._file.seek(0)
+        csv.field_size_limit(ROW_BYTES_MAX)
+        reader = csv.reader(lines, delimiter=self._format.delimiter, strict=True)
+        while True:
+            line = lines.number + 1
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                raise OncelogError(f"line {line}: {_explain_csv_error(str(error))}") from error
+            if cells is None:
+                return
+            if cells:
+                yield line, cells
+
+
+def open_csv(path: str) -> BinaryIO:
+    """Raises OncelogError."""
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _explain_csv_error(message: str) -> str:
+    if message.startswith("new-line character"):
+        return "a carriage return stands alone: lines must end with a line feed"
+    if message.startswith("unexpected end of data"):
+        return 'a field begins with " and does not end'
+    if message.startswith("field larger"):
+        return f'a field is longer than {ROW_BYTES_MAX} characters; perhaps a " is missing'
+    return message
+
+
+class _LineReader:
+    """The lines of a file in UTF-8, counted. One that is too long does not fill the memory."""
+
+    def __init__(self, file: BinaryIO, on_line: Callable[[bytes], None] | None = None) -> None:
+        self._file = file
+        self._on_line = on_line
+        self.number = 0
+        self.bytes = 0
+
+    def __iter__(self) -> "_LineReader":
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(LINE_BYTES_MAX + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self.bytes += len(line)
+        if len(line) > LINE_BYTES_MAX:
+            raise OncelogError(f"line {self.number}: is longer than {LINE_BYTES_MAX} bytes")
+        if self._on_line is not None:
+            self._on_line(line)
+        if self.number == 1:
+            line = line.removeprefix(BYTE_ORDER_MARK)
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise OncelogError(f"line {self.number}: is not UTF-8, at byte {error.start + 1}") from None
+
+
+class _CsvHeader:
+    """The first line: which columns there are, and what they are called in the table. Raises OncelogError."""
+
+    def __init__(self, cells: Sequence[str], csv_format: CsvFormat) -> None:
+        self._format = csv_format
+        self._guesses: dict[int, TypeGuess] = {}
+        if not cells:
+            raise OncelogError("line 1: must have the names of the columns")
+        if csv_format.row_id not in cells:
+            raise OncelogError(f"--row-id: no column is called {csv_format.row_id!r}; there are {_format_names(cells)}")
+        for name in csv_format.renames:
+            if name not in cells:
+                raise OncelogError(f"--rename: no column is called {name!r}; there are {_format_names(cells)}")
+        self.row_id = cells.index(csv_format.row_id)
+        self.names = [csv_format.renames.get(cell, cell) for cell in cells]
+        self._check_names(cells)
+        for name in csv_format.types:
+            if name not in self.names or name == self.names[self.row_id]:
+                raise OncelogError(
+                    f"--types: no column is called {name!r}; there are {_format_names(self._list_value_columns())}"
+                )
+
+    def _check_names(self, cells: Sequence[str]) -> None:
+        seen: set[str] = set()
+        for place, name in enumerate(self.names):
+            if place != self.row_id and not is_identifier(name):
+                raise OncelogError(
+                    f"line 1: a column cannot be called {name!r}: a name has letters, digits and _, begins with none "
+                    f"of the digits, and has at most {IDENTIFIER_CHARACTERS_MAX} characters; give it another one "
+                    f'with --rename "{cells[place]}=NAME"'
+                )
+            if name in seen:
+                raise OncelogError(f"line 1: two columns are called {name!r}")
+            seen.add(name)
+        if len(self.names) - 1 > ROW_COLUMNS_MAX:
+            raise OncelogError(f"line 1: a row has at most {ROW_COLUMNS_MAX} columns, not {len(self.names) - 1}")
+
+    def _list_value_columns(self) -> list[str]:
+        return [name for place, name in enumerate(self.names) if place != self.row_id]
+
+    def check_field_count(self, cells: Sequence[str]) -> None:
+        """Raises ValueError."""
+        if len(cells) != len(self.names):
+            raise ValueError(f"has {len(cells)} fields, and line 1 has {len(self.names)}")
+
+    def check_row_id(self, cells: Sequence[str]) -> None:
+        """Raises ValueError."""
+        text = cells[self.row_id]
+        if not text:
+            raise ValueError(f"{self._format.row_id}: the row has no id")
+        if len(text) > ROW_ID_CHARACTERS_MAX or "\0" in text:
+            raise ValueError(
+                f"{self._format.row_id}: an id has at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
+            )
+
+    def build_cell_check(self, place: int) -> Callable[[str], object]:
+        """What looks at the cells of a column, and raises ValueError."""
+        if place == self.row_id:
+            return len
+        name = self.names[place]
+        if self._format.infers and name not in self._format.types:
+            guess = self._guesses[place] = TypeGuess()
+            return guess.observe
+        return _with_column_name(name, get_encoder(self._get_type(name)))
+
+    def _get_type(self, name: str) -> str:
+        chosen = self._format.types.get(name, TEXT)
+        return chosen + NULLABLE_SUFFIX if self._format.empty_null and not chosen.endswith(NULLABLE_SUFFIX) else chosen
+
+    def list_types(self) -> dict[str, str]:
+        """Of each column, those that were found too."""
+        found = {self.names[place]: guess.choose_type() for place, guess in self._guesses.items()}
+        if self._format.empty_null:
+            found = {name: f"{one.removesuffix(NULLABLE_SUFFIX)}{NULLABLE_SUFFIX}" for name, one in found.items()}
+        return {name: found[name] if name in found else self._get_type(name) for name in self._list_value_columns()}
+
+    def build_columns(self, types: Mapping[str, str]) -> list[tuple[bytes, CellEncoder, int]]:
+        """How a delta's columns are made, in the order that they have there: as `extract` does it."""
+        return [
+            (
+                b'{"column":"%b","value":' % name.encode(),
+                _with_column_name(name, get_encoder(types[name])),
+                self.names.index(name),
+            )
+            for name in sorted(self._list_value_columns())
+        ]
+
+
+def _with_column_name(name: str, encoder: CellEncoder) -> CellEncoder:
+    def encode_cell(text: str) -> bytes:
+        try:
+            return encoder(text)
+        except ValueError as error:
+            shown = text if len(text) <= 40 else text[:39] + "…"
+            raise ValueError(f"{name}: {shown!r} {error}") from None
+
+    return encode_cell
+
+
+def _format_names(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:20])
+    return f"{shown}, …" if len(names) > 20 else shown or "none"

@@ -1,0 +1,381 @@
+"""`oncelog deltas import`: the lines of a CSV file as rows of a table, each of them once."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from oncelog.cli.deltas import import_state
+from oncelog.cli.deltas.column_types import get_encoder
+from oncelog.cli.deltas.csv_file import CsvContent, CsvDelta, CsvFile, CsvFormat, WrongLinesError, open_csv
+from oncelog.cli.deltas.gateway import (
+    REQUEST_BYTES_MAX,
+    DeltasRefusedError,
+    Gateway,
+    Name,
+    PushTooLargeError,
+    Timeout,
+)
+from oncelog.cli.deltas.import_state import ImportState, Target
+from oncelog.cli.deltas.rows import Table
+from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, build_remote, check_text, print_message
+from oncelog.cli.terminal import (
+    EXIT_FOUND_NOTHING,
+    AsJson,
+    ProgressMeter,
+    escape_unprintable,
+    interrupt_on_sigterm,
+    print_json,
+    translate_errors,
+)
+from oncelog.core.deltas import PUSH_DELTAS_MAX, is_identifier
+from oncelog.core.hlc import COUNTER_BITS, HLC_MAX, wall_ms
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.errors import OncelogError, ServerRefusedError
+from oncelog.storage.clock import SystemClock
+from oncelog.storage.verify.findings import Progress
+
+SHOW_EVERY_S: Final = 0.1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def import_(  # noqa: PLR0913, PLR0917 - each one is an option
+    gateway: Name,
+    table: Table,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE.csv", help="A CSV file; its first line has the names.", show_default=False)
+    ],
+    row_id: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the rows' ids.", show_default=False)],
+    client_id: Annotated[str, typer.Option(metavar="ID", help="Whose the deltas are.", show_default=False)],
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TYPE,…",
+            help="text, integer, number, boolean or json; with ? an empty cell is null. Others are text.",
+        ),
+    ] = None,
+    infer: Annotated[bool, typer.Option("--infer", help="Find the types of the others in the file.")] = False,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="Another name for a column; may be given several times."),
+    ] = None,
+    empty_null: Annotated[bool, typer.Option("--empty-null", help="An empty cell is null in all columns.")] = False,
+    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="Between the fields; \\t is a tab.")] = ",",
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="The clock of all rows, 2026-01-31T12:00:00Z; now, unless given."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file only; nothing is sent.")] = False,
+    batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas of one request.")] = 1000,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Imports a CSV file: each line is an INSERT of a row, whose columns the first line names.
+
+    The whole file is checked before anything is sent. While it runs, FILE.csv.oncelog-import keeps the time of its
+    start: run the same command again after it was interrupted or killed, and no row is written twice. The exit status
+    is 1 if the server refused a row, 2 if the file or an option is wrong or the server cannot be reached.
+
+    Examples:
+
+      oncelog deltas import shop products products.csv --row-id sku --client-id loader --types price=number,stock=integer
+
+      oncelog deltas import shop products products.csv --row-id SKU --client-id loader --infer --rename "Price (EUR)=price" --dry-run
+    """  # noqa: E501 - to be copied
+    with translate_errors(), interrupt_on_sigterm():
+        shape = CsvFormat(
+            _parse_delimiter(delimiter),
+            check_text(row_id, "--row-id"),
+            _parse_renames(rename or []),
+            _parse_types(types or []),
+            infer,
+            empty_null,
+        )
+        remote = build_remote(url, token, token_file)
+        target = Target(remote.url, check_text(gateway, "GATEWAY"), _check_table(table), _check_client_id(client_id))
+        start = None if at is None else _parse_start(at)
+        with open_csv(file) as opened:
+            csv = CsvFile(file, opened, shape)
+            if dry_run:
+                _print_content(file, _check_file(csv), as_json)
+                return
+            importing = _Import(csv, Gateway(remote, gateway, timeout), target, shape, batch)
+            importing.begin(start)
+            asyncio.run(importing.run())
+        importing.print(as_json)
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+
+def _parse_delimiter(text: str) -> str:
+    text = "\t" if text == "\\t" else text
+    if len(text) != 1 or text in '"\r\n\0' or not text.isascii():
+        raise OncelogError(f"--delimiter must be one character of ASCII, and no quote, not {text!r}")
+    return text
+
+
+def _check_table(text: str) -> str:
+    if not is_identifier(text):
+        raise OncelogError(f"TABLE must be a name of letters, digits and _, not {text!r}")
+    return text
+
+
+def _check_client_id(text: str) -> str:
+    if not 1 <= len(check_text(text, "--client-id")) <= NAME_CHARACTERS_MAX:
+        raise OncelogError(f"--client-id must have 1 to {NAME_CHARACTERS_MAX} characters")
+    return text
+
+
+def _parse_renames(options: Sequence[str]) -> dict[str, str]:
+    renames: dict[str, str] = {}
+    for text in options:
+        old, _, new = check_text(text, "--rename").rpartition("=")
+        if not old or not is_identifier(new):
+            raise OncelogError(f"--rename must be OLD=NEW, and NEW of letters, digits and _, not {text!r}")
+        if old in renames:
+            raise OncelogError(f"--rename: {old!r} is there twice")
+        renames[old] = new
+    return renames
+
+
+def _parse_types(options: Sequence[str]) -> dict[str, str]:
+    types: dict[str, str] = {}
+    for text in (one for several in options for one in check_text(several, "--types").split(",") if one):
+        name, _, kind = text.partition("=")
+        try:
+            get_encoder(kind)
+        except ValueError as error:
+            raise OncelogError(f"--types: {text!r} must be NAME=TYPE, and TYPE {error}") from error
+        if name in types:
+            raise OncelogError(f"--types: {name!r} is there twice")
+        types[name] = kind
+    return types
+
+
+def _parse_start(text: str) -> int:
+    """The clock of the first row. Raises OncelogError."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise OncelogError(f"--at must be a time as 2026-01-31T12:00:00Z, not {text!r}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    time_ms = (moment - _EPOCH) // (datetime.resolution * 1000)
+    if not 0 <= time_ms << COUNTER_BITS <= HLC_MAX:
+        raise OncelogError("--at must be a time from 1970 on")
+    return time_ms << COUNTER_BITS
+
+
+def _format_hlc_time(hlc: int) -> str:
+    """As --at takes it."""
+    with suppress(OverflowError):
+        moment = _EPOCH + datetime.resolution * 1000 * wall_ms(hlc)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{wall_ms(hlc)} ms"
+
+
+# --- before anything is sent ------------------------------------------------------------------------------
+
+
+def _check_file(csv: CsvFile) -> CsvContent:
+    """Raises OncelogError, after telling each line that is wrong."""
+    try:
+        with ProgressMeter() as meter:
+            return csv.check(lambda done: meter(Progress("checking", done, csv.size)))
+    except WrongLinesError as error:
+        for fault in error.faults:
+            print_message(f"{csv.path}: {escape_unprintable(fault)}")
+        raise OncelogError(f"{csv.path}: {error}; nothing was sent") from error
+    except OncelogError as error:
+        raise OncelogError(f"{csv.path}: {escape_unprintable(str(error))}; nothing was sent") from error
+
+
+def _print_content(file: str, content: CsvContent, as_json: bool) -> None:
+    if as_json:
+        print_json({"rows": content.rows, "types": content.types})
+        return
+    typer.echo(f"{content.rows} rows of {file} can be imported")
+    for name, kind in content.types.items():
+        typer.echo(f"  {name}: {kind}")
+
+
+# --- the import -------------------------------------------------------------------------------------------
+
+
+class _Import:
+    def __init__(self, csv: CsvFile, gateway: Gateway, target: Target, shape: CsvFormat, batch: int) -> None:
+        self._csv = csv
+        self._gateway = gateway
+        self._target = target
+        self._shape = shape
+        self._batch = batch
+        self._state_path: Path | None = None
+        self._state: ImportState
+        self._is_resumed = False
+        self._started_s = 0.0
+        self._committed = 0
+        self._duplicates = 0
+
+    @property
+    def _rows_done(self) -> int:
+        return self._committed + self._duplicates
+
+    def begin(self, start: int | None) -> None:
+        """With the clock that is asked for; that of an import that was interrupted; or the time as it is now."""
+        if start is not None:
+            self._state = ImportState(self._target, self._shape, _check_file(self._csv), start)
+            return
+        self._state_path = path = import_state.build_path(self._csv.path)
+        begun = import_state.load(path)
+        if begun is None:
+            # Begun is what is on the disk. Of two at a time one is too late, and goes on with what the other began.
+            content = _check_file(self._csv)
+            self._state = ImportState(self._target, self._shape, content, SystemClock().wall_ms() << COUNTER_BITS)
+            if import_state.save(path, self._state):
+                return
+            begun = import_state.load(path)
+            if begun is None:
+                raise OncelogError(f"another import of {self._csv.path} has just ended; nothing was sent")
+        with ProgressMeter() as meter:
+            found = self._csv.compute_hash(lambda done: meter(Progress("comparing", done, self._csv.size)))
+        import_state.check_same(path, begun, self._target, self._shape, self._csv.size, found)
+        self._state, self._is_resumed = begun, True
+        print_message(
+            f"going on with the import that was begun at {_format_hlc_time(begun.hlc)}: rows that are there are not written again"
+        )
+
+    async def run(self) -> None:
+        """Pushes all rows. What it keeps beside the file goes at the end, or when nothing can have been written."""
+        begun = self._state
+        self._started_s = time.monotonic()
+        items = self._csv.iterate_deltas(begun.content.types, begun.target.client_id, begun.target.table, begun.hlc)
+        with _ProgressLine(begun.content.rows) as pace:
+            try:
+                async with self._gateway:
+                    for batch in _iterate_batches(items, self._batch):
+                        self._csv.check_unchanged()
+                        await self._push_batch(batch)
+                        pace.show(self._rows_done)
+            except asyncio.CancelledError:
+                pace.end()
+                print_message(f"interrupted; {self._describe_progress()}. {self._describe_resume()}")
+                raise
+            except GaveUpError as error:
+                raise OncelogError(f"{error}; {self._describe_progress()}. {self._describe_resume()}") from error
+            except ServerRefusedError as error:
+                pace.end()
+                index = error.index if isinstance(error, DeltasRefusedError) else None
+                print_message(f"{self._describe_progress()}{self._describe_leftover(has_row_index=index is not None)}")
+                raise (OncelogError(str(error)) if index is None else typer.Exit(EXIT_FOUND_NOTHING)) from error
+        self._remove_state()
+
+    async def _push_batch(self, batch: Sequence[CsvDelta]) -> None:
+        """What the server's limits would not take for long goes in two, and so do those after it."""
+        at = 0
+        while at < len(batch):
+            part = batch[at : at + self._batch]
+            try:
+                results = await self._gateway.push([item.body for item in part], can_divide=True)
+            except PushTooLargeError:
+                self._batch = len(part) // 2
+                continue
+            except DeltasRefusedError as error:
+                if error.index is not None and error.index < len(part):
+                    print_message(f"{self._csv.path}: line {part[error.index].line}: {error}")
+                raise
+            duplicates = sum(result.duplicate for _, result in results)
+            self._duplicates += duplicates
+            self._committed += len(results) - duplicates
+            at += len(part)
+
+    def _describe_progress(self) -> str:
+        return f"{self._rows_done} of {self._state.content.rows} rows are in the table"
+
+    def _describe_resume(self) -> str:
+        with_at = "" if self._state_path is not None else f" with --at {_format_hlc_time(self._state.hlc)}"
+        return f"Run the same command again{with_at}: it goes on, and writes no row twice."
+
+    def _describe_leftover(self, *, has_row_index: bool) -> str:
+        """What becomes of an import that is refused. If nothing can have been written there is none to go on with.
+
+        A row that was taken would not be refused later: what is known is looked at first.
+        """
+        if self._state_path is None:
+            return ""
+        if not self._rows_done and not self._is_resumed and (has_row_index or not self._gateway.has_retried):
+            self._remove_state()
+            return ""
+        return f"; if the file has to be changed, remove {self._state_path}, and import all of it anew"
+
+    def _remove_state(self) -> None:
+        if self._state_path is not None:
+            self._state_path.unlink(missing_ok=True)
+
+    def print(self, as_json: bool) -> None:
+        """What was done."""
+        took_s = time.monotonic() - self._started_s
+        if as_json:
+            figures = {"rows": self._rows_done, "committed": self._committed, "duplicates": self._duplicates}
+            print_json({**figures, "at": _format_hlc_time(self._state.hlc), "took_s": round(took_s, 3)})
+            return
+        pace = f"{self._rows_done / took_s:.0f} deltas/s" if took_s else ""
+        typer.echo(
+            f"{self._rows_done} rows of {self._csv.path} are in {self._target.table}: {self._committed} deltas written, "
+            f"{self._duplicates} known already ({pace}; at {_format_hlc_time(self._state.hlc)})"
+        )
+
+
+def _iterate_batches(items: Iterator[CsvDelta], items_max: int) -> Iterator[list[CsvDelta]]:
+    """In their order, of so many and so many bytes at most."""
+    batch: list[CsvDelta] = []
+    size = 0
+    for item in items:
+        if batch and (len(batch) == items_max or size + len(item.body) > REQUEST_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += len(item.body)
+    if batch:
+        yield batch
+
+
+class _ProgressLine:
+    """How fast it goes, in place, on a terminal; elsewhere it is silent."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._started_s = self._shown_s = time.monotonic()
+        self._is_open = False
+
+    def __enter__(self) -> "_ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def show(self, done: int) -> None:
+        """So many have been answered."""
+        now_s = time.monotonic()
+        if not self._is_shown or (now_s - self._shown_s < SHOW_EVERY_S and done < self._total):
+            return
+        self._shown_s = now_s
+        rate = done / max(now_s - self._started_s, 0.001)
+        typer.echo(f"\r{done} of {self._total} lines, {rate:.0f} deltas/s   ", nl=False, err=True)
+        self._is_open = True
+
+    def end(self) -> None:
+        """Ends its line."""
+        if self._is_open:
+            typer.echo(err=True)
+            self._is_open = False

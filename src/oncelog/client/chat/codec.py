@@ -1,0 +1,166 @@
+"""What a client and a chat server say to each other: frames of JSON, which are not believed blindly."""
+
+from typing import Any, Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from oncelog.client.chat.values import Message, OutboxMessage
+from oncelog.client.events.values import Number
+from oncelog.errors import ProtocolError
+
+PATH: Final = "/v1/chat"
+
+AUTH_FAILED: Final = "AUTH_FAILED"
+NOT_A_MEMBER: Final = "NOT_A_MEMBER"
+INVALID_ACK: Final = "INVALID_ACK"
+TOO_LARGE: Final = "MESSAGE_TOO_LARGE"
+RATE_LIMITED: Final = "RATE_LIMITED"
+BUSY: Final = "BUSY"
+UNAVAILABLE: Final = "UNAVAILABLE"
+READ_ONLY: Final = "READ_ONLY"
+QUOTA_EXCEEDED: Final = "QUOTA_EXCEEDED"
+TRANSIENT: Final = frozenset({RATE_LIMITED, BUSY, UNAVAILABLE, READ_ONLY, QUOTA_EXCEEDED})
+"""What a server may say to a request that is to be made again later."""
+
+
+class Frame(Struct, frozen=True, gc=False):
+    """Of any type: what it is, and what it is about."""
+
+    type: str
+    request_id: str | None = None
+
+
+class Connected(Struct, frozen=True):
+    """The server lets us in."""
+
+    user_id: str
+    epoch: str
+
+
+class SendAck(Struct, frozen=True, gc=False):
+    """A `send_message_ack`."""
+
+    client_message_id: str
+    chat_id: str
+    message_id: str
+    sequence: Number
+    created_at: str
+    duplicate: bool = False
+    content_mismatch: bool = False
+    erased: bool = False
+
+
+class MessageBatch(Struct, frozen=True):
+    """A `message_batch`."""
+
+    chat_id: str
+    messages: list[Message]
+    has_more: bool
+    next_sequence: Number
+    cursor_ahead: bool = False
+
+
+class DeliveryFrame(Struct, frozen=True, gc=False):
+    """A `delivery`."""
+
+    chat_id: str
+    user_id: str
+    last_acked_sequence: Number
+
+
+class MembershipFrame(Struct, frozen=True, gc=False):
+    """A `membership`."""
+
+    chat_id: str
+    user_id: str
+    present: bool
+    last_acked_sequence: int = 0
+    """Of one who is present: who comes back has received what he had."""
+    role: str | None = None
+
+
+class ServerError(Struct, frozen=True):
+    """An `error`."""
+
+    code: str
+    message: str = ""
+    chat_id: str | None = None
+    client_message_id: str | None = None
+    retry_after_ms: Number = 0
+
+
+class ClosingFrame(Struct, frozen=True):
+    """A `connection_closing`."""
+
+    reason: str = ""
+    reconnect_delay_ms: Number = 0
+
+
+_DECODERS: Final[dict[str, Any]] = {
+    name: msgspec.json.Decoder(kind).decode
+    for name, kind in {
+        "connected": Connected,
+        "send_message_ack": SendAck,
+        "message_batch": MessageBatch,
+        "message": Message,
+        "delivery": DeliveryFrame,
+        "membership": MembershipFrame,
+        "error": ServerError,
+        "connection_closing": ClosingFrame,
+    }.items()
+}
+_decode_envelope: Final = msgspec.json.Decoder(Frame).decode
+
+ServerFrame = (
+    Connected | SendAck | MessageBatch | Message | DeliveryFrame | MembershipFrame | ServerError | ClosingFrame
+)
+
+
+def decode_frame(data: str | bytes) -> tuple[ServerFrame | None, str | None]:
+    """A frame and the request that it answers. None for one that a newer server says. Raises ProtocolError."""
+    try:
+        frame = _decode_envelope(data)
+        reader = _DECODERS.get(frame.type)
+        return (None if reader is None else reader(data)), frame.request_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"the server does not speak as a chat server does: {error}") from error
+
+
+def encode_connect(token: str | None, device_id: str) -> bytes:
+    """Who we are."""
+    return orjson.dumps({"type": "connect", "token": token, "device_id": device_id})
+
+
+def encode_send(entry: OutboxMessage, request_id: str) -> bytes:
+    """A message."""
+    return orjson.dumps(
+        {
+            "type": "send_message",
+            "request_id": request_id,
+            "client_message_id": entry.client_message_id,
+            "chat_id": entry.chat_id,
+            "content": entry.content,
+            "content_type": entry.content_type,
+        }
+    )
+
+
+def encode_sync(chat_id: str, after: int, limit: int, epoch: str, request_id: str) -> bytes:
+    """A page that we ask for."""
+    return orjson.dumps(
+        {
+            "type": "sync_request",
+            "request_id": request_id,
+            "chat_id": chat_id,
+            "last_acked_sequence": after,
+            "limit": limit,
+            "epoch": epoch,
+        }
+    )
+
+
+def encode_ack(chat_id: str, sequence: int, request_id: str) -> bytes:
+    """What the application has received."""
+    return orjson.dumps({"type": "ack", "request_id": request_id, "chat_id": chat_id, "last_acked_sequence": sequence})

@@ -1,0 +1,104 @@
+"""A reader of messages: each once, in the order of its chat, from where the application had come to."""
+
+from collections import deque
+from typing import Final
+
+from oncelog.client.chat.persister import Persister, now_ms
+from oncelog.client.chat.runtime import ChatRuntime
+from oncelog.client.chat.values import Message
+from oncelog.errors import ClosedError, HistoryChangedError
+
+PAGE_MESSAGES: Final = 100
+
+
+class MessageStream:
+    """`async for message in stream`. A message counts as received when the next one is asked for.
+
+    Not when the loop is left: nobody can tell whether its body had come to an end, or raised. It reads the file, so a
+    slow reader costs no memory.
+    """
+
+    def __init__(self, runtime: ChatRuntime, persister: Persister, chat_id: str | None, after: int | None) -> None:
+        self._runtime = runtime
+        self._persister = persister
+        self._chat_id = chat_id
+        self._after = after
+        self._cursors: dict[str, tuple[int, int]] = {}
+        """Of each chat: the last message that was read, and of which history it was."""
+        self._buffer: deque[Message] = deque()
+        self._unacknowledged: Message | None = None
+        self._is_over = False
+        if chat_id is None or chat_id in runtime.progress:
+            self._find_readable()  # where it begins is decided now, not at the first message
+
+    def __aiter__(self) -> "MessageStream":
+        return self
+
+    async def __anext__(self) -> Message:
+        self._acknowledge()
+        while not self._buffer:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._load_page()
+        self._check_same_history(self._buffer[0].chat_id)
+        self._unacknowledged = self._buffer.popleft()
+        return self._unacknowledged
+
+    async def aclose(self) -> None:
+        """No more is wanted. The last message comes again the next time."""
+        self._is_over = True
+        self._buffer.clear()
+        self._unacknowledged = None
+        self._runtime.wake_waiters()
+
+    def _acknowledge(self) -> None:
+        given, self._unacknowledged = self._unacknowledged, None
+        if given is not None and not self._runtime.is_ended:
+            generation = self._cursors[given.chat_id][1]
+            self._runtime.protocol.mark_received(given.chat_id, given.sequence, generation, now_ms())
+            self._persister.wake()
+            self._persister.on_accepted()
+
+    async def _load_page(self) -> None:
+        found: list[str] = []
+
+        def is_something() -> bool:
+            found[:] = self._find_readable()
+            return self._is_over or bool(found)
+
+        try:
+            await self._runtime.wait_until(is_something)
+        except ClosedError:
+            self._is_over = True
+            return
+        for chat_id in found:
+            place, generation = self._cursors[chat_id]
+            complete_to = self._runtime.progress[chat_id].complete_to  # it may move while the file is read
+            page = await self._runtime.call_store(
+                self._runtime.store.load_messages_after, chat_id, place, complete_to, PAGE_MESSAGES
+            )
+            self._check_same_history(chat_id)
+            last = page[-1].sequence if len(page) == PAGE_MESSAGES else complete_to
+            self._cursors[chat_id] = (last, generation)
+            self._buffer.extend(page)
+
+    def _find_readable(self) -> list[str]:
+        """The chats in which there is something to be read."""
+        self._check_same_history(*self._cursors)
+        desk = self._runtime
+        names = desk.progress if self._chat_id is None else [self._chat_id] if self._chat_id in desk.progress else []
+        for chat_id in names:
+            if chat_id not in self._cursors:
+                begin = desk.last_protocol.chats[chat_id].received_to if self._after is None else self._after
+                self._cursors[chat_id] = (begin, desk.progress[chat_id].generation)
+        return [name for name in names if desk.progress[name].complete_to > self._cursors[name][0]]
+
+    def _check_same_history(self, *chat_ids: str) -> None:
+        for chat_id in chat_ids:
+            place, generation = self._cursors[chat_id]
+            shown = self._runtime.progress[chat_id]
+            if generation != shown.generation:
+                self._is_over = True
+                self._buffer.clear()
+                message = f"the history of {chat_id} is another one than before, and begins again: {place} was the last"
+                raise HistoryChangedError(message, self._runtime.last_protocol.epoch, shown.complete_to)

@@ -1,0 +1,143 @@
+"""Own messages: what is to be sent, and what waits for its outcome."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final
+from uuid import UUID, uuid4
+
+from oncelog.client.chat.limits import ChatLimits
+from oncelog.client.chat.values import TEXT_PLAIN, OutboxMessage, Outcome, Sent
+from oncelog.core.canonical import nfc
+from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
+from oncelog.errors import CanonicalError
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTENT_TYPE: Final = re.compile(r"[!-.0-~]+/[ -~]+", re.ASCII)
+
+
+def check_chat_id(chat_id: str) -> None:
+    """Raises CanonicalError that names what is wrong."""
+    if not isinstance(chat_id, str) or not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
+        raise CanonicalError("chat_id", f"must be a text of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
+    if "/" in chat_id or _CONTROL.search(chat_id) or not _is_utf8(chat_id):
+        raise CanonicalError("chat_id", 'must have no "/" and no control characters')
+    if chat_id in (".", ".."):  # no part of an address can be called so
+        raise CanonicalError("chat_id", "must not be . or ..")
+    if not chat_id.isascii() and nfc(chat_id) != chat_id:
+        raise CanonicalError("chat_id", "must be in NFC")  # two spellings would be two chats
+
+
+def prepare(
+    chat_id: str,
+    content: str,
+    content_type: str,
+    client_message_id: UUID | str | None,
+    limits: ChatLimits,
+    wall_ms: int,
+) -> OutboxMessage:
+    """An entry but for its number. Raises CanonicalError for what no server takes."""
+    check_chat_id(chat_id)
+    if not isinstance(content, str) or not _is_utf8(content) or "\0" in content:
+        raise CanonicalError("content", "must be a text that has a form in UTF-8, and no U+0000")
+    size = len(content.encode())
+    if not 1 <= size <= limits.content_bytes_max:
+        reason = f"must have 1 to {limits.content_bytes_max} bytes of UTF-8 (content_bytes_max), not {size}"
+        raise CanonicalError("content", reason)
+    if not isinstance(content_type, str) or not 1 <= len(content_type) <= CONTENT_TYPE_CHARACTERS_MAX:
+        raise CanonicalError("content_type", f"must be a text of 1 to {CONTENT_TYPE_CHARACTERS_MAX} characters")
+    if not _CONTENT_TYPE.fullmatch(content_type):
+        raise CanonicalError("content_type", f"must be a media type such as {TEXT_PLAIN}")
+    return OutboxMessage(0, _parse_message_id(client_message_id), chat_id, content, content_type, wall_ms)
+
+
+def _parse_message_id(client_message_id: UUID | str | None) -> str:
+    if client_message_id is None:
+        return str(uuid4())
+    try:
+        found = UUID(str(client_message_id))
+    except ValueError:
+        found = UUID(int=0)
+    if found.version != 4:
+        raise CanonicalError("client_message_id", "must be a UUID of version 4, drawn at random")
+    return str(found)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Pending:
+    """A message that lies in the outbox."""
+
+    __slots__ = ("_entry", "_outcome", "_wait_until_delivered", "_waiter")
+
+    def __init__(self, entry: OutboxMessage, wait_until_delivered: Callable[[str, int], Awaitable[None]]) -> None:
+        self._entry = entry
+        self._wait_until_delivered = wait_until_delivered
+        self._outcome: Outcome | Exception | None = None
+        self._waiter: asyncio.Event | None = None
+
+    @property
+    def client_message_id(self) -> str:
+        """The same whatever happens, and over restarts."""
+        return self._entry.client_message_id
+
+    @property
+    def chat_id(self) -> str:
+        """Where it goes."""
+        return self._entry.chat_id
+
+    @property
+    def content(self) -> str:
+        """For a user interface that shows it before it is sent."""
+        return self._entry.content
+
+    @property
+    def content_type(self) -> str:
+        """Of the content."""
+        return self._entry.content_type
+
+    @property
+    def result(self) -> Outcome | None:
+        """What became of it; None as long as that is not known."""
+        return None if isinstance(self._outcome, Exception) else self._outcome
+
+    async def sent(self) -> Outcome:
+        """Waits for what becomes of it, however long the server is away: Sent, or Refused.
+
+        Raises ClosedError if the client is closed before.
+        """
+        while self._outcome is None:
+            if self._waiter is None:
+                self._waiter = asyncio.Event()
+            await self._waiter.wait()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    async def delivered(self) -> Outcome:
+        """Waits until every other member of the chat has acknowledged it too. At once where it was refused."""
+        outcome = await self.sent()
+        if isinstance(outcome, Sent):
+            await self._wait_until_delivered(self.chat_id, outcome.sequence)
+        return outcome
+
+    def has_same_content(self, other: OutboxMessage) -> bool:
+        """Whether it has this content."""
+        return (self.content, self.content_type) == (other.content, other.content_type)
+
+    def check_accepted(self) -> None:
+        """Raises why it did not get into the outbox, if so. For the client alone."""
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+
+    def settle(self, outcome: Outcome | Exception) -> None:
+        """Tells those who wait. For the client alone."""
+        self._outcome = outcome
+        if self._waiter is not None:
+            self._waiter.set()

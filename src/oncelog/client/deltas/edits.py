@@ -1,0 +1,187 @@
+"""Edits of local rows, which become deltas. Nothing here reads a file: rows are asked for by a function."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct, field
+
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.values import Change, parse_columns
+from oncelog.core.canonical import JsonValue, canonical_text
+from oncelog.core.deltas import (
+    IDENTIFIER_CHARACTERS_MAX,
+    ROW_ID_CHARACTERS_MAX,
+    encode_delta,
+    encode_push,
+    is_identifier,
+)
+from oncelog.core.hlc import ClockExhausted, tick
+from oncelog.core.identity import check_text
+from oncelog.core.limits import ROW_BYTES_MAX, ROW_COLUMNS_MAX
+from oncelog.core.merge import Row, RowDelta, extract, merge
+from oncelog.errors import CanonicalError, ClientError, LimitExceededError
+
+RowKey = tuple[str, str]
+"""Table and row."""
+_NESTING_CHECK_MIN: Final = 256
+"""Arrays and objects in a delta; with fewer it cannot be nested too deep for a push."""
+
+
+class NewDelta(Struct, frozen=True):
+    """A delta that an edit came to."""
+
+    delta_id: bytes
+    body: bytes
+
+
+class OutboxUsage(Struct, frozen=True):
+    """What is in the outbox already."""
+
+    deltas: int
+    bytes: int
+
+
+class Edits(Struct):
+    """Edits that happen together, or not at all. Each sees what those before it did."""
+
+    client_id: str
+    hlc: int
+    """The clock's last reading."""
+    wall_now_ms: int
+    load: Callable[[str, str], Row]
+    limits: DeltasLimits
+    outbox_usage: OutboxUsage
+    new_deltas: list[NewDelta] = field(default_factory=list)
+    rows: dict[RowKey, tuple[Row, Row]] = field(default_factory=dict)
+    """Those that were looked at: as they were, and as they are."""
+    _bytes: int = 0
+    _is_over: bool = False
+
+    def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
+        """The row as it stands in here; None if it does not exist."""
+        self._check_open()
+        check_names(table, row_id)
+        return parse_columns(get_visible_columns(self._get_row(table, row_id)))
+
+    def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
+        """Sets columns, and leaves the others as they are. Makes the row if it does not exist.
+
+        Gives the delta's id, or None where nothing changed. Raises CanonicalError that names what no gateway takes, or
+        LimitExceededError.
+        """
+        if not isinstance(columns, Mapping):
+            raise CanonicalError("$", f"columns must be given by their names, not as {type(columns).__name__}")
+        before = self.row(table, row_id)
+        return self._apply_change(table, row_id, before, {**(before or {}), **columns})
+
+    def delete(self, table: str, row_id: str) -> str | None:
+        """Removes the row. Gives the delta's id, or None if it does not exist."""
+        return self._apply_change(table, row_id, self.row(table, row_id), None)
+
+    def end(self) -> None:
+        """Whoever still has it must not use it."""
+        self._is_over = True
+
+    def changes(self) -> list[Change]:
+        """What all of it came to."""
+        return list_changes(self.rows, is_local=True)
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise ClientError("the transaction is over: edits belong into the function that it was given to")
+
+    def _get_row(self, table: str, row_id: str) -> Row:
+        found = self.rows.get((table, row_id))
+        if found is None:
+            loaded = self.load(table, row_id)
+            found = self.rows[table, row_id] = (loaded, loaded)
+        return found[1]
+
+    def _apply_change(
+        self,
+        table: str,
+        row_id: str,
+        before: Mapping[str, JsonValue] | None,
+        after: Mapping[str, JsonValue] | None,
+    ) -> str | None:
+        for name in after or {}:
+            _check_column(name)
+        hlc = tick(self.hlc, self.wall_now_ms)
+        if isinstance(hlc, ClockExhausted):
+            raise ClientError("the clock of this client has come to its last reading: no edit can be made any more")
+        delta = extract(before, after, client_id=self.client_id, hlc=hlc, table=table, row_id=row_id)
+        if delta is None:
+            return None
+        first, current = self.rows[table, row_id]
+        row = merge(current, delta)
+        made = NewDelta(delta.delta_id, encode_delta(delta))
+        self._check_acceptable(delta, row, made.body)
+        self.hlc = hlc
+        self.rows[table, row_id] = (first, row)
+        self.new_deltas.append(made)
+        self._bytes += len(made.body)
+        return delta.delta_id.hex()
+
+    def _check_acceptable(self, delta: RowDelta, row: Row, body: bytes) -> None:
+        """What a gateway would refuse would hold back everything behind it."""
+        limits = self.limits
+        for name, value in delta.columns:
+            if len(value) > limits.value_bytes_max:
+                reason = f"must have at most {limits.value_bytes_max} bytes in JSON (value_bytes_max), not {len(value)}"
+                raise CanonicalError(f"$.{name}", reason)
+        if len(row.columns) > ROW_COLUMNS_MAX:
+            raise CanonicalError("$", f"the row {delta.row_id!r} would have more than {ROW_COLUMNS_MAX} columns")
+        if sum(len(value) for value, _ in row.columns.values()) > ROW_BYTES_MAX:
+            raise CanonicalError("$", f"the row {delta.row_id!r} would have more than {ROW_BYTES_MAX} bytes of values")
+        if len(body) > limits.delta_bytes_max:
+            reason = f"the delta of the row {delta.row_id!r} would have {len(body)}"
+            raise LimitExceededError("delta_bytes_max", limits.delta_bytes_max, reason)
+        if self.outbox_usage.deltas + len(self.new_deltas) + 1 > limits.outbox_deltas_max:
+            raise LimitExceededError("outbox_deltas_max", limits.outbox_deltas_max)
+        if self.outbox_usage.bytes + self._bytes + len(body) > limits.outbox_bytes_max:
+            raise LimitExceededError("outbox_bytes_max", limits.outbox_bytes_max)
+        if body.count(b"[") + body.count(b"{") > _NESTING_CHECK_MIN:
+            canonical_text(encode_push([body]))
+
+
+def check_names(table: str, row_id: str) -> None:
+    """Raises CanonicalError for names that no gateway takes."""
+    check_table(table)
+    check_text(row_id, "rowId")
+    if not 1 <= len(row_id) <= ROW_ID_CHARACTERS_MAX or "\0" in row_id:
+        raise CanonicalError("rowId", f"must have 1 to {ROW_ID_CHARACTERS_MAX} characters, and no U+0000")
+
+
+def check_table(table: str) -> None:
+    """Raises CanonicalError for what no table can be called."""
+    if not isinstance(table, str) or not is_identifier(table):
+        raise CanonicalError("table", _describe_identifier(table))
+
+
+def _check_column(name: str) -> None:
+    if not isinstance(name, str) or not is_identifier(name):
+        raise CanonicalError("column", _describe_identifier(name))
+
+
+def _describe_identifier(name: object) -> str:
+    return (
+        "must be an identifier (letters, digits and _, no digit first) of 1 to "
+        f"{IDENTIFIER_CHARACTERS_MAX} characters, not {str(name)[:200]!r}"
+    )
+
+
+def get_visible_columns(row: Row) -> dict[str, bytes] | None:
+    """What people see of a row: its columns in canonical form, or None if it does not exist."""
+    return row.values if row.exists else None
+
+
+def list_changes(rows: Mapping[RowKey, tuple[Row, Row]], *, is_local: bool) -> list[Change]:
+    """Of rows as they were and as they are: those that look otherwise."""
+    changes: list[Change] = []
+    for (table, row_id), (first, last) in rows.items():
+        if first is last:
+            continue
+        before, after = get_visible_columns(first), get_visible_columns(last)
+        if before != after:
+            changes.append(Change(table, row_id, before, after, is_local))
+    return changes

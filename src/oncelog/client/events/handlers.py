@@ -1,0 +1,152 @@
+"""Who takes the events: functions that are called with each, and loops that ask for the next."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from oncelog.client.events.store import describe_error
+from oncelog.client.events.values import Event, SetAside
+from oncelog.client.runtime.cancellation import is_being_cancelled
+
+logger: Final = logging.getLogger("oncelog.client")
+
+EventHandler = Callable[[Event], Awaitable[None] | None]
+
+
+class EventHandlers:
+    """In the order in which they were added. Each event goes to all of them before the next one goes to any."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, EventHandler] = {}
+        self._streams: list[EventStream] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._handlers or self._streams)
+
+    def add(self, handler: EventHandler, name: str) -> None:
+        """Under a name by which its set-aside events are found again after a restart. Raises ValueError if taken."""
+        if name in self._handlers:
+            raise ValueError(f"there is a handler {name!r} already: give this one another name")
+        self._handlers[name] = handler
+
+    def new_stream(self) -> "EventStream":
+        """A loop that takes the events from now on."""
+        stream = EventStream(self._streams.remove)
+        self._streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        """All loops end."""
+        for stream in list(self._streams):
+            stream.finish()
+
+    async def deliver(self, event: Event) -> tuple[list[SetAside], bool]:
+        """To all of them. Those that could not take it do not keep it from the others.
+
+        Gives those, and whether anybody was there: a loop can be left just before it comes to the event.
+        """
+        failed: list[SetAside] = []
+        is_taken = bool(self._handlers)
+        for name, handler in list(self._handlers.items()):
+            error = await self.call(handler, name, event)
+            if error is not None:
+                failed.append(SetAside(name, event, error))
+        streams = list(self._streams)
+        for stream in streams:  # first to all: they do not wait for each other's bodies
+            stream.put(event)
+        for stream in streams:
+            is_taken |= await stream.wait_handled()
+        return failed, is_taken
+
+    async def redeliver(self, failed_delivery: SetAside) -> str | None:
+        """To the one that could not take it. Gives its error, or None if all is well."""
+        handler = self._handlers.get(failed_delivery.handler)
+        if handler is None:
+            return f"there is no handler {failed_delivery.handler!r}; at first: {failed_delivery.error}"
+        return await self.call(handler, failed_delivery.handler, failed_delivery.event)
+
+    @staticmethod
+    async def call(handler: Callable[[Any], Awaitable[None] | None], name: str, value: Any) -> str | None:
+        """Calls a function of the application's. Gives its error in one line, or None if all is well."""
+        try:
+            result = handler(value)
+            if inspect.isawaitable(result):
+                await result
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            # The application has cancelled what its handler waited for: that must not end our own task.
+            logger.exception("the handler %s failed", name)
+            return describe_error(error)
+        except Exception as error:
+            logger.exception("the handler %s failed", name)
+            return describe_error(error)
+        return None
+
+
+class EventStream:
+    """`async for event in stream`. An event counts as handed over when the next one is asked for.
+
+    Not when the loop is left: nobody can tell whether its body had come to an end, or raised.
+    """
+
+    def __init__(self, on_finish: Callable[["EventStream"], None]) -> None:
+        self._on_finish = on_finish
+        self._event: Event | None = None
+        self._is_delivered = False
+        self._was_handled = False
+        self._is_over = False
+        self._arrival = asyncio.Event()
+        self._handled = asyncio.Event()
+
+    def __aiter__(self) -> "EventStream":
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._is_delivered:
+            self._acknowledge()
+        while self._event is None and not self._is_over:
+            # Whoever gives up waiting here leaves the event in its place for the next time.
+            await self._arrival.wait()
+        if self._event is None:
+            raise StopAsyncIteration
+        self._is_delivered = True
+        return self._event
+
+    def put(self, event: Event) -> None:
+        """The next event of the loop."""
+        self._was_handled = False
+        if not self._is_over:
+            self._handled.clear()
+            self._event = event
+            self._arrival.set()
+
+    async def wait_handled(self) -> bool:
+        """Returns when the loop has dealt with it: True, or False if it was left before it asked for the next one."""
+        await self._handled.wait()
+        return self._was_handled
+
+    def finish(self) -> None:
+        """The client is closed, or the loop was left."""
+        if not self._is_over:
+            self._is_over = True
+            self._on_finish(self)
+        self._event = None
+        self._handled.set()
+        self._arrival.set()
+
+    def _acknowledge(self) -> None:
+        if self._event is None:
+            return
+        self._was_handled = True
+        self._event = None
+        self._is_delivered = False
+        self._arrival.clear()
+        self._handled.set()
+
+
+def get_handler_name(handler: Callable[..., object]) -> str:
+    """What a function is called in logs and in the store."""
+    return getattr(handler, "__qualname__", None) or type(handler).__name__

@@ -1,0 +1,374 @@
+"""What a client keeps: its outbox, its cursor, what was rejected and what a handler could not take.
+
+All of it lies in one SQLite file, which may be the application's own: then what the application makes of an event and
+the cursor behind it are saved in one transaction, and each event counts once, whatever crashes.
+
+Everything here blocks, and is called by one thread at a time.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from oncelog.client.events.submissions import PreparedEvent
+from oncelog.client.events.values import Event, OutboxEntry, Rejected, Rejection, SetAside, SettledEntry
+from oncelog.client.runtime.store_file import create_store_file
+from oncelog.errors import (
+    CorruptError,
+    NewerSchemaError,
+    PartitionsChangedError,
+    StoreInUseError,
+    StoreUnavailableError,
+)
+from oncelog.file_modes import open_or_create
+from oncelog.sql_files import parse_statements, split_script
+
+MEMORY: Final = ":memory:"
+BUSY_TIMEOUT_MS: Final = 10_000
+SCHEMA_VERSION: Final = 1
+APPLY: Final = "apply"
+"""The name under which events are set aside that `apply` could not take."""
+_SQL: Final = files("oncelog.client") / "sql"
+SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+_CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_UNAVAILABLE: Final = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_CANTOPEN",
+    "SQLITE_READONLY",
+)
+_DISK_ERRORS: Final = ("SQLITE_FULL", "SQLITE_IOERR")
+_EVENT_DECODER: Final = msgspec.json.Decoder(Event)
+_OUTCOME_DECODER: Final = msgspec.json.Decoder(Rejected)
+_PARTITIONS_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
+
+Apply = Callable[[sqlite3.Connection, Sequence[Event]], None]
+Reset = Callable[[sqlite3.Connection], None]
+
+
+class StoredClient(Struct, frozen=True):
+    """What lies in the file when a client is opened."""
+
+    client_id: str
+    cursor: int
+    epoch: str
+    outbox: list[OutboxEntry]
+    rejected: int
+    set_aside: int
+
+
+class ClientStore:
+    """One file, open in one process."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._lock: int | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._file_identity: tuple[int, int] | None = None
+        """Which file it is: who writes to one that was removed writes for nobody."""
+        self._next_number = 1
+
+    # --- opening and closing
+
+    def open(self, client_id: str | None, partitions: Sequence[str], reset: Reset | None) -> StoredClient:
+        """Raises StoreInUseError, PartitionsChangedError, NewerSchemaError, or another StoreError."""
+        self._acquire_lock()
+        try:
+            with self._translate_errors():
+                create_store_file(self._path)
+                connection = sqlite3.connect(
+                    self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+                )
+                self._connection = connection
+                connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                self._file_identity = None if self._path == MEMORY else _get_file_identity(self._path)
+                return self._prepare(connection, client_id, orjson.dumps(list(partitions)).decode(), reset)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(
+        self, connection: sqlite3.Connection, client_id: str | None, partitions: str, reset: Reset | None
+    ) -> StoredClient:
+        with self._transaction(is_durable=True):
+            for statement in split_script((_SQL / "schema.sql").read_text(encoding="utf-8")):
+                connection.execute(statement)
+            state = connection.execute(SQL["state"]).fetchone()
+            if state is None:
+                named = client_id or f"client-{uuid4()}"
+                connection.execute(SQL["make_state"], (SCHEMA_VERSION, named, partitions))
+                state = (SCHEMA_VERSION, named, partitions, "", 0)
+            version, known, followed, epoch, cursor = state
+            if version > SCHEMA_VERSION:
+                raise NewerSchemaError(f"{self._path} was made by a newer version of Oncelog's client")
+            if client_id is not None and client_id != known:
+                known = client_id
+                connection.execute(SQL["save_client"], (known,))
+            if followed != partitions:
+                if reset is None:
+                    raise PartitionsChangedError(self._path, _PARTITIONS_DECODER.decode(followed))
+                epoch, cursor = "", 0
+                self._reset_cursor(connection, partitions, cursor, epoch, reset)
+            self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
+            return StoredClient(
+                known,
+                cursor,
+                epoch,
+                [_to_entry(*row) for row in connection.execute(SQL["outbox"])],
+                self._count("count_rejected"),
+                self._count("count_set_aside"),
+            )
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def _acquire_lock(self) -> None:
+        """Two clients on one file would hand every event over twice. Of the file itself no descriptor may be opened:
+        to close it would take away SQLite's locks."""
+        if self._path == MEMORY:
+            return
+        path = f"{os.path.realpath(self._path)}-client"  # one for all names that lead to the file
+        try:
+            self._lock = open_or_create(path, os.O_RDWR)
+        except OSError as error:
+            raise StoreUnavailableError(f"{path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise StoreInUseError(f"another client has {self._path} open; each needs a file of its own") from error
+
+    # --- the outbox
+
+    def assign_numbers(self, submissions: Sequence[PreparedEvent]) -> list[OutboxEntry]:
+        """Entries with the next numbers: they are the outbox's once `write_outbox` has saved them."""
+        numbers = range(self._next_number, self._next_number + len(submissions))
+        self._next_number += len(submissions)
+        return [OutboxEntry(number, *submission) for number, submission in zip(numbers, submissions, strict=True)]
+
+    def save_outbox(self, accepted: Sequence[OutboxEntry], settled: Sequence[SettledEntry], now_ms: int) -> None:
+        """Takes submissions in, and lets go of those that have an outcome. On return it is on the disk."""
+        rejected = [one for one in settled if isinstance(one.outcome, Rejected)]
+        # That an entry was committed may be forgotten in a crash: it is sent again, and answered as before.
+        with self._translate_errors(), self._transaction(is_durable=bool(accepted or rejected)) as connection:
+            connection.executemany(SQL["accept"], [_to_entry_row(entry) for entry in accepted])
+            connection.executemany(SQL["reject"], [_to_rejected_row(one, now_ms) for one in rejected])
+            connection.executemany(SQL["settle"], [(one.entry.number,) for one in settled])
+
+    def load_rejected(self) -> list[Rejection]:
+        """All that the application has not seen to, oldest first."""
+        with self._translate_errors():
+            rows = self._get_connection().execute(SQL["rejected"]).fetchall()
+        return [
+            Rejection(
+                id,
+                _PARTITIONS_DECODER.decode(partitions),
+                msgspec.json.decode(body),
+                _OUTCOME_DECODER.decode(outcome),
+                rejected_at_ms,
+            )
+            for id, partitions, body, outcome, rejected_at_ms in rows  # noqa: A001 - the name that it has everywhere
+        ]
+
+    def forget_rejected(self, ids: Sequence[str] | None) -> int:
+        """The application has seen to them; None for all. Gives how many are left."""
+        with self._translate_errors(), self._transaction(is_durable=True) as connection:
+            if ids is None:
+                connection.execute(SQL["forget_all_rejected"])
+            else:
+                connection.executemany(SQL["forget_rejected"], [(one,) for one in ids])
+            return self._count("count_rejected")
+
+    # --- handing over
+
+    def save_delivery(
+        self, events: Sequence[Event], cursor: int, epoch: str, apply: Apply | None, failed: Sequence[SetAside]
+    ) -> int:
+        """Calls `apply` and moves the cursor, in one transaction. Gives how many events are set aside by now."""
+        # If a crash loses it, all of it is lost together, and comes again from the server.
+        with self._translate_errors(), self._transaction(is_durable=False) as connection:
+            if apply is not None and events:
+                failed = [*failed, *_apply_events(connection, apply, events)]
+            connection.executemany(SQL["set_aside"], [_to_set_aside_row(one) for one in failed])
+            connection.execute(SQL["save_cursor"], (cursor, epoch))
+            return self._count("count_set_aside") if failed else -1
+
+    def load_set_aside(self) -> list[SetAside]:
+        """All events that a handler could not take, in their order."""
+        with self._translate_errors():
+            rows = self._get_connection().execute(SQL["all_set_aside"]).fetchall()
+        return [SetAside(handler, _EVENT_DECODER.decode(event), error) for handler, event, error in rows]
+
+    def forget_set_aside(self, committed_ids: Sequence[int]) -> int:
+        """These need not be handed over any more. Gives how many are left."""
+        with self._translate_errors(), self._transaction(is_durable=True) as connection:
+            connection.executemany(SQL["forget_set_aside_at"], [(one,) for one in committed_ids])
+            return self._count("count_set_aside")
+
+    def redeliver(self, failed_delivery: SetAside, apply: Apply | None) -> str | None:
+        """Hands one over that was set aside, to `apply` or (done before) to another. Gives its error, or None."""
+        with self._translate_errors(), self._transaction(is_durable=True) as connection:
+            failed = [] if apply is None else _apply_events(connection, apply, [failed_delivery.event])
+            if failed:
+                connection.execute(SQL["set_aside"], _to_set_aside_row(failed[0]))
+                return failed[0].error
+            connection.execute(SQL["taken_at_last"], (failed_delivery.handler, failed_delivery.event.committed_id))
+            return None
+
+    def start_over(self, partitions: Sequence[str], since: int, epoch: str, reset: Reset | None) -> None:
+        """Another beginning, with what the application does about what it has, in one transaction."""
+        with self._translate_errors(), self._transaction(is_durable=True) as connection:
+            self._reset_cursor(connection, orjson.dumps(list(partitions)).decode(), since, epoch, reset)
+
+    def _reset_cursor(
+        self, connection: sqlite3.Connection, partitions: str, since: int, epoch: str, reset: Reset | None
+    ) -> None:
+        if reset is not None:
+            reset(connection)
+        connection.execute(SQL["forget_set_aside"])
+        connection.execute(SQL["start_over"], (partitions, since, epoch))
+
+    # --- transactions
+
+    @contextmanager
+    def _transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
+        connection = self._get_connection()
+        if self._file_identity is not None and self._file_identity != _get_file_identity(self._path):
+            raise StoreUnavailableError(f"{self._path} was removed or replaced while the client had it open")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "") or ""
+            if name.startswith(_CORRUPT):
+                raise CorruptError(f"{self._path} is damaged, or no SQLite database: {error}") from error
+            if _is_unavailable(error):
+                raise StoreUnavailableError(f"{self._path}: {error} [{name}]") from error
+            raise
+        except msgspec.MsgspecError as error:
+            raise CorruptError(f"{self._path} is damaged: {error}") from error
+
+    def _get_connection(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreUnavailableError(f"{self._path} is closed")
+        return self._connection
+
+    def _count(self, statement: str) -> int:
+        return int(self._get_connection().execute(SQL[statement]).fetchone()[0])
+
+
+def _get_file_identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once a transaction
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _apply_events(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> list[SetAside]:
+    """Lets the application take all of them at once; if it cannot, one by one, and those at fault are set aside."""
+    error = _try_apply(connection, apply, events)
+    if error is None:
+        return []
+    if len(events) == 1:
+        return [SetAside(APPLY, events[0], error)]
+    return [failed for event in events for failed in _apply_events(connection, apply, [event])]
+
+
+def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> str | None:
+    connection.execute("SAVEPOINT oncelog_client_apply")
+    row_factory, text_factory = connection.row_factory, connection.text_factory
+    try:
+        try:
+            apply(connection, events)
+        finally:  # the application may want its rows in another form; we do not
+            connection.row_factory, connection.text_factory = row_factory, text_factory
+    except Exception as error:
+        if _is_disk_error(error):
+            raise  # that is not the event's fault, and may be otherwise the next time
+        if not connection.in_transaction:
+            raise _transaction_error() from error
+        connection.execute("ROLLBACK TO oncelog_client_apply")
+        connection.execute("RELEASE oncelog_client_apply")
+        return describe_error(error)
+    if not connection.in_transaction:
+        raise _transaction_error()
+    connection.execute("RELEASE oncelog_client_apply")
+    return None
+
+
+def _is_unavailable(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_UNAVAILABLE)
+
+
+def _is_disk_error(error: BaseException) -> bool:
+    """Of an error in `apply`. What is locked or read-only there may be another database, and may stay so."""
+    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_DISK_ERRORS)
+
+
+def _transaction_error() -> RuntimeError:
+    return RuntimeError("apply has ended the transaction that it was called in: it must neither commit nor roll back")
+
+
+def describe_error(error: BaseException) -> str:
+    """An error of the application's, in one line."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its text cannot be made
+        return type(error).__name__
+
+
+def _to_entry(
+    number: int, id_text: str, partitions: str, body: bytes, fingerprint: bytes, expected: int | None
+) -> OutboxEntry:
+    key = UUID(id_text).bytes
+    return OutboxEntry(number, id_text, key, _PARTITIONS_DECODER.decode(partitions), body, fingerprint, expected)
+
+
+def _to_entry_row(entry: OutboxEntry) -> tuple[Any, ...]:
+    partitions = orjson.dumps(entry.partitions).decode()
+    return entry.number, entry.id, partitions, entry.body, entry.fingerprint, entry.expected_committed_id
+
+
+def _to_rejected_row(settled: SettledEntry, now_ms: int) -> tuple[Any, ...]:
+    entry = settled.entry
+    outcome = msgspec.json.encode(settled.outcome).decode()
+    return entry.number, entry.id, orjson.dumps(entry.partitions).decode(), entry.body, outcome, now_ms
+
+
+def _to_set_aside_row(failed_delivery: SetAside) -> tuple[Any, ...]:
+    return (
+        failed_delivery.handler,
+        failed_delivery.event.committed_id,
+        msgspec.json.encode(failed_delivery.event).decode(),
+        failed_delivery.error,
+    )

@@ -1,0 +1,297 @@
+"""Calls to a ledger's server over gRPC. What can happen to one ends as one of two errors: lost, or refused.
+
+Of a write nothing is raised: whatever happens is an answer that the protocol knows. It is also looked at here whether
+an answer is about this write at all, and whether its proof verifies.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from oncelog import error_codes
+from oncelog.client.ledger import codec
+from oncelog.client.ledger.entries import (
+    AccessDenial,
+    CommittedWrite,
+    NoReply,
+    ProofFailure,
+    SequenceGap,
+    SequenceTaken,
+    WriteAnswer,
+    WriteCall,
+    WriteRefusal,
+)
+from oncelog.client.ledger.errors import UnverifiedError
+from oncelog.client.ledger.limits import LedgerLimits
+from oncelog.client.ledger.values import ClientState, TransactionProof, Written
+from oncelog.client.runtime.cancellation import is_being_cancelled
+from oncelog.client.runtime.options import is_token
+from oncelog.client.runtime.tokens import Token
+from oncelog.core.identity import request_hash
+from oncelog.core.operations import Operation
+from oncelog.core.transactions import format_tx_id, ledger_scope
+from oncelog.errors import LostError, ServerRefusedError, SettingsError
+from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.ledger.v1.ledger_pb2_grpc import LedgerStub
+
+_REFUSED_STATUSES: Final = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+"""What says that the call was not looked at. Everything else leaves open what became of it."""
+TOO_LARGE: Final = "too_large"
+UNREADABLE_CODES: Final = frozenset({error_codes.FORBIDDEN, error_codes.NOT_FOUND})
+
+
+class LedgerTransport:
+    """One channel to one server. `open` and `close` it in the loop that uses it."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        client_id: str,
+        token: Token,
+        tls: bool | str | Path,
+        limits: LedgerLimits,
+        is_verifying: bool,
+    ) -> None:
+        self.address = address
+        self.limits = limits
+        self._client_id = client_id
+        self._token = token
+        self._verifies_proofs = is_verifying
+        self._credentials: grpc.ChannelCredentials | None = None
+        if tls is not False:
+            roots = None if tls is True else _read_roots(tls)
+            self._credentials = grpc.ssl_channel_credentials(roots)
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    def open(self) -> None:
+        """Makes the channel; it connects when it is used."""
+        limits = self.limits
+        options = (
+            ("grpc.max_receive_message_length", limits.message_bytes_max),
+            ("grpc.initial_reconnect_backoff_ms", min(limits.reconnect_ms_max, limits.pause_ms_min)),
+            ("grpc.max_reconnect_backoff_ms", min(limits.reconnect_ms_max, limits.pause_ms_max)),
+            ("grpc.keepalive_time_ms", limits.heartbeat_ms),
+            ("grpc.keepalive_timeout_ms", limits.heartbeat_ms),
+            ("grpc.use_local_subchannel_pool", 1),  # its pauses are its own
+            ("grpc.enable_retries", 0),
+        )
+        if self._credentials is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options)
+        else:
+            self._channel = grpc.aio.secure_channel(self.address, self._credentials, options)
+        self._stub = LedgerStub(self._channel)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now. If not, the channel goes on trying to make one, at its own pace."""
+        channel = self._channel
+        return channel is not None and channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    # --- calls
+
+    async def call(self, method: str, request: Any, *, waits: bool = True) -> Any:
+        """A call with one answer. Who is patient waits for a connection. Raises LostError or ServerRefusedError."""
+        try:
+            return await getattr(self._stub, method)(
+                request,
+                timeout=self.limits.answer_timeout_ms / 1000,
+                metadata=await self._build_metadata(),
+                wait_for_ready=waits,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._to_client_error(error) from error
+        except grpc.aio.UsageError as error:
+            raise LostError(f"{self.address}: {error}") from error
+        except asyncio.CancelledError as error:
+            raise self._translate_cancellation(error) from None
+
+    async def iterate(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
+        """A call with many answers. Raises LostError or ServerRefusedError."""
+        call = getattr(self._stub, method)(request, metadata=await self._build_metadata(), wait_for_ready=True)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise self._to_client_error(error) from error
+        except asyncio.CancelledError as error:
+            raise self._translate_cancellation(error) from None
+        finally:
+            call.cancel()
+
+    def _translate_cancellation(self, error: asyncio.CancelledError) -> BaseException:
+        """Who waits for a call may be cancelled; but the call itself too, when its channel is closed."""
+        return error if is_being_cancelled() else LostError(f"{self.address}: the client was closed")
+
+    async def get_client_state(self, organization: str, vault: str, *, waits: bool = True) -> ClientState:
+        """Where the client stands."""
+        request = pb.GetClientStateRequest(organization=organization, vault=vault, client_id=self._client_id)
+        return codec.decode_client_state(await self.call("GetClientState", request, waits=waits))
+
+    async def get_proof(self, organization: str, vault: str, tx_id: str, *, waits: bool = True) -> TransactionProof:
+        """All that proves a transaction."""
+        request = pb.GetProofRequest(organization=organization, vault=vault, tx_id=tx_id)
+        return codec.decode_proof(await self.call("GetProof", request, waits=waits))
+
+    async def _build_metadata(self) -> tuple[tuple[str, str], ...]:
+        try:
+            token: object = self._token() if callable(self._token) else self._token
+            if inspect.isawaitable(token):
+                token = await token
+        except Exception as error:
+            # Of an error of the application's only the name: its text may have what nobody else should read.
+            raise LostError(f"the function for the token raised {type(error).__name__}") from error
+        if not is_token(token):
+            raise ServerRefusedError(error_codes.AUTH_FAILED, "what the function gave is no token")
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+    def _to_client_error(self, error: grpc.aio.AioRpcError) -> LostError | ServerRefusedError:
+        status, told = error.code(), error.details() or ""
+        metadata = {str(name): value for name, value in error.trailing_metadata() or ()}
+        code = str(metadata.get("oncelog-code", ""))
+        if status in _REFUSED_STATUSES:
+            return ServerRefusedError(code or status.name.lower(), told)
+        if status is grpc.StatusCode.RESOURCE_EXHAUSTED and told.startswith("SERVER: Received message larger"):
+            return ServerRefusedError(TOO_LARGE, told)
+        if code in error_codes.RETRYABLE_CODES:
+            return ServerRefusedError(code, told, _parse_ms(metadata.get("retry-after-ms")))
+        return LostError(f"{self.address}: {status.name}: {told}")
+
+    # --- writing
+
+    def _build_request(self, organization: str, vault: str, call: WriteCall) -> pb.WriteRequest:
+        return pb.WriteRequest(
+            organization=organization,
+            vault=vault,
+            client_id=self._client_id,
+            sequence=call.sequence,
+            idempotency_key=call.entry.key,
+            operations=codec.encode_operations(call.entry.operations),
+        )
+
+    @staticmethod
+    def compute_size(operations: Sequence[Operation]) -> int:
+        """Bytes of a transaction on the wire, but for the little that says whose it is."""
+        return pb.WriteRequest(operations=codec.encode_operations(operations)).ByteSize()
+
+    async def write(self, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
+        """Sends a write, and says what came of it."""
+        try:
+            response = await self.call("Write", self._build_request(organization, vault, call), waits=False)
+            if response.HasField("success"):
+                return await self._handle_success(organization, vault, call, response.success)
+            return await self._handle_error(organization, vault, call, response.error)
+        except LostError as error:
+            return NoReply(str(error))
+        except ServerRefusedError as error:
+            return NoReply(str(error), error.retry_after_ms) if error.is_transient else AccessDenial(error)
+
+    async def _handle_success(
+        self, organization: str, vault: str, call: WriteCall, success: pb.WriteSuccess
+    ) -> WriteAnswer:
+        tx_id, sequence = success.committed_tx_id, success.assigned_sequence
+        written = Written(tx_id, sequence, success.version, success.block_height, success.timestamp_ms)
+        if not self._verifies_proofs:
+            return CommittedWrite(written)
+        entry = call.entry
+        proven = codec.decode_write_proof(
+            success,
+            ledger_scope(organization, vault),
+            self._client_id,
+            entry.key,
+            request_hash=request_hash(entry.operations),
+            body=entry.body,
+        )
+        record = proven.record
+        is_named = tx_id == format_tx_id(record.lane, record.position)
+        if is_named and proven.is_valid and proven.block.hash == success.block_header.hash:
+            return CommittedWrite(written)
+        # An old number with equal operations is answered with the write that has the number: it may be another one.
+        looked = await self._check_committed(organization, vault, call, tx_id, sequence)
+        return looked if isinstance(looked, SequenceTaken) else _build_proof_failure(tx_id, sequence)
+
+    async def _handle_error(self, organization: str, vault: str, call: WriteCall, error: pb.WriteError) -> WriteAnswer:
+        match error.code:
+            case pb.WRITE_ERROR_CODE_ALREADY_COMMITTED:
+                sequence = error.assigned_sequence or call.sequence
+                if not error.committed_tx_id:
+                    return CommittedWrite(Written(None, sequence, is_replay=True))
+                height = error.block_height if error.HasField("block_height") else None
+                written = Written(error.committed_tx_id, sequence, height=height, is_replay=True)
+                if not self._verifies_proofs:
+                    return CommittedWrite(written)
+                looked = await self._check_committed(organization, vault, call, error.committed_tx_id, sequence)
+                return looked or CommittedWrite(written)
+            case pb.WRITE_ERROR_CODE_SEQUENCE_GAP:
+                return SequenceGap(error.last_committed_sequence)
+            case pb.WRITE_ERROR_CODE_SEQUENCE_REUSED:
+                return SequenceTaken(error.last_committed_sequence)
+            case code if int(code) in codec.REFUSAL_CODES:
+                return WriteRefusal(codec.decode_refusal(error))
+            case code:
+                return NoReply(f"the server answers with the code {code}: it may be of a newer version")
+
+    async def _check_committed(
+        self, organization: str, vault: str, call: WriteCall, tx_id: str, sequence: int
+    ) -> WriteAnswer | None:
+        """What the ledger itself has as this transaction; None for a client that may not read it."""
+        try:
+            proven = await self.get_proof(organization, vault, tx_id, waits=False)
+        except ServerRefusedError as error:
+            if error.code in UNREADABLE_CODES:
+                return None
+            raise LostError(str(error)) from error  # that is not said of the write
+        record = proven.record
+        if record.key != call.entry.key or record.client != self._client_id:
+            return SequenceTaken(max(sequence, record.client_sequence))
+        is_ours = (
+            record.scope == ledger_scope(organization, vault)
+            and record.client_sequence == sequence
+            and record.fingerprint == request_hash(call.entry.operations)
+            and (record.erased or record.body == call.entry.body)
+            and tx_id == format_tx_id(record.lane, record.position)
+        )
+        if not is_ours or not proven.is_valid:
+            return _build_proof_failure(tx_id, sequence)
+        return CommittedWrite(
+            Written(tx_id, sequence, record.sequence, record.height, record.log_time_ms, is_replay=True)
+        )
+
+
+def _build_proof_failure(tx_id: str, sequence: int) -> ProofFailure:
+    message = f"the server says that the write was committed as {tx_id}, but the proof of it does not verify"
+    return ProofFailure(UnverifiedError(message, tx_id), sequence)
+
+
+def _read_roots(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SettingsError(f"tls: {path}: {error.strerror}") from error
+
+
+def _parse_ms(given: object) -> int:
+    text = str(given)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else 0

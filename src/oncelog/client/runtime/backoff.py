@@ -1,0 +1,64 @@
+"""How long to wait before the next attempt: longer each time, not all alike, and not less than the server asks for."""
+
+import random
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+
+class RetryPause(Struct, frozen=True):
+    """Before the next attempt."""
+
+    least_ms: int = 0
+    is_long: bool = False
+    """It needs somebody to do something, on one side or the other."""
+
+
+STORE_PAUSE: Final = RetryPause(500)
+"""Before the next attempt to write to a file that cannot be written."""
+
+
+class BackoffLimits(Protocol):
+    """What a client's limits say about pauses."""
+
+    @property
+    def pause_ms_min(self) -> int: ...  # noqa: D102 - as in the limits of each client
+    @property
+    def pause_ms_max(self) -> int: ...  # noqa: D102
+    @property
+    def refused_pause_ms_min(self) -> int: ...  # noqa: D102
+    @property
+    def refused_pause_ms_max(self) -> int: ...  # noqa: D102
+    @property
+    def retry_after_ms_max(self) -> int: ...  # noqa: D102
+
+
+def iterate_pauses_s(shortest_ms: int, longest_ms: int, chance: random.Random) -> Iterator[float]:
+    """How long to wait before each further attempt. Not all alike: who was sent away together must not come so."""
+    pause_ms = shortest_ms
+    while True:
+        yield pause_ms * chance.uniform(0.5, 1) / 1000
+        pause_ms = min(2 * pause_ms, longest_ms)
+
+
+class Backoff:
+    """Of one task."""
+
+    def __init__(self, limits: BackoffLimits, chance: random.Random) -> None:
+        self._limits = limits
+        self._chance = chance
+        self._short: Iterator[float]
+        self._long: Iterator[float]
+        self.reset()
+
+    def reset(self) -> None:
+        """It went well: the next pause is a short one again."""
+        limits = self._limits
+        self._short = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
+        self._long = iterate_pauses_s(limits.refused_pause_ms_min, limits.refused_pause_ms_max, self._chance)
+
+    def next_pause_s(self, pause: RetryPause) -> float:
+        """For one attempt."""
+        least_ms = min(pause.least_ms, self._limits.retry_after_ms_max)
+        return max(next(self._long if pause.is_long else self._short), least_ms * self._chance.uniform(1, 1.2) / 1000)

@@ -1,0 +1,86 @@
+"""A reader of what happens, who is told of each thing once, and of losing some rather than of nothing."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Self, TypeVar
+
+from oncelog.errors import OncelogError
+
+T = TypeVar("T")
+
+
+class BoundedStream(Generic[T]):
+    """`async for one in stream`: everything from the moment on that it was made. `aclose` ends it."""
+
+    def __init__(
+        self,
+        on_close: Callable[[Any], None],
+        *,
+        count_max: tuple[str, int],
+        bytes_max: tuple[str, int] | None = None,
+        new_overflow_error: Callable[[str, int], OncelogError],
+        accepts: Callable[[T], bool] = lambda _one: True,
+        size_of: Callable[[T], int] = lambda _one: 0,
+    ) -> None:
+        """Limits with their names. Beyond one the reader gets the error that `lost` makes of it."""
+        self._on_close = on_close
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._new_overflow_error = new_overflow_error
+        self._accepts = accepts
+        self._size_of = size_of
+        self._buffer: deque[T] = deque()
+        self._bytes = 0
+        self._error: OncelogError | None = None
+        self._is_over = False
+        self._arrival = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._buffer:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                raise StopAsyncIteration
+            self._arrival.clear()
+            await self._arrival.wait()
+        one = self._buffer.popleft()
+        self._bytes -= self._size_of(one)
+        return one
+
+    async def aclose(self) -> None:
+        """No more is wanted."""
+        self._end(None)
+
+    def put(self, items: Iterable[T]) -> None:
+        """Told in this order."""
+        for one in items:
+            if not self._is_over and self._accepts(one):
+                self._buffer.append(one)
+                self._bytes += self._size_of(one)
+                if len(self._buffer) > self._count_max[1]:
+                    self.overflow(*self._count_max)
+                elif self._bytes_max is not None and self._bytes > self._bytes_max[1]:
+                    self.overflow(*self._bytes_max)
+        self._arrival.set()
+
+    def overflow(self, limit_name: str, limit: int) -> None:
+        """There are more than may wait: none of them is given any more, since the reader must look anew anyway."""
+        self._end(self._new_overflow_error(limit_name, limit))
+
+    def finish(self, error: OncelogError | None) -> None:
+        """The client is closed; what came before it is still given."""
+        waiting = self._buffer
+        self._end(error)
+        self._buffer = waiting
+
+    def _end(self, error: OncelogError | None) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._error = error
+            self._on_close(self)
+        self._buffer = deque()
+        self._arrival.set()

@@ -1,0 +1,75 @@
+"""What a client is made with, looked at before anything is opened. Raises SettingsError that names what is wrong."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from oncelog.core.identity import normal_partitions
+from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
+from oncelog.errors import CanonicalError, SettingsError
+
+COMMITTED_ID_MAX: Final = 2**53 - 1
+
+
+def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
+    """In their normal form: those that are followed."""
+    if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
+        raise SettingsError(f"partitions must be several texts, not {partitions!r}")
+    try:
+        normal = normal_partitions(list(partitions))
+    except CanonicalError as error:
+        raise SettingsError(f"partitions: {error.reason}") from error
+    if len(normal) > PARTITIONS_MAX:
+        raise SettingsError(f"partitions must be at most {PARTITIONS_MAX}, not {len(normal)}")
+    for name in normal:
+        if not 1 <= len(name) <= PARTITION_CHARACTERS_MAX or "\0" in name:
+            raise SettingsError(f"partitions must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and no U+0000")
+    return normal
+
+
+def check_client_id(client_id: str | None) -> str | None:
+    """As a server takes it; None for one that the store makes."""
+    if client_id is None:
+        return None
+    if not isinstance(client_id, str) or not 1 <= len(client_id) <= NAME_CHARACTERS_MAX or not _is_text(client_id):
+        raise SettingsError(f"client_id must be a text of 1 to {NAME_CHARACTERS_MAX} characters, and no U+0000")
+    return client_id
+
+
+def check_store(store: str | os.PathLike[str]) -> str:
+    """A path, or ":memory:"."""
+    path = os.fspath(store) if isinstance(store, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or not _is_text(path):
+        raise SettingsError(f'store must be the path of a file, or ":memory:", not {store!r}')
+    return path
+
+
+def is_token(token: object) -> bool:
+    """Whether it can be one. Nothing of it is ever said."""
+    return token is None or (isinstance(token, str) and token.isascii() and (token.isprintable() or not token))
+
+
+def check_function(function: Callable[..., object] | None, name: str, *, may_be_async: bool) -> None:
+    """Raises SettingsError for what cannot be called, or would only give a coroutine that nobody awaits."""
+    if function is None and not may_be_async:
+        return  # it may be left out
+    if not callable(function):
+        raise SettingsError(f"{name} must be a function, not {function!r}")
+    called = getattr(function, "__call__", None)  # noqa: B004 - of an object that is called
+    if not may_be_async and (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)):
+        raise SettingsError(f"{name} must not be async here: nobody would await it")
+
+
+def check_committed_id(number: int, name: str) -> None:
+    """Raises SettingsError for what is no number of an event, or 0."""
+    if type(number) is not int or not 0 <= number <= COMMITTED_ID_MAX:
+        raise SettingsError(f"{name} must be a whole number from 0 to {COMMITTED_ID_MAX}, not {number!r}")
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

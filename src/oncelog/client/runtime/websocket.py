@@ -1,0 +1,207 @@
+"""A WebSocket to a server. What can happen to it ends as one of two errors: it is lost, or the server refuses us."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit
+
+from oncelog import error_codes
+from oncelog.client.events import codec
+from oncelog.client.events.limits import ClientLimits
+from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+EVENTS_PATH: Final = "/v1/events"
+
+
+class Socket(Protocol):
+    """A connection that carries whole text messages."""
+
+    close_code: int | None
+
+    async def send(self, data: bytes) -> None:
+        """Raises LostError."""
+
+    async def receive(self) -> str | bytes:
+        """The next message. Raises LostError when there will be none, ProtocolError for one that is too large."""
+
+    async def close(self) -> None:
+        """Never raises."""
+
+
+class Transport(Protocol):
+    """Makes connections to one server."""
+
+    async def connect(self) -> Socket:
+        """Raises LostError, or ServerRefusedError."""
+
+    async def close(self) -> None:
+        """When no more are needed."""
+
+
+def normalize_url(url: str, name: str = "url") -> str:
+    """Where a server is, without a slash at the end. Raises SettingsError that names what is wrong."""
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        (parts.hostname or "").encode("idna")  # a label that is empty, or too long
+        is_url = parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # UnicodeError is one
+        is_url = False
+    if not is_url or parts.query or parts.fragment or "@" in parts.netloc:
+        shown = "one with a password or a user in it" if "@" in str(url) else repr(url)
+        raise SettingsError(f"{name} must be http://HOST:PORT or https://HOST:PORT, not {shown}")
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/').removesuffix(EVENTS_PATH)}"
+
+
+@contextmanager
+def translate_errors(url: str) -> Iterator[None]:
+    """Turns what can happen to a connection into our own errors."""
+    import aiohttp  # noqa: PLC0415 - what the library alone does not need
+
+    try:
+        yield
+    except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
+        raise LostError(f"{url} cannot be used: {error}") from error
+    except aiohttp.WSServerHandshakeError as error:
+        raise status_error(error.status) from error
+    except aiohttp.ClientConnectorError as error:
+        raise LostError(f"{url} cannot be reached: {_describe_error(error)}") from error
+    except TimeoutError as error:
+        raise LostError(f"{url} does not answer in time") from error
+    except aiohttp.ServerDisconnectedError as error:
+        raise LostError(f"the connection to {url} was lost: it was closed before the server had answered") from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise LostError(f"the connection to {url} was lost: {_describe_error(error)}") from error
+
+
+def _describe_error(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number)
+    return str(error) or type(error).__name__
+
+
+def status_error(status: int) -> ServerRefusedError:
+    """For an answer that is not in the server's own words: that of a proxy, or to a WebSocket's first request."""
+    if status == 429:
+        return ServerRefusedError(error_codes.RATE_LIMITED, "HTTP status 429")
+    if status >= 500:
+        code = error_codes.SERVER_BUSY if status in (502, 503, 504) else error_codes.SERVER_ERROR
+        return ServerRefusedError(code, f"HTTP status {status}")
+    if status in (401, 403):
+        return ServerRefusedError(
+            error_codes.AUTH_FAILED if status == 401 else error_codes.FORBIDDEN, f"HTTP status {status}"
+        )
+    return ServerRefusedError(error_codes.BAD_REQUEST, f"no Oncelog server answers there (HTTP status {status})")
+
+
+class SocketLimits(Protocol):
+    """What a client's limits say about a WebSocket."""
+
+    @property
+    def connect_timeout_ms(self) -> int: ...  # noqa: D102 - as in the limits of each client
+    @property
+    def heartbeat_ms(self) -> int: ...  # noqa: D102
+    @property
+    def message_bytes_max(self) -> int: ...  # noqa: D102
+
+
+async def open_websocket(
+    session: "aiohttp.ClientSession",
+    url: str,
+    path: str,
+    limits: SocketLimits,
+    headers: Mapping[str, str],
+    tls: ssl.SSLContext | None,
+) -> "WebSocket":
+    """A WebSocket to a server. Raises LostError, or ServerRefusedError."""
+    import aiohttp  # noqa: PLC0415 - as above
+
+    with translate_errors(url):
+        async with asyncio.timeout(limits.connect_timeout_ms / 1000):
+            socket = await session.ws_connect(
+                url + path,
+                heartbeat=limits.heartbeat_ms / 1000,
+                max_msg_size=limits.message_bytes_max + 1,  # aiohttp refuses a message of exactly this size
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                headers=headers,
+                ssl=True if tls is None else tls,
+            )
+    return WebSocket(url, socket, limits.message_bytes_max)
+
+
+class WebSocketTransport:
+    """By aiohttp."""
+
+    def __init__(
+        self,
+        url: str,
+        limits: ClientLimits,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._url = url
+        self._limits = limits
+        self._headers = dict(headers or {})
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def connect(self) -> "WebSocket":
+        """As `Transport` says."""
+        import aiohttp  # noqa: PLC0415 - as above
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        return await open_websocket(self._session, self._url, EVENTS_PATH, self._limits, self._headers, self._tls)
+
+    async def close(self) -> None:
+        """As `Transport` says."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class WebSocket:
+    """One connection, as `Socket` says."""
+
+    def __init__(self, url: str, socket: "aiohttp.ClientWebSocketResponse", message_bytes_max: int) -> None:
+        import aiohttp  # noqa: PLC0415 - as above
+
+        self.url = url
+        self._socket = socket
+        self._message_bytes_max = message_bytes_max
+        self._text, self._close = aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.CLOSE
+        self.close_code: int | None = None
+
+    async def send(self, data: bytes) -> None:
+        """As `Socket` says."""
+        with translate_errors(self.url):
+            await self._socket.send_frame(data, self._text)
+
+    async def receive(self) -> str:
+        """As `Socket` says."""
+        with translate_errors(self.url):
+            message = await self._socket.receive()
+        if message.type is self._text:
+            data: str = message.data
+            return data
+        code = self._socket.close_code
+        if message.type is self._close:
+            self.close_code = code  # what the server says. Other codes are aiohttp's own, about what came in
+        elif code == codec.CLOSE_TOO_LARGE:
+            raise ProtocolError(f"a message of the server is larger than message_bytes_max ({self._message_bytes_max})")
+        raise LostError(f"the connection to {self.url} was lost" + (f" (closed with {code})" if code else ""))
+
+    async def close(self) -> None:
+        """As `Socket` says."""
+        try:
+            with translate_errors(self.url):
+                await self._socket.close()
+        except (LostError, ServerRefusedError):
+            pass

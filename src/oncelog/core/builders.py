@@ -1,0 +1,117 @@
+"""Submissions for those who have JSON in hand. What cannot be one raises CanonicalError with the path of the fault."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from uuid import UUID
+
+from oncelog.core.canonical import JsonValue, canonical_at
+from oncelog.core.identity import check_object, check_text, fingerprint, get_required, normal_partitions
+from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
+from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.values import Submission
+from oncelog.errors import CanonicalError
+
+
+def event(
+    id: UUID | str,  # noqa: A002 - the name that it has on the wire
+    event: JsonValue,
+    partitions: Sequence[str],
+    *,
+    actor: str = "",
+    client: str = "",
+    scope: str = "",
+    expected_position: int | None = None,
+) -> Submission:
+    """An event under the policy EVENTS: a UUID in any letter case, an object with a `type`, and where it belongs."""
+    key = id.bytes if isinstance(id, UUID) else parse_uuid(id)
+    normal = _normalize_partitions(partitions)
+    body = _encode_event(event)
+    return Submission(
+        policy=EVENTS,
+        scope=scope,
+        key=key,
+        fingerprint=fingerprint(normal, body),
+        body=body,
+        actor=actor,
+        client=client,
+        partitions=normal,
+        expected_position=expected_position,
+    )
+
+
+def write(  # noqa: PLR0913 - the fields of a submission, by their names
+    policy: Policy,
+    scope: str,
+    key: bytes | str | UUID,
+    body: JsonValue,
+    *,
+    actor: str = "",
+    client: str = "",
+    client_sequence: int = 0,
+    expected_sequence: int | None = None,
+    expected_position: int | None = None,
+) -> Submission:
+    """A write under a policy of one's own: two are equal if their bodies have one canonical form.
+
+    A text as the key is its UTF-8 bytes, a UUID its 16. What the policy asks for beyond this (operations, a row delta,
+    a lease) is to be set on a Submission itself.
+    """
+    canonical_body = canonical_at(body, "$.body")
+    return Submission(
+        policy=policy,
+        scope=scope,
+        key=_encode_key(key),
+        fingerprint=sha256(canonical_body).digest(),
+        body=canonical_body,
+        actor=actor,
+        client=client,
+        client_sequence=client_sequence,
+        expected_sequence=expected_sequence,
+        expected_position=expected_position,
+    )
+
+
+def parse_uuid(value: JsonValue, path: str = "$.id") -> bytes:
+    """The 16 bytes of a UUID in its text form, letters in any case. Raises CanonicalError with the path."""
+    # Not uuid.UUID: it reads braces, prefixes, digits of all scripts and hyphens anywhere, and takes its time. Beside
+    # digits `fromhex` takes white space, but then there are too few of them.
+    if type(value) is str and len(value) == 36 and value[8:24:5] == "----":
+        try:
+            key = bytes.fromhex(value.replace("-", ""))
+        except ValueError:
+            key = b""
+        if len(key) == 16:
+            return key
+    check_text(value, path)
+    raise CanonicalError(path, "must be a UUID of 32 hexadecimal digits in five groups")
+
+
+def _normalize_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
+    """In normal form, and judged in it: two spellings of a partition are one, so both pass or neither does."""
+    if type(partitions) is list and len(partitions) == 1:
+        only = partitions[0]
+        if type(only) is str and only.isascii() and 1 <= len(only) <= PARTITION_CHARACTERS_MAX:
+            return (only,)  # what most events have, and nothing to normalise
+    if isinstance(partitions, str) or not isinstance(partitions, Sequence):
+        raise CanonicalError("$.partitions", "must be an array of strings")
+    normal = normal_partitions(partitions)
+    if not 1 <= len(normal) <= PARTITIONS_MAX:
+        raise CanonicalError("$.partitions", f"must be 1 to {PARTITIONS_MAX} different ones, not {len(normal)}")
+    if not all(1 <= len(partition) <= PARTITION_CHARACTERS_MAX for partition in normal):
+        raise CanonicalError("$.partitions", f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters")
+    return normal
+
+
+def _encode_event(value: JsonValue) -> bytes:
+    kind = value.get("type") if type(value) is dict else None
+    if type(kind) is not str or not kind:
+        members = check_object(value, "$.event")
+        check_text(get_required(members, "type", "$.event"), "$.event.type")
+        raise CanonicalError("$.event.type", "must not be empty")
+    return canonical_at(value, "$.event")
+
+
+def _encode_key(key: bytes | str | UUID) -> bytes:
+    if isinstance(key, UUID):
+        return key.bytes
+    return key if isinstance(key, bytes) else check_text(key, "$.key").encode()

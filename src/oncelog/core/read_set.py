@@ -1,0 +1,214 @@
+"""What a store must load before a batch can be decided, named all at once: a constant number of statements."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct, field
+
+from oncelog.core.identity import compute_lane
+from oncelog.core.limits import STORED_INTEGER_MAX
+from oncelog.core.operations import DeleteEntity, SetEntity
+from oncelog.core.policy import Order
+from oncelog.core.rules.audit import act_identity
+from oncelog.core.validation import check_item
+from oncelog.core.values import (
+    Acknowledge,
+    Claim,
+    ClientIdentity,
+    ConsumerIdentity,
+    DropTombstones,
+    EntityIdentity,
+    FoldRows,
+    KeyIdentity,
+    Leap,
+    MemberIdentity,
+    OpenStream,
+    OtherItem,
+    RateIdentity,
+    RecordAct,
+    Refused,
+    RelationshipIdentity,
+    Release,
+    Renew,
+    Request,
+    RowIdentity,
+    SequenceIdentity,
+    SetCursor,
+    SetMember,
+    Settings,
+    Submission,
+    client_identity,
+    key_identity,
+    open_rate_identity,
+    rate_identity,
+    stream_rate_identity,
+)
+
+_STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+
+
+class ReadSet(Struct):
+    """The keys of every table of a snapshot that a batch may read or write."""
+
+    faults: dict[int, Refused] = field(default_factory=dict)
+    """What is malformed, by the item's `id`, for as long as the batch lives: `plan` need not check again."""
+    lanes: set[int] = field(default_factory=set)
+    keys: set[KeyIdentity] = field(default_factory=set)
+    """Those of events in other scopes are not named by `footprint`, as `usage` (`collect_event_identities`)."""
+    sequences: set[SequenceIdentity] = field(default_factory=set)
+    clients: set[ClientIdentity] = field(default_factory=set)
+    streams: set[str] = field(default_factory=set)
+    floors: set[str] = field(default_factory=set)
+    """Not named by `footprint`: the streams of the batch, in a log that has leapt (core/rules/leaps.py)."""
+    entities: set[EntityIdentity] = field(default_factory=set)
+    relationships: set[RelationshipIdentity] = field(default_factory=set)
+    rows: set[RowIdentity] = field(default_factory=set)
+    leases: set[KeyIdentity] = field(default_factory=set)
+    members: set[MemberIdentity] = field(default_factory=set)
+    oldest: dict[str, int] = field(default_factory=dict)
+    """How many of the oldest members to load, by stream: one more than the batch can remove, so that one is left.
+
+    What they have acknowledged is loaded with them.
+    """
+    rosters: set[str] = field(default_factory=set)
+    acknowledged: set[MemberIdentity] = field(default_factory=set)
+    consumers: set[ConsumerIdentity] = field(default_factory=set)
+    horizons: set[str] = field(default_factory=set)
+    rates: set[RateIdentity] = field(default_factory=set)
+    usage: set[str] = field(default_factory=set)
+    """By prefix. Not named by `footprint`: the tenants are known once the lanes are locked (`collect_usage_keys`)."""
+    past_members: set[MemberIdentity] = field(default_factory=set)
+    """Also named by `collect_usage_keys`."""
+
+
+def build_read_set(batch: Sequence[Request], settings: Settings) -> ReadSet:
+    """Names everything that `plan` looks at for the batch. Lanes are to be locked in ascending order.
+
+    What is malformed is refused before anything is looked at, and might not even be a name that a store can look for.
+    """
+    read_set = ReadSet()
+    for request in batch:
+        for item in request.items:
+            refused = check_item(item)
+            if refused is not None:
+                read_set.faults[id(item)] = refused
+            elif isinstance(item, Submission):
+                _add_submission(item, read_set)
+            else:
+                _add_item(item, read_set, settings)
+    read_set.lanes.update(compute_lane(stream, settings.lanes) for stream in read_set.streams)
+    return read_set
+
+
+def _add_item(item: OtherItem, read_set: ReadSet, settings: Settings) -> None:
+    match item:
+        case Claim():
+            read_set.keys.add(key_identity(item))
+            _add_lease(item, read_set)
+        case Renew() | Release():
+            _add_lease(item, read_set)
+        case OpenStream() | SetMember() | Acknowledge():
+            _add_member(item, read_set, settings)
+        case SetCursor():
+            read_set.consumers.add((item.scope, item.consumer))
+            _add_lane(item.scope, 0, read_set)
+        case DropTombstones() | FoldRows():
+            _add_compaction(item, read_set)
+        case Leap():
+            read_set.lanes.update(range(settings.lanes + 1))
+        case RecordAct():
+            _add_act(item, read_set, settings)
+
+
+def _add_lease(item: Claim | Renew | Release, read_set: ReadSet) -> None:
+    read_set.leases.add(key_identity(item))
+    read_set.streams.add(item.scope)
+
+
+def _add_member(item: OpenStream | SetMember | Acknowledge, read_set: ReadSet, settings: Settings) -> None:
+    read_set.members.add((item.scope, item.member))
+    read_set.streams.add(item.scope)
+    if isinstance(item, Acknowledge):
+        read_set.acknowledged.add((item.scope, item.member))
+    else:
+        _add_member_change(item, read_set, settings)
+
+
+def _add_act(item: RecordAct, read_set: ReadSet, settings: Settings) -> None:
+    if item.key:
+        read_set.keys.add(act_identity(item))
+    if item.lane <= settings.lanes:  # `plan` refuses another lane
+        _add_lane(item.scope, item.lane, read_set)
+
+
+def _add_lane(scope: str, lane: int, read_set: ReadSet) -> None:
+    """Add the lane of a stream, or the given one where no stream is named."""
+    if scope:
+        read_set.streams.add(scope)
+    else:
+        read_set.lanes.add(lane)
+
+
+def _add_member_change(item: OpenStream | SetMember, read_set: ReadSet, settings: Settings) -> None:
+    read_set.rosters.add(item.scope)
+    if isinstance(item, OpenStream):
+        if item.rate is not None:
+            identity = open_rate_identity(item)
+            read_set.rates.add(identity)
+            read_set.lanes.add(compute_lane(identity[0], settings.lanes))
+        return
+    if item.actor:
+        read_set.members.add((item.scope, item.actor))
+    if item.present:
+        read_set.acknowledged.add((item.scope, item.member))
+    else:
+        read_set.oldest[item.scope] = read_set.oldest.get(item.scope, 1) + 1
+
+
+def _add_compaction(item: DropTombstones | FoldRows, read_set: ReadSet) -> None:
+    scope = item.scope
+    read_set.streams.add(scope)
+    if isinstance(item, FoldRows):
+        read_set.rows.update((scope, table, row_id) for table, row_id in item.rows)
+        return
+    read_set.horizons.add(scope)
+    read_set.consumers.update((scope, name) for name in item.consumers)
+    read_set.rows.update((scope, one.table, one.row_id) for one in item.tombstones)
+
+
+def _add_submission(submission: Submission, read_set: ReadSet) -> None:
+    policy, scope = submission.policy, submission.scope
+    if submission.key:
+        read_set.keys.add(key_identity(submission))
+    if policy.order is _STREAM:
+        read_set.streams.add(scope)
+    else:
+        read_set.lanes.add(0)
+    if policy.members_only:
+        read_set.members.add((scope, submission.actor))
+    if submission.rate is not None:
+        read_set.rates.add(rate_identity(submission))
+    if submission.stream_rate is not None:
+        read_set.rates.add(stream_rate_identity(submission))
+    if policy.leased:
+        read_set.leases.add(key_identity(submission))
+    if policy.client_sequence:
+        identity = client_identity(submission)
+        read_set.clients.add(identity)
+        if submission.client_sequence <= STORED_INTEGER_MAX:  # a higher one can only be a gap
+            read_set.sequences.add((*identity, submission.client_sequence))
+    if policy.rows or policy.entities:
+        add_effects(submission, read_set)
+
+
+def add_effects(submission: Submission, read_set: ReadSet) -> None:
+    """Name the entities, relationships and rows that a write's operations or delta may read or change."""
+    scope = submission.scope
+    if submission.delta is not None:
+        read_set.rows.add((scope, submission.delta.table, submission.delta.row_id))
+        read_set.horizons.add(scope)
+    for operation in submission.operations:
+        if isinstance(operation, SetEntity | DeleteEntity):
+            read_set.entities.add((scope, operation.key))
+        else:
+            read_set.relationships.add((scope, operation.resource, operation.relation, operation.subject))

@@ -1,0 +1,1 @@
+"""Rules that `plan` applies to a batch, one module for each kind of state."""

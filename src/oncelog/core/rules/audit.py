@@ -1,0 +1,186 @@
+"""Audit records: administrative acts with their actor, in the hash chain of the lane that they concern (CO-43).
+
+An act that is an item of a batch (a member, a dropped tombstone) appends its record with `append_act`, so that act and
+record are one transaction. An act that is decided elsewhere is submitted as a separate item, `RecordAct`. Its key is a
+hash of the act: several servers that notice one act record it once.
+"""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.core.batch_state import BatchState, LaneDraft
+from oncelog.core.canonical import JsonValue, canonical
+from oncelog.core.identity import compute_lane, frame
+from oncelog.core.internal_records import check_internal_record
+from oncelog.core.limits import ACT_KEY_BYTES
+from oncelog.core.policy import AUDIT_POLICY, RESTORE_POLICY
+from oncelog.core.rules.quotas import check_act_limits, count_act, is_charged
+from oncelog.core.stored_bytes import act_bytes
+from oncelog.core.values import (
+    Committed,
+    KeyIdentity,
+    MemberIdentity,
+    Reason,
+    Record,
+    RecordAct,
+    Refused,
+    Replayed,
+)
+
+ERASE: Final = "erase"
+COMPACT: Final = "compact"
+RESTORE: Final = "restore"
+"""Recorded by restore records (core/rules/leaps.py)."""
+QUOTA_CHANGE: Final = "quota_change"
+MEMBER_ADDED: Final = "member_added"
+MEMBER_REMOVED: Final = "member_removed"
+MEMBER_ROLE_CHANGED: Final = "member_role_changed"
+KEY_REVOKED: Final = "key_revoked"
+LEASE_RELEASED: Final = "lease_released"
+READ_ONLY_ON: Final = "read_only_on"
+READ_ONLY_OFF: Final = "read_only_off"
+
+APPLICATION_ACTOR: Final = "system:application"
+"""Actor of an act of the library's user that names no other."""
+
+
+class AuditEntry(Struct, frozen=True):
+    """An audit record or restore record, decoded for readers."""
+
+    lane: int
+    position: int
+    log_time_ms: int
+    time_ms: int
+    """When the act happened: before the log time of the record if the record could not be committed then."""
+    act: str
+    actor: str
+    scope: str
+    """The stream that the act concerns; empty where it concerns the log."""
+    target: str
+    details: Mapping[str, JsonValue]
+    erased: bool = False
+    """The body of the record was erased: act, target and details are empty."""
+
+
+class _AuditBody(Struct):
+    act: str = ""
+    actor: str = ""
+    target: str = ""
+    time_ms: int = 0
+    details: dict[str, JsonValue] = {}
+
+
+_BODY_DECODER: Final = msgspec.json.Decoder(_AuditBody)
+_OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, JsonValue])
+
+
+def act_key(*parts: str) -> bytes:
+    """Return the key of an act: a hash of the texts that tell it from every other act."""
+    return sha256(b"".join(frame(b"act", part.encode()) for part in parts)).digest()
+
+
+def act_identity(item: RecordAct) -> KeyIdentity:
+    """Return the identity under which an act is remembered: one act can have a record in each lane.
+
+    The record of the act stores the key of its identity. It has no client, so the key is where the lane goes.
+    """
+    key = item.key if item.scope or not item.lane else act_key(item.key.hex(), str(item.lane))
+    return (AUDIT_POLICY, item.scope, "", key)
+
+
+def check_act_quota(act: RecordAct, state: BatchState, member: MemberIdentity | None = None) -> Refused | None:
+    """Refuse an act of a client whose audit record does not fit, together with the member that the act adds.
+
+    The record is a new write of the tenants of its stream, also for their rates: `count_admitted_act` takes the token.
+    """
+    if state.tenants is None:
+        return None
+    size = 0
+    if is_charged(act.actor):
+        body = _encode_body(act, state.get_stream_lane(act.scope))
+        size = act_bytes(act.scope, act.actor, act.key, body)
+    return check_act_limits(act.scope, state, act_bytes=size, member=member)
+
+
+def append_act(act: RecordAct, lane: LaneDraft, state: BatchState, key: bytes = b"") -> Record:
+    """Append the audit record of an act to its lane, in the transaction of the batch."""
+    lane.advance_position()
+    record = state.append_internal(lane, AUDIT_POLICY, act.actor, _encode_body(act, lane), scope=act.scope, key=key)
+    if state.tenants is not None and is_charged(act.actor):
+        count_act(act.scope, act_bytes(act.scope, act.actor, key, record.body), state.tenants, state)
+    return record
+
+
+def _encode_body(act: RecordAct, lane: LaneDraft) -> bytes:
+    return canonical(
+        {
+            "act": act.act,
+            "actor": act.actor,
+            "details": _OBJECT_DECODER.decode(act.details),
+            "target": act.target,
+            "time_ms": act.time_ms or lane.log_time_ms,
+            "type": "audit",
+        }
+    )
+
+
+def record_act(item: RecordAct, state: BatchState) -> Committed | Replayed | Refused:
+    """Decide a `RecordAct` item: append its record, unless its key is known."""
+    if item.lane > state.settings.lanes:
+        return Refused(Reason.MALFORMED, f"must be from 0 to {state.settings.lanes}, not {item.lane}", field="lane")
+    lane = state.get_stream_lane(item.scope) if item.scope else state.get_lane(item.lane)
+    identity = act_identity(item)
+    known = state.keys.get(identity) if item.key else None
+    if known is not None:
+        return Replayed(known.receipt, erased=known.erased)
+    record = append_act(item, lane, state, identity[3] if item.key else b"")
+    if item.key:
+        state.keys.put(identity, record.remembered)
+    return Committed(record.receipt)
+
+
+def add_detail(item: RecordAct, name: str, value: JsonValue) -> RecordAct:
+    """Return the act with one more detail."""
+    return replace(item, details=canonical({**_OBJECT_DECODER.decode(item.details), name: value}))
+
+
+def check_audit_record(record: Record, lanes: int) -> str | None:
+    """Describe the fault of an audit record; None without a fault."""
+    if record.scope and compute_lane(record.scope, lanes) != record.lane:
+        return f"an audit record of {record.scope!r} belongs in another lane"
+    if len(record.key) not in (0, ACT_KEY_BYTES):
+        return f"an audit record has a key of {len(record.key)} bytes, not of {ACT_KEY_BYTES}"
+    if not record.actor:
+        return "an audit record has no actor"
+    return check_internal_record(record)
+
+
+def decode_audit_entry(record: Record) -> AuditEntry:
+    """Decode an audit record or a restore record. Raises msgspec.MsgspecError for a body that is neither."""
+    is_restore = record.policy == RESTORE_POLICY
+    if record.erased:
+        body = _AuditBody()
+    elif is_restore:
+        body = _BODY_DECODER.decode(record.body)
+        details = _OBJECT_DECODER.decode(record.body)
+        body.details = {name: value for name, value in details.items() if name not in ("type", "actor")}
+    else:
+        body = _BODY_DECODER.decode(record.body)
+    return AuditEntry(
+        lane=record.lane,
+        position=record.position,
+        log_time_ms=record.log_time_ms,
+        time_ms=body.time_ms or record.log_time_ms,
+        act=RESTORE if is_restore else body.act,
+        # The actor of a restore record is a constant. Its body names the caller since the command line does.
+        actor=body.actor if is_restore and body.actor else record.actor,
+        scope=record.scope,
+        target=body.target,
+        details=body.details,
+        erased=record.erased,
+    )

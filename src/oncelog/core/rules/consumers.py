@@ -1,0 +1,22 @@
+"""Named consumers: readers that keep in the log how far they have read it."""
+
+from oncelog.core.batch_state import BatchState
+from oncelog.core.values import Applied, Reason, Refused, SetCursor
+
+
+def set_cursor(item: SetCursor, state: BatchState) -> Applied | Refused:
+    """Keeps a consumer's cursor: never beyond the newest, and back only when it is told to rewind."""
+    identity = (item.scope, item.consumer)
+    lane = state.get_stream_lane(item.scope) if item.scope else state.get_lane_zero()
+    newest = (state.streams.get(item.scope) or 0) if item.scope else lane.position
+    if item.cursor is not None and not 0 <= item.cursor <= newest:
+        return Refused(
+            Reason.INVALID_CURSOR, f"cursor {item.cursor} is not from 0 to {newest}, the newest", "cursor", newest
+        )
+    kept = state.consumers.get(identity)
+    is_behind = item.cursor is not None and kept is not None and item.cursor < kept
+    if item.cursor == kept or (is_behind and not item.rewind):
+        return Applied(changed=False)
+    state.consumers.put(identity, item.cursor)
+    lane.touch()
+    return Applied(changed=True)

@@ -1,0 +1,52 @@
+"""Leaps: after a restore, numbers continue above every number that the lost history may have given out (CO-12).
+
+A leap has one number, `above`. Every lane gets a restore record: the only record of its block, with `above + 1` as its
+position and as its height. Fencing numbers, and the sequences of all streams that the log has, continue with
+`above + 1` as well. Positions, heights and sequences have a gap there and nowhere else (docs/decisions/0030).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from oncelog.core.batch_state import BatchState
+from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
+from oncelog.core.values import Applied, LaneHead, Leap, Reason, Refused
+
+LEAP_MIN: Final = 1_000_000
+LEAP_PER_SECOND: Final = 100_000
+"""More new records in a second than a log commits."""
+CLOCK_BEHIND_MS_MAX: Final = 1000 * LEAP_MIN // LEAP_PER_SECOND
+"""A clock that is behind by less shortens a leap by less than `LEAP_MIN`."""
+
+
+def choose_leap_number(heads: Iterable[LaneHead], created_ms: int, now_ms: int) -> int:
+    """Return a number that the lost history has not reached, by the time since the newest commit that is left."""
+    known = list(heads)
+    seconds = max(0, -(-(now_ms - find_last_commit_ms(known, created_ms)) // 1000))
+    return find_highest_number(known) + LEAP_MIN + LEAP_PER_SECOND * seconds
+
+
+def find_last_commit_ms(heads: Iterable[LaneHead], created_ms: int) -> int:
+    """Return the time of the newest commit. `made_ms` is when the log was made: the time of a log without a record."""
+    return max((head.log_time_ms for head in heads), default=0) or created_ms
+
+
+def find_highest_number(heads: Iterable[LaneHead]) -> int:
+    """Return the highest number of any order. No sequence and no height is above its lane's position."""
+    return max((max(head.position, head.fence, head.revision) for head in heads), default=0)
+
+
+def decide_leap(item: Leap, state: BatchState) -> Applied | Refused:
+    """Decide a leap, which must be the only item of its batch."""
+    lanes = state.list_lanes()
+    highest = max(lane.highest_number for lane in lanes)
+    if item.above < highest:
+        message = f"must be at least {highest}, the highest number that the log has given out"
+        return Refused(Reason.UNEXPECTED_POSITION, message, field="above", current=highest)
+    if state.records:
+        return Refused(Reason.MALFORMED, "a leap must be the only item of its batch", field="above")
+    for lane in lanes:
+        lane.leap(item.above)
+        state.append_internal(lane, RESTORE_POLICY, RESTORE_ACTOR, item.body)
+    state.leap_above = item.above
+    return Applied(changed=True)

@@ -1,0 +1,172 @@
+"""Leases: one caller at a time works on a key, and who lost the lease cannot complete.
+
+Every lease has a holder, which only the caller that claimed it knows, and a fencing number, drawn from its lane and
+never drawn again. A lease that has ended still belongs to its holder until another caller claims the key: work that
+took too long is not thrown away for nothing. After LEASE_MEMORY_MS more it is forgotten, by log time, whether or not
+its row is still on disk.
+"""
+
+from msgspec.structs import replace
+
+from oncelog.core.batch_state import BatchState, LaneDraft
+from oncelog.core.canonical import canonical
+from oncelog.core.limits import LEASE_MEMORY_MS
+from oncelog.core.policy import OnReuse
+from oncelog.core.rules.audit import LEASE_RELEASED, append_act
+from oncelog.core.rules.quotas import check_quota, count_claim
+from oncelog.core.values import (
+    Applied,
+    Claim,
+    Granted,
+    KeyIdentity,
+    Lease,
+    Reason,
+    RecordAct,
+    Refused,
+    Release,
+    Renew,
+    Submission,
+    key_identity,
+)
+
+
+def claim(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused:
+    """Grants a lease on a key that is not known, unless another caller holds one that has not ended."""
+    identity = key_identity(item)
+    lease = _find_lease(identity, lane, state)
+    if lease is not None:
+        if 0 < item.waited_for <= lease.failed_fence:
+            return Refused(
+                Reason.RUN_FAILED, "the run that was waited for failed", current=lease.failed_fence, value=lease.failure
+            )
+        is_the_same = lease.holder == item.holder and not _has_other_content(lease, item)
+        if _is_active(lease, lane) and not is_the_same:
+            return _refuse_busy(lease, item, lane)
+        if is_the_same:
+            until_ms = max(lease.until_ms, lane.log_time_ms + item.lease_ms)  # a repeated claim never shortens
+            _put_lease(identity, replace(lease, until_ms=until_ms, fingerprint=item.fingerprint), lane, state)
+            return Granted(lease.fence, until_ms)
+    if item.retry_after_ms > 0:
+        return Refused(
+            Reason.RATE_LIMITED,
+            f"the limit of new work is used up; try again in {item.retry_after_ms} ms",
+            retry_after_ms=item.retry_after_ms,
+        )
+    refused = check_quota(item, state)
+    if refused is not None:
+        return refused
+    count_claim(item, state)
+    lane.fence += 1
+    until_ms = lane.log_time_ms + item.lease_ms
+    granted = Lease(lane.fence, item.holder, until_ms, item.fingerprint)
+    if lease is not None:
+        granted = replace(granted, failed_fence=lease.failed_fence, failure=lease.failure)
+    _put_lease(identity, granted, lane, state)
+    return Granted(lane.fence, until_ms)
+
+
+def renew(item: Renew, lane: LaneDraft, state: BatchState) -> Granted | Refused:
+    """Prolongs a lease that is still the caller's."""
+    lease = _find_lease(key_identity(item), lane, state)
+    if lease is None or not _is_held(lease, item):
+        return _refuse_lost(item.fence, lease)
+    until_ms = max(lease.until_ms, lane.log_time_ms + item.lease_ms)
+    _put_lease(key_identity(item), replace(lease, until_ms=until_ms), lane, state)
+    return Granted(lease.fence, until_ms)
+
+
+def release(item: Release, lane: LaneDraft, state: BatchState) -> Applied:
+    """Gives a lease back. One that was already lost is not there to be given back."""
+    lease = _find_lease(key_identity(item), lane, state)
+    is_held = lease is not None and (_is_fenced(lease, item) if item.actor else _is_held(lease, item))
+    if lease is None or not is_held:
+        return Applied(changed=False)
+    released = replace(lease, holder="", until_ms=lane.log_time_ms)
+    if item.failure is not None:
+        released = replace(released, failed_fence=lease.fence, failure=item.failure)
+    _put_lease(key_identity(item), released, lane, state)
+    if item.actor:
+        act = RecordAct(
+            act=LEASE_RELEASED,
+            actor=item.actor,
+            scope=item.scope,
+            target=item.key.hex(),
+            details=canonical({"fence": lease.fence, "policy": item.policy.name}),
+        )
+        append_act(act, lane, state)
+    return Applied(changed=True)
+
+
+def check_lease(submission: Submission, lane: LaneDraft, state: BatchState) -> Refused | None:
+    """None if the submission may complete its key: under its own lease, or where nobody holds one."""
+    lease = _find_lease(key_identity(submission), lane, state)
+    if submission.fence:
+        if lease is None or not _is_held(lease, submission):
+            return _refuse_lost(submission.fence, lease)
+        return _refuse_busy(lease, submission, lane) if _has_other_content(lease, submission) else None
+    if lease is not None and _is_active(lease, lane):
+        return _refuse_busy(lease, submission, lane)
+    return None
+
+
+def clear_lease(submission: Submission, state: BatchState) -> None:
+    """The key is known from now on: its lease has done its work."""
+    identity = key_identity(submission)
+    if state.leases.get(identity) is not None:
+        state.leases.put(identity, None)
+
+
+def _find_lease(identity: KeyIdentity, lane: LaneDraft, state: BatchState) -> Lease | None:
+    lease = state.leases.get(identity)
+    return None if lease is None or is_forgotten(lease, lane.log_time_ms) else lease
+
+
+def is_forgotten(lease: Lease, log_time_ms: int) -> bool:
+    """True once an ended lease counts as absent."""
+    return log_time_ms > lease.until_ms + LEASE_MEMORY_MS
+
+
+def _is_active(lease: Lease, lane: LaneDraft) -> bool:
+    return bool(lease.holder) and lane.log_time_ms < lease.until_ms
+
+
+def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
+    """Both must fit: a rival may be told the fence of the lease it waits for, but never its holder."""
+    return bool(lease.holder) and (lease.holder, lease.fence) == (item.holder, item.fence)
+
+
+def _is_fenced(lease: Lease, item: Release) -> bool:
+    """Whether this is the lease that an operator saw, and it has not been given back."""
+    return bool(lease.holder) and lease.fence == item.fence
+
+
+def _has_other_content(lease: Lease, item: Claim | Submission) -> bool:
+    """Whether the work under way is for another write, and the policy refuses that."""
+    return lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE
+
+
+def _put_lease(identity: KeyIdentity, lease: Lease, lane: LaneDraft, state: BatchState) -> None:
+    state.leases.put(identity, lease)
+    lane.touch()
+
+
+def _refuse_busy(lease: Lease, item: Claim | Submission, lane: LaneDraft) -> Refused:
+    if _has_other_content(lease, item):
+        return Refused(
+            Reason.IDENTITY_REUSED, "work on a write with other content is under way for this identity", "key"
+        )
+    return Refused(
+        Reason.IN_FLIGHT,
+        "another caller works on this key",
+        current=lease.fence,
+        retry_after_ms=lease.until_ms - lane.log_time_ms,
+    )
+
+
+def _refuse_lost(fence: int, lease: Lease | None) -> Refused:
+    return Refused(
+        Reason.LEASE_LOST,
+        f"lease {fence} has been taken over or given back",
+        field="fence",
+        current=lease.fence if lease else 0,
+    )

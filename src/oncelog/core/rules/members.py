@@ -1,0 +1,221 @@
+"""Members of a stream, their roles, and how far each has received it.
+
+A stream with members has an owner, who adds and removes members and sets roles. The first member is an owner. When the
+last owner leaves or is removed, the member that joined first becomes one. In a stream from before roles,
+`Roster.owners` stays `None` until an owner is named: every member acts as an owner.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.core.batch_state import BatchState
+from oncelog.core.canonical import canonical
+from oncelog.core.rules.audit import (
+    APPLICATION_ACTOR,
+    MEMBER_ADDED,
+    MEMBER_REMOVED,
+    MEMBER_ROLE_CHANGED,
+    append_act,
+    check_act_quota,
+)
+from oncelog.core.rules.quotas import can_be_known_only, count_admitted_act, count_member, is_charged
+from oncelog.core.rules.rates import refuse_rate_limited, take_stream_token
+from oncelog.core.values import (
+    Acknowledge,
+    Applied,
+    Member,
+    MemberIdentity,
+    OpenStream,
+    Reason,
+    RecordAct,
+    Refused,
+    Role,
+    Roster,
+    SetMember,
+)
+
+
+class _MemberChange(Struct, frozen=True):
+    """One change of a member with its audit record, before it is written."""
+
+    identity: MemberIdentity
+    member: Member | None
+    """None removes it."""
+    roster: Roster
+    act: RecordAct
+
+
+def check_member(scope: str, actor: str, state: BatchState) -> Refused | None:
+    """The same answer whether the stream exists or not: a stranger learns nothing."""
+    if state.members.get((scope, actor)):
+        return None
+    return Refused(Reason.NOT_A_MEMBER, "only members of the stream may do this")
+
+
+def get_effective_role(member: Member, roster: Roster) -> Role:
+    """Return the role that a member acts in."""
+    return Role.OWNER if member.is_owner or roster.owners is None else Role.MEMBER
+
+
+def open_stream(item: OpenStream, state: BatchState) -> Applied | Refused:
+    """Makes a stream with its first member. Of two who make it at once one does, and the other is a stranger to it."""
+    if state.streams.get(item.scope) is not None:
+        return check_member(item.scope, item.member, state) or Applied(changed=False)
+    # The creator is the actor, and not a member yet.
+    creator = SetMember(item.scope, item.member, actor=item.member)
+    change = _build_addition(creator, state.rosters.get(item.scope) or Roster())
+    # The rate takes a token, so it comes last.
+    refused = _check_limits(item, change, state) or take_stream_token(item, state)
+    return refused or _add(change, state)
+
+
+def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
+    """Add or remove a member, or set its role; a repeated request changes nothing."""
+    refused = _check_actor(item, state)
+    if refused is not None:
+        return refused
+    member = state.members.get((item.scope, item.member))
+    roster = state.rosters.get(item.scope) or Roster()
+    if member is not None and item.present:
+        return _set_role(item, member, roster, state)
+    if item.present:
+        return _check_and_add(item, roster, state)
+    if member is not None:
+        # Never refused for a limit: every member may leave. The audit record counts all the same.
+        _remove(item, member, roster, state)
+    return Applied(changed=member is not None)
+
+
+def _check_and_add(item: SetMember, roster: Roster, state: BatchState) -> Applied | Refused:
+    if item.only_if_member:
+        return Refused(Reason.NOT_A_MEMBER, "the user is not a member of the stream; add it first", field="member")
+    change = _build_addition(item, roster)
+    return _check_limits(item, change, state) or _add(change, state)
+
+
+def _check_actor(item: SetMember, state: BatchState) -> Refused | None:
+    """Owners change members; every member may leave. A request without an actor is the application's.
+
+    A retry of leaving or of giving up the own role is accepted: the actor has lost the right by the first request.
+    A stranger that leaves gets the same answer whether the stream exists or not.
+    """
+    is_leaving = item.actor == item.member and not item.present
+    if not item.actor or (is_leaving and not state.members.get((item.scope, item.actor))):
+        return None
+    refused = check_member(item.scope, item.actor, state)
+    if refused is not None:
+        return refused
+    is_own = item.actor == item.member and item.role is not Role.OWNER
+    actor = state.members.get((item.scope, item.actor))
+    roster = state.rosters.get(item.scope) or Roster()
+    if is_own or (actor is not None and get_effective_role(actor, roster) is Role.OWNER):
+        return None
+    return Refused(Reason.NOT_AN_OWNER, "only owners of the stream may change its members", field="actor")
+
+
+def _build_addition(item: SetMember, roster: Roster) -> _MemberChange:
+    is_owner = item.role is Role.OWNER or roster.members == 0
+    roster = replace(roster, members=roster.members + 1, joined=roster.joined + 1)
+    roster = _add_owners(roster, 1) if is_owner else roster
+    return _build_change(MEMBER_ADDED, item, Member(roster.joined, is_owner), roster)
+
+
+def _add(change: _MemberChange, state: BatchState) -> Applied:
+    count_member(change.identity, state)
+    return _put_admitted_change(change, state)
+
+
+def _remove(item: SetMember, member: Member, roster: Roster, state: BatchState) -> None:
+    roster = replace(roster, members=roster.members - 1)
+    roster = _add_owners(roster, -1) if member.is_owner else roster
+    _put_change(_build_change(MEMBER_REMOVED, item, None, roster), state)
+    if roster.owners == 0 and roster.members:
+        name, heir = _find_oldest_member(item.scope, state)
+        heritage = SetMember(item.scope, name, actor=item.actor, role=Role.OWNER)
+        heir = replace(heir, is_owner=True)
+        _put_change(_build_change(MEMBER_ROLE_CHANGED, heritage, heir, _add_owners(roster, 1)), state)
+
+
+def _set_role(item: SetMember, member: Member, roster: Roster, state: BatchState) -> Applied | Refused:
+    if item.role is None:
+        return Applied(changed=False)
+    is_owner = item.role is Role.OWNER
+    if not is_owner and (roster.owners is None or (member.is_owner and roster.owners == 1)):
+        return Refused(Reason.LAST_OWNER, "no owner would be left; name another owner first", field="role")
+    if member.is_owner is is_owner:
+        return Applied(changed=False)
+    roster = _add_owners(roster, 1 if is_owner else -1)
+    change = _build_change(MEMBER_ROLE_CHANGED, item, replace(member, is_owner=is_owner), roster)
+    return _check_limits(item, change, state) or _put_admitted_change(change, state)
+
+
+def _add_owners(roster: Roster, change: int) -> Roster:
+    return replace(roster, owners=(roster.owners or 0) + change)
+
+
+def _find_oldest_member(scope: str, state: BatchState) -> tuple[str, Member]:
+    """Return the member that joined first. The read set has enough of the oldest ones (`Footprint.oldest`)."""
+    known = [(name, member) for (stream, name), member in state.members.items() if stream == scope and member]
+    return min(known, key=lambda one: one[1].joined)
+
+
+def _build_change(act: str, item: SetMember, member: Member | None, roster: Roster) -> _MemberChange:
+    recorded = RecordAct(
+        act=act,
+        actor=item.actor or APPLICATION_ACTOR,
+        scope=item.scope,
+        target=item.member,
+        details=canonical({} if member is None else {"role": get_effective_role(member, roster).value}),
+    )
+    return _MemberChange((item.scope, item.member), member, roster, recorded)
+
+
+def _check_limits(item: OpenStream | SetMember, change: _MemberChange, state: BatchState) -> Refused | None:
+    """Check the limits of new writes for an addition or a role. Requests that change nothing do not come here."""
+    if item.retry_after_ms > 0 and can_be_known_only(item):
+        return refuse_rate_limited(item.retry_after_ms)
+    return check_act_quota(change.act, state, change.identity if change.act.act == MEMBER_ADDED else None)
+
+
+def _put_admitted_change(change: _MemberChange, state: BatchState) -> Applied:
+    """Write a change that passed the limits, and take a token of the tenants' rates for a client."""
+    if is_charged(change.act.actor):
+        count_admitted_act(change.act.scope, state)
+    return _put_change(change, state)
+
+
+def _put_change(change: _MemberChange, state: BatchState) -> Applied:
+    """Write one change of a member and its audit record (CO-43): every addition, removal and role passes here."""
+    identity, scope = change.identity, change.act.scope
+    state.members.put(identity, change.member)
+    state.rosters.put(scope, change.roster)
+    acknowledged = None if change.member is None else state.acknowledged.get(identity)
+    if acknowledged:
+        # A returning member keeps its watermark. Put again, so that followers of members get it with the change.
+        state.acknowledged.put(identity, acknowledged)
+    if state.streams.get(scope) is None:
+        # Stays after the last member has left: a stranger cannot open the stream again and read its records.
+        state.streams.put(scope, 0)
+    append_act(change.act, state.get_stream_lane(scope), state)
+    return Applied(changed=True)
+
+
+def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
+    """Moves a member's watermark forward, never back and never beyond the stream."""
+    refused = check_member(item.scope, item.member, state)
+    if refused is not None:
+        return refused
+    last = state.streams.get(item.scope) or 0
+    if not 0 <= item.sequence <= last:
+        return Refused(
+            Reason.INVALID_ACKNOWLEDGEMENT,
+            f"sequence {item.sequence} is not in the stream, which ends at {last}",
+            field="sequence",
+            current=last,
+        )
+    identity = (item.scope, item.member)
+    if item.sequence <= (state.acknowledged.get(identity) or 0):
+        return Applied(changed=False)
+    state.acknowledged.put(identity, item.sequence)
+    state.get_stream_lane(item.scope).touch()
+    return Applied(changed=True)

@@ -1,0 +1,286 @@
+"""Quotas: what a tenant may keep, and how many new writes it may make, over all processes that share the log.
+
+A write belongs to every tenant that its stream or one of its partitions is under, and must fit into each of them. What
+they have is side state (`usage`), counted in the transaction that commits a record, changes side state or erases a
+body: so it holds over all gateways, and over restarts. `stored_bytes` defines how many bytes each of them counts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeGuard
+
+from msgspec.structs import replace
+
+from oncelog.core.batch_state import BatchState
+from oncelog.core.limits import QUOTA_RETRY_AFTER_MS
+from oncelog.core.policy import Order
+from oncelog.core.rules.rates import compute_token_times
+from oncelog.core.stored_bytes import member_bytes, record_bytes, submission_bytes, utf8_bytes
+from oncelog.core.tenants import Tenant, Tenants, Usage
+from oncelog.core.values import (
+    Claim,
+    Item,
+    MemberIdentity,
+    OpenStream,
+    Reason,
+    Refused,
+    Request,
+    SetMember,
+    Submission,
+    Verdict,
+    is_audited,
+)
+
+_STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+_MILLISECOND_US: Final = 1000
+_NO_USAGE: Final = Usage()
+SYSTEM_ACTOR_PREFIX: Final = "system:"
+"""Begins the actor of internal work (CO-20)."""
+
+
+def is_charged(actor: str) -> bool:
+    """Return whether the audit records of an actor's acts count against quotas: those of clients do."""
+    return actor != "" and not actor.startswith(SYSTEM_ACTOR_PREFIX)
+
+
+def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream | SetMember]:
+    """Return whether an item with `retry_after_ms` is refused, unless it is known or changes nothing.
+
+    Requests of clients that add a member or set a role append audit records, so they are. A removal is not.
+    """
+    if isinstance(item, SetMember):
+        return item.present and is_charged(item.actor)
+    return isinstance(item, Submission | Claim) or (isinstance(item, OpenStream) and is_charged(item.member))
+
+
+def collect_usage_keys(
+    batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]
+) -> tuple[set[str], set[MemberIdentity]]:
+    """Return the tenants whose usage a batch may change, and the members that it may add, for its footprint.
+
+    A write that is held back anyway needs no usage: a look-up must not wait for rows that others have locked.
+    """
+    usage: set[str] = set()
+    members: set[MemberIdentity] = set()
+    for request in batch:
+        for item in request.items:
+            if id(item) in faults:
+                continue
+            found = _list_counted_tenants(item, tenants)
+            usage.update(tenant.prefix for tenant in found)
+            if found and isinstance(item, OpenStream | SetMember):
+                members.add((item.scope, item.member))
+    return usage, members
+
+
+def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) -> Refused | None:
+    """Refuse a new write that does not fit. `growth` is what its effects add to the side state of its stream.
+
+    Work under a lease was let in when it was claimed.
+    """
+    if state.tenants is None or (isinstance(item, Submission) and item.fence):
+        return None
+    size = submission_bytes(item) if isinstance(item, Submission) else _estimate_claim_bytes(item)
+    owners = state.tenants.list_for(item.scope, ()) if growth else ()
+    for tenant in _list_tenants(item, state.tenants):
+        usage = state.usage.get(tenant.prefix) or _NO_USAGE
+        more = size + growth if tenant in owners else size
+        refused = _check_storage(tenant, usage, more, 1) or _check_rate(tenant, usage, state)
+        if refused is not None:
+            return refused
+    return None
+
+
+def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
+    """Return the refusal of a request that was undone as a whole: its own items do not count for what a tenant has."""
+    if not isinstance(verdict, Refused) or verdict.reason is not Reason.QUOTA_EXCEEDED:
+        return verdict
+    usage = state.usage.get(verdict.tenant) or _NO_USAGE
+    has = usage.bytes if verdict.field == "bytes_max" else usage.records
+    if has == verdict.current:
+        return verdict
+    limit, more = verdict.limit, max(0, verdict.limit - has)
+    message = f"{verdict.field} of the tenant {verdict.tenant!r} is {limit}; it has {has}, and this request adds more"
+    return replace(verdict, message=f"{message} than {more}", current=has)
+
+
+def count_write(submission: Submission, state: BatchState, growth: int = 0) -> None:
+    """Count a record that is committed, and the side state that it adds to its stream."""
+    if state.tenants is None:
+        return
+    size = submission_bytes(submission)
+    owners = state.tenants.list_for(submission.scope, ()) if growth else ()
+    for tenant in _list_tenants(submission, state.tenants):
+        usage = state.usage.get(tenant.prefix) or _NO_USAGE
+        more = size + growth if tenant in owners else size
+        full_at_us = usage.full_at_us if submission.fence else _compute_full_at_us(tenant, usage, state.now_ms)
+        state.usage.put(tenant.prefix, Usage(max(0, usage.bytes + more), usage.records + 1, full_at_us))
+
+
+def count_act(scope: str, size: int, tenants: Tenants, state: BatchState) -> None:
+    """Count the audit record of a client's act. It takes no token: `count_admitted_act` does for acts that need one."""
+    for tenant in tenants.list_for(scope, ()):
+        usage = state.usage.get(tenant.prefix) or _NO_USAGE
+        state.usage.put(tenant.prefix, replace(usage, bytes=usage.bytes + size, records=usage.records + 1))
+
+
+def count_claim(item: Claim, state: BatchState) -> None:
+    """New work is let in: it takes of the rate, and the record that it comes to does not."""
+    if state.tenants is None:
+        return
+    _take_tokens(_list_tenants(item, state.tenants), state)
+
+
+def count_admitted_act(scope: str, state: BatchState) -> None:
+    """Take a token of the rates of a stream's tenants for a client's act. `count_act` counts its record."""
+    if state.tenants is not None:
+        _take_tokens(state.tenants.list_for(scope, ()), state)
+
+
+def _take_tokens(tenants: Iterable[Tenant], state: BatchState) -> None:
+    for tenant in tenants:
+        usage = state.usage.get(tenant.prefix) or _NO_USAGE
+        if tenant.new_writes_per_second_max:
+            state.usage.put(tenant.prefix, replace(usage, full_at_us=_compute_full_at_us(tenant, usage, state.now_ms)))
+
+
+def check_act_limits(scope: str, state: BatchState, *, act_bytes: int, member: MemberIdentity | None) -> Refused | None:
+    """Refuse an act that does not fit into the tenants of its stream, or whose record gets no token of their rates.
+
+    `act` is the size of the act's audit record, 0 where it does not count. `member` is a member that the act adds. A
+    member counts as a record, unless it was a member before.
+    """
+    if state.tenants is None:
+        return None
+    is_new = member is not None and not state.past_members.get(member)
+    size = act_bytes + (member_bytes(member) if member is not None and is_new else 0)
+    records = (act_bytes > 0) + is_new
+    for tenant in state.tenants.list_for(scope, ()):
+        usage = state.usage.get(tenant.prefix) or _NO_USAGE
+        refused = _check_storage(tenant, usage, size, records)
+        if refused is None and act_bytes:
+            refused = _check_rate(tenant, usage, state)
+        if refused is not None:
+            return refused
+    return None
+
+
+def count_member(identity: MemberIdentity, state: BatchState) -> None:
+    """Count a new member of a stream."""
+    tenants = _list_new_member_tenants(identity, state)
+    for tenant in tenants:
+        usage = state.usage.get(tenant.prefix) or _NO_USAGE
+        more = Usage(usage.bytes + member_bytes(identity), usage.records + 1, usage.full_at_us)
+        state.usage.put(tenant.prefix, more)
+    if tenants:
+        state.past_members.put(identity, True)
+
+
+def _list_new_member_tenants(identity: MemberIdentity, state: BatchState) -> tuple[Tenant, ...]:
+    """Return the tenants that a member counts for; none if it was a member before: the log has kept its row."""
+    if state.tenants is None or state.past_members.get(identity):
+        return ()
+    return state.tenants.list_for(identity[0], ())
+
+
+def release_state(scope: str, size: int, state: BatchState) -> None:
+    """Give back the bytes of side state that is dropped from a stream."""
+    for tenant in () if state.tenants is None else state.tenants.list_for(scope, ()):
+        usage = state.usage.get(tenant.prefix) or _NO_USAGE
+        state.usage.put(tenant.prefix, replace(usage, bytes=max(0, usage.bytes - size)))
+
+
+def reclaim_erased_bytes(
+    usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[tuple[str, tuple[str, ...], int]]
+) -> dict[str, Usage]:
+    """What tenants have left once bodies are gone: stream, partitions and bytes of each."""
+    left = dict(usage)
+    for stream, partitions, size in erased:
+        for tenant in tenants.list_for(stream, partitions):
+            before = left.get(tenant.prefix) or _NO_USAGE
+            # Never below nothing, whoever wrote without counting: a quota may be wrong, but must not stop the log.
+            left[tenant.prefix] = replace(before, bytes=max(0, before.bytes - size))
+    return {prefix: now for prefix, now in left.items() if now != usage.get(prefix)}
+
+
+def _list_counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
+    """Return the tenants whose usage a decision about the item may read or change."""
+    if isinstance(item, Submission | Claim):
+        return () if _is_known_only(item) else _list_tenants(item, tenants)
+    if not is_audited(item) or (can_be_known_only(item) and item.retry_after_ms > 0):
+        return ()
+    return tenants.list_for(item.scope, ())
+
+
+def _list_tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, ...]:
+    stream = item.scope if item.policy.order is _STREAM else ""
+    return tenants.list_for(stream, item.partitions if isinstance(item, Submission) else ())
+
+
+def _is_known_only(item: Submission | Claim) -> bool:
+    return item.retry_after_ms > 0 and not (isinstance(item, Submission) and item.fence)
+
+
+def _estimate_claim_bytes(item: Claim) -> int:
+    """Return the least that the record of claimed work will count: its body is not known yet."""
+    return record_bytes(utf8_bytes(item.scope) + len(item.key), (), 1)
+
+
+def _check_storage(tenant: Tenant, usage: Usage, size: int, records: int) -> Refused | None:
+    """Refuse a write beyond a quota. A tenant over its quota may still write if that frees more bytes than it takes."""
+    for name, limit, has, more in (
+        ("bytes_max", tenant.bytes_max, usage.bytes, size),
+        ("records_max", tenant.records_max, usage.records, records),
+    ):
+        if limit and more > 0 and has + more > limit:
+            return Refused(
+                Reason.QUOTA_EXCEEDED,
+                f"{name} of the tenant {tenant.prefix!r} is {limit}; it has {has}, and this is {more} more",
+                field=name,
+                current=has,
+                retry_after_ms=QUOTA_RETRY_AFTER_MS,
+                tenant=tenant.prefix,
+                limit=limit,
+            )
+    return None
+
+
+def _check_rate(tenant: Tenant, usage: Usage, state: BatchState) -> Refused | None:
+    per_second = tenant.new_writes_per_second_max
+    if not per_second:
+        return None
+    before_us, _, missing_us = _compute_token_times(tenant, usage, state.now_ms)
+    admission = state.admission
+    if admission is not None:
+        missing_us = admission.compute_wait_us(tenant.prefix, before_us, missing_us, state.now_ms * _MILLISECOND_US)
+    if missing_us <= 0:
+        return None
+    retry_after_ms = -(-missing_us // _MILLISECOND_US)
+    refused = Refused(
+        Reason.RATE_LIMITED,
+        f"new_writes_per_second_max of the tenant {tenant.prefix!r} is {per_second}; try again in {retry_after_ms} ms",
+        field="new_writes_per_second_max",
+        retry_after_ms=retry_after_ms,
+        tenant=tenant.prefix,
+        limit=per_second,
+    )
+    if admission is None:
+        return refused
+    admission.refuse(refused, missing_us)
+    return None
+
+
+def _compute_full_at_us(tenant: Tenant, usage: Usage, now_ms: int) -> int:
+    return _compute_token_times(tenant, usage, now_ms)[1] if tenant.new_writes_per_second_max else usage.full_at_us
+
+
+def _compute_token_times(tenant: Tenant, usage: Usage, now_ms: int) -> tuple[int, int, int]:
+    """As `rates.after_one`, by the time of the batch: a tenant has streams in several lanes, each with its own time.
+
+    That of another process may be behind by a little, and then there is less in the bucket. Where it is far behind, as
+    on a machine whose clock was set back before it came, the bucket seems much further from full than it can be, and
+    counts as full: the tenant does not wait until that clock has caught up.
+    """
+    per_second = tenant.new_writes_per_second_max
+    burst = tenant.new_writes_at_once_max or per_second
+    now_us = now_ms * _MILLISECOND_US
+    return compute_token_times(usage.full_at_us, now_us, per_second, burst, is_bounded=True)

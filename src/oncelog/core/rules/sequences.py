@@ -1,0 +1,55 @@
+"""Clients that number their own writes: 1, 2, 3… in each scope, with no gap and no number twice."""
+
+from oncelog.core.batch_state import BatchState, LaneDraft
+from oncelog.core.values import ClientEntry, Reason, Refused, Remembered, Replayed, Submission, client_identity
+
+
+def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchState) -> Replayed | Refused | None:
+    """None if this is the client's next write; else the answer to an old number or one too high.
+
+    Only for a submission whose key is unknown: a known key has been answered by its key, whatever its number.
+    """
+    entry = state.find_client(submission.policy, client_identity(submission), lane)
+    last = entry.sequence if entry else 0
+    sequence = submission.client_sequence
+    if sequence == last + 1:
+        return None
+    if sequence > last:
+        return Refused(
+            Reason.SEQUENCE_GAP,
+            f"sequence {sequence} leaves a gap: the last one committed is {last}, so the next is {last + 1}",
+            field="client_sequence",
+            current=last,
+        )
+    return _answer_old_sequence(submission, last, state)
+
+
+def _answer_old_sequence(submission: Submission, last: int, state: BatchState) -> Replayed | Refused:
+    """An old number is never executed as new. Equal content makes it a retry, other content a mistake."""
+    identity = (*client_identity(submission), submission.client_sequence)
+    # The record decides, also after its entry was evicted. The newest of several is the right one: a client that was
+    # evicted as a whole commits every number again.
+    remembered = state.sequences.get(identity)
+    if remembered is None:
+        return Replayed(None)  # it was committed, or a later number could not have been, but its record is gone
+    if remembered.fingerprint == submission.fingerprint:
+        return Replayed(remembered.receipt, erased=remembered.erased)
+    return Refused(
+        Reason.SEQUENCE_REUSED,
+        f"sequence {submission.client_sequence} was used for another write; the next is {last + 1}",
+        field="client_sequence",
+        current=last,
+    )
+
+
+def advance_client(submission: Submission, remembered: Remembered, state: BatchState) -> None:
+    """Notes a committed write of the client."""
+    identity = client_identity(submission)
+    state.sequences.put((*identity, submission.client_sequence), remembered)
+    entry = ClientEntry(
+        sequence=submission.client_sequence,
+        last_seen_ms=remembered.receipt.log_time_ms,
+        last_key=submission.key,
+        last_fingerprint=submission.fingerprint,
+    )
+    state.clients.put(identity, entry)

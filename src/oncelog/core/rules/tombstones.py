@@ -1,0 +1,110 @@
+"""Tombstones: deleted rows that are kept so that an older delta does not restore them, and what replaces them.
+
+Compaction drops old tombstones. The gateway then keeps one clock reading, the tombstone horizon, which is above the
+clock of every DELETE that was dropped. A row without state counts as deleted at the horizon, by a DELETE that every
+replica can merge (`horizon_delete`). A delta that loses to this DELETE is committed with the DELETE as its body: its
+readers merge the DELETE, so that all replicas have the rows of the gateway, in any order of arrival. The row gets a
+tombstone again: a client that read a snapshot without it would restore the row with its own delta.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.batch_state import BatchState
+from oncelog.core.canonical import canonical, utf16_sort_key
+from oncelog.core.hlc import HLC_MAX, format_hlc
+from oncelog.core.identity import delta_id
+from oncelog.core.merge import Op, Row, RowDelta, Stamp
+from oncelog.core.rules.audit import APPLICATION_ACTOR, COMPACT, append_act
+from oncelog.core.rules.quotas import release_state
+from oncelog.core.stored_bytes import row_bytes
+from oncelog.core.values import Applied, DropTombstones, RecordAct, Tombstone
+
+HORIZON_CLIENT: Final = "oncelog.horizon"
+"""The client of a DELETE at the horizon. A delta of the same clock is ordered against it as against any client."""
+_HORIZON_SORT_KEY: Final = utf16_sort_key(HORIZON_CLIENT)
+
+
+def build_horizon_delete(horizon: int, table: str, row_id: str) -> RowDelta:
+    """The DELETE of a row at a tombstone horizon."""
+    identity = delta_id(HORIZON_CLIENT, format_hlc(horizon), table, row_id, [])
+    return RowDelta(Op.DELETE, table, row_id, HORIZON_CLIENT, horizon, (), identity)
+
+
+def is_horizon_delete(stamp: Stamp, table: str, row_id: str) -> bool:
+    """Whether this is the stamp of a `horizon_delete` of the row."""
+    # A client of this very name may have sent a DELETE with columns: that one is a delta as any other.
+    return stamp[1] == _HORIZON_SORT_KEY and stamp == build_horizon_delete(stamp[0], table, row_id).stamp
+
+
+def build_row_without_state(horizon: int | None, table: str, row_id: str) -> Row:
+    """The row that a delta is merged into where the gateway keeps no state of it."""
+    return Row() if horizon is None else Row(deleted=build_horizon_delete(horizon, table, row_id).stamp)
+
+
+def find_winning_horizon_delete(row: Row, delta: RowDelta) -> RowDelta | None:
+    """The DELETE at a horizon that the delta loses to; None if it wins, or loses to another delta."""
+    deleted, table, row_id = row.deleted, delta.table, delta.row_id
+    if deleted[1] != _HORIZON_SORT_KEY or delta.stamp > deleted or not is_horizon_delete(deleted, table, row_id):
+        return None
+    return build_horizon_delete(deleted[0], table, row_id)
+
+
+def list_delete_ids(table: str, row_id: str, row: Row) -> list[bytes]:
+    """The ids of the deltas that made the tombstone: the newest of their records says how old it is.
+
+    A DELETE at a horizon is in the record of the delta that lost to it.
+    """
+    ids = [row.deleted[2]]
+    return [*ids, row.written[2]] if is_horizon_delete(row.deleted, table, row_id) else ids
+
+
+class _DropLimits(Struct, frozen=True):
+    """What a tombstone must not be beyond to be dropped."""
+
+    sequence: int
+    log_time_ms: int
+
+
+def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
+    """Drop the tombstones that are old enough and that all named consumers have read; raise the horizon above them."""
+    lane = state.get_stream_lane(item.scope)
+    cursors = [state.consumers.get((item.scope, name)) for name in item.consumers]
+    read = [cursor for cursor in cursors if cursor is not None]  # a consumer that was removed holds back nothing
+    limits = _DropLimits(min(read, default=state.streams.get(item.scope) or 0), lane.log_time_ms - item.age_ms)
+    dropped = [one for one in item.tombstones if _can_drop(item.scope, one, limits, state)]
+    if not dropped:
+        return Applied(changed=False)
+    for one in dropped:
+        identity = (item.scope, one.table, one.row_id)
+        if state.tenants is not None:
+            release_state(item.scope, row_bytes(identity, state.rows.get(identity)), state)
+        state.rows.put(identity, None)
+    state.horizons.put(item.scope, max(state.horizons.get(item.scope) or 0, *map(_compute_horizon, dropped)))
+    act = RecordAct(
+        act=COMPACT,
+        actor=item.actor or APPLICATION_ACTOR,
+        scope=item.scope,
+        details=canonical({"tombstones": len(dropped)}),
+    )
+    append_act(act, lane, state)
+    return Applied(changed=True, count=len(dropped))
+
+
+def _compute_horizon(tombstone: Tombstone) -> int:
+    """The lowest horizon that replaces a tombstone. That of a DELETE at a horizon is replaced by the same one."""
+    hlc = tombstone.deleted[0]
+    return hlc if is_horizon_delete(tombstone.deleted, tombstone.table, tombstone.row_id) else hlc + 1
+
+
+def _can_drop(scope: str, tombstone: Tombstone, limits: _DropLimits, state: BatchState) -> bool:
+    row = state.rows.get((scope, tombstone.table, tombstone.row_id))
+    return (
+        row is not None
+        and not row.exists
+        and row.deleted == tombstone.deleted  # no other delta has deleted it since it was read
+        and tombstone.deleted[0] < HLC_MAX  # the horizon must be above it
+        and tombstone.sequence <= limits.sequence
+        and tombstone.log_time_ms <= limits.log_time_ms
+    )

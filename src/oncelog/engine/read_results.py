@@ -1,0 +1,57 @@
+"""What readers of a log hold in their hands: cursors, pages, proofs."""
+
+from msgspec import Struct
+
+from oncelog.core.proof import Block, Proof
+from oncelog.core.values import Record
+from oncelog.cursor import Cursor
+from oncelog.storage.store import Consumer
+
+__all__ = ["Compacted", "Cursor", "Proven", "Reading", "format_order"]
+
+
+class Reading(Struct, frozen=True):
+    """A page of records, and how to go on."""
+
+    records: list[Record]
+    cursor: Cursor
+    """Read on after this. Behind the last page it is the bound, also where no record matched."""
+    upto: int
+    """The bound: pass it on with the cursor, and paging ends however fast the log grows."""
+    has_more: bool
+    newest: int
+
+
+class Proven(Struct, frozen=True):
+    """A record's place in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
+
+    record: Record
+    salt: bytes
+    """Empty for an erased record: check `verify_header` with the body hash instead."""
+    body_hash: bytes
+    proof: Proof
+    block: Block
+
+
+class Compacted(Struct, frozen=True):
+    """How far a stream has been compacted."""
+
+    deltas: int
+    """Whose bodies were dropped now."""
+    upto: int
+    """The sequence up to which nothing has a body any more."""
+    has_more: bool = False
+    """It stopped early, at its limit: there is more to compact."""
+    dropped: int = 0
+    """Deleted rows that were dropped now, with their tombstones."""
+    next_row: tuple[str, str] | None = None
+    """Table and row id after which to look for more deleted rows (`after_row`); None if all rows were read."""
+    held_by: Consumer | None = None
+    """The named consumer that has read least, if it holds back deleted rows that are old enough."""
+
+
+def format_order(stream: str | None, lane: int) -> str:
+    """What a cursor says of the order it is of."""
+    if stream is not None:
+        return f"stream/{stream}"
+    return f"lane/{lane}" if lane else ""

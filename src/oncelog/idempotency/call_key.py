@@ -1,0 +1,198 @@
+"""What identifies a call: the function's name, and its arguments in canonical form."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from oncelog.core.canonical import canonical, canonical_at, canonical_exact, canonical_fast
+from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Order, Policy, Retention
+from oncelog.errors import CanonicalError
+
+KEY_BYTES: Final = 16
+"""Of a key that is made from arguments."""
+
+Key = bytes | str | UUID
+NAME_MAX: Final = 256
+"""Characters of a function's name: it is part of its stream's."""
+_EXACT_MAX: Final = 2**53 - 1
+_MAIN: Final = ("__main__", "__mp_main__")
+"""What a script's own module is called, the second by the workers of multiprocessing."""
+_NON_NAME_CHARACTERS: Final = re.compile(r"[^a-z0-9_.-]+")
+
+
+def check_name(name: object) -> str:
+    """A name that was given. Raises ValueError for one that no log could keep."""
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable():
+        raise ValueError(f"name must be a text of 1 to {NAME_MAX} printable characters, not {name!r}"[:200])
+    return name
+
+
+def get_function_name(function: Callable[..., Any]) -> str:
+    """The name under which a function's calls are remembered: that of its module and its own.
+
+    Raises ValueError where it would not be the name of one function alone.
+    """
+    module, name = function.__module__, function.__qualname__
+    if "<" in name:
+        raise ValueError(
+            f"{name} is inside of another function, so its name could be another's too: give it one with name=…"
+        )
+    return f"{get_module_name(module)}.{name}"
+
+
+def get_module_name(module: str) -> str:
+    """What a script is called when another program imports it: both mean the same functions and exceptions."""
+    if module not in _MAIN:
+        return module
+    main = sys.modules.get(module)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return Path(getattr(main, "__file__", None) or "__main__").stem
+
+
+def build_policy(kind: str, name: str, retention: Retention) -> Policy:
+    """The policy for calls of that name. Each has its own, so that a changed retention is noticed, not confused."""
+    plain = _NON_NAME_CHARACTERS.sub("-", name.lower())
+    policy = f"{kind}.{plain}"
+    if plain != name or len(policy) > NAME_CHARACTERS_MAX:
+        suffix = f"-{sha256(name.encode()).hexdigest()[:8]}"
+        policy = policy[: NAME_CHARACTERS_MAX - len(suffix)] + suffix
+    return Policy(
+        name=policy,
+        key_bytes=(1, KEY_BYTES_MAX),
+        order=Order.STREAM,
+        on_reuse=OnReuse.REFUSE,
+        retention=retention,
+        leased=True,
+    )
+
+
+class Arguments:
+    """The arguments of a function's calls, as one canonical text."""
+
+    def __init__(self, function: Callable[..., Any], ignore: Sequence[str]) -> None:
+        if isinstance(ignore, str):
+            raise TypeError("ignore is a list of parameters, not the name of one")
+        self._signature = inspect.signature(function)
+        self._ignore = frozenset(ignore)
+        unknown = self._ignore - self._signature.parameters.keys()
+        if unknown:
+            raise ValueError(f"ignore names {sorted(unknown)}, but {function.__qualname__} has no such parameter")
+        parameters = self._signature.parameters.values()
+        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        self._positional: list[str] | None = None
+        if all(one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
+            self._positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Raises TypeError for what the function could not be called with, CanonicalError for what has no form."""
+        values = self._bind(args, kwargs)
+        for name in self._ignore:
+            del values[name]
+        encoded = canonical_fast(values)  # most are JSON as they are
+        if encoded is not None:
+            return encoded
+        try:
+            encoded = canonical_exact(values)
+        except CanonicalError:
+            return self._encode_tagged(values)
+        return self._encode_tagged(values) if _has_large_integer(values) else encoded
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every parameter with its value. `inspect` can do it all, but takes its time; most calls are simple."""
+        if self._positional is not None and len(args) <= len(self._positional):
+            values = dict(zip(self._positional, args, strict=False))
+            if values.keys().isdisjoint(kwargs):
+                values = {**self._defaults, **values, **kwargs}
+                if values.keys() == self._signature.parameters.keys():
+                    return values
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _encode_tagged(self, values: dict[str, Any]) -> bytes:
+        """Raises CanonicalError that names the argument at fault."""
+        forms = {}
+        for name, value in values.items():
+            try:
+                forms[name] = to_json_arrays(_tag(value))
+            except CanonicalError as error:
+                raise CanonicalError(f"$.{name}", error.reason) from error
+            except (TypeError, ValueError, RecursionError) as error:
+                reason = f"has no canonical form: {error}; if it says nothing about the call, name it in ignore=…"
+                raise CanonicalError(f"$.{name}", reason) from error
+        return canonical_at(forms, "$")
+
+
+_PLAIN: Final = (str, float, bool, type(None))
+
+
+def _has_large_integer(value: Any) -> bool:
+    """Tell whether a value of JSON has an integer that `_tag` tags.
+
+    Canonical JSON has a form for some of these integers, but the keys of earlier calls were made of the tagged form.
+    """
+    left = [value]
+    while left:
+        one = left.pop()
+        if type(one) is dict:
+            left.extend(one.values())
+        elif type(one) is list:
+            left.extend(one)
+        elif type(one) is int and abs(one) > _EXACT_MAX:
+            return True
+    return False
+
+
+def _tag(value: Any) -> Any:
+    """What JSON has no form for, with the name of its class: `Refund(5)` is not `Charge(5)`, nor `b"YQ=="` its text."""
+    if isinstance(value, list | tuple):
+        return [_tag(one) for one in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a dict has keys that are not texts")
+        return {key: _tag(one) for key, one in value.items()}
+    if type(value) in _PLAIN or (type(value) is int and abs(value) <= _EXACT_MAX):
+        return value
+    return {type(value).__name__: _to_builtins(value)}
+
+
+def _to_builtins(value: Any) -> Any:
+    if type(value) is int:
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _tag(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {name: _tag(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, set | frozenset):
+        return sorted((_tag(one) for one in value), key=canonical)
+    return msgspec.to_builtins(value)
+
+
+def to_json_arrays(value: Any) -> Any:
+    """JSON has no tuples."""
+    if isinstance(value, dict):
+        return {key: to_json_arrays(one) for key, one in value.items()}
+    return [to_json_arrays(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def encode_key(key: object) -> bytes:
+    """A key that the caller chose: a text is its UTF-8 bytes, a UUID its 16."""
+    try:
+        raw = key.bytes if isinstance(key, UUID) else key.encode() if isinstance(key, str) else key
+    except UnicodeEncodeError as error:
+        raise ValueError("a key must not have lone surrogates") from error
+    if not isinstance(raw, bytes):
+        raise TypeError(f"a key is a text, bytes or a UUID, not {type(key).__name__}")
+    if not 1 <= len(raw) <= KEY_BYTES_MAX:
+        raise ValueError(f"a key must have 1 to {KEY_BYTES_MAX} bytes, not {len(raw)}")
+    return raw

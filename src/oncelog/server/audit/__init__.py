@@ -1,0 +1,1 @@
+"""Audit API: the administrative acts that the log has recorded."""

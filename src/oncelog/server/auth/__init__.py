@@ -1,0 +1,1 @@
+"""Authentication and authorization: credentials, principals and grants."""

@@ -1,0 +1,398 @@
+"""API keys: for programs, valid until they are revoked or expire. A file has their hashes only.
+
+A secret is 32 random bytes. There is nothing to guess that a slow hash would have to protect, so a plain SHA-256 is
+kept: it can be compared at every request, and does not lead back.
+"""
+
+import base64
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue
+from oncelog.core.identity import check_text
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
+from oncelog.server.auth import secret_files
+from oncelog.server.auth.credential_events import CredentialAct, CredentialEvent, CredentialEvents
+from oncelog.server.auth.credential_files import CredentialFile
+from oncelog.server.auth.grants import Grants, decode_grants
+from oncelog.server.auth.principal import Principal, find_principal_kind, parse_client_id, parse_new_client_id, to_actor
+from oncelog.server.auth.secret_files import FileContents, SecretCheck
+from oncelog.server.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+KEY_PREFIX: Final = "olk_"
+"""By which a key is told from a token, and found where it should not be."""
+FILE_VERSION: Final = 1
+FILE_VERSION_WITH_EXPIRY: Final = 2
+"""Of a file in which a key expires. Versions of Oncelog that do not know expiry refuse the file; all others are
+version 1, which they read."""
+# The last character carries four bits only, so that one secret has one text.
+_KEY_PATTERN: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
+
+
+class ApiKey(Struct, frozen=True, kw_only=True):
+    """What there is to know about a key. Its secret is not, and its hash stays in the file."""
+
+    id: str
+    client_id: str
+    name: str
+    grants: Grants
+    created_ms: int
+    revoked_ms: int | None = None
+    expires_ms: int | None = None
+    """From when on the key is refused; None: it does not expire."""
+
+    def has_expired(self, now_ms: int) -> bool:
+        """Return whether the key is refused because of its age."""
+        return self.expires_ms is not None and now_ms >= self.expires_ms
+
+
+class CreatedKey(Struct, frozen=True):
+    """A new key and its text, which is told this once. Its repr does not."""
+
+    key: ApiKey
+    text: str
+
+    def __repr__(self) -> str:
+        return f"Created({self.key!r})"
+
+
+class _StoredKey(Struct, frozen=True):
+    """A key as the file has it."""
+
+    key: ApiKey
+    hash: bytes
+
+
+class _KeyEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    secret_sha256: str
+    client_id: str
+    name: str
+    grants: dict[str, list[str]]
+    created_ms: int
+    revoked_ms: int | None
+    expires_ms: int | None = None
+
+
+class _KeyFileContent(Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    keys: list[_KeyEntry]
+
+
+KeysById = Mapping[str, _StoredKey]
+"""By id."""
+
+
+class _LoadedKeys(Struct, frozen=True):
+    """The keys of the file, and when it was last modified."""
+
+    keys: KeysById
+    modified_ns: int
+
+
+_UNKNOWN_KEY_HASH: Final = secrets.token_bytes(32)
+"""Compared with for an id that nobody has, so that it takes as long as one that somebody has."""
+
+
+class ApiKeys:
+    """The keys of a file. It knows none before the first `reload`."""
+
+    def __init__(self, path: str | Path, now_ms: Callable[[], int], check: SecretCheck = SecretCheck.SERVER) -> None:
+        self._path = Path(path)
+        self._check = check
+        self._now_ms = now_ms
+        self._keys: KeysById = {}
+        self._warned_ids: set[str] = set()
+        """Ids of keys that a warning was logged for."""
+        self._is_loaded = False
+        self._next_expiry_ms: int | None = None
+        """When the next key expires whose end has not been reported."""
+        self.events = CredentialEvents()
+
+    # --- who has come --------------------------------------------------------------------------------
+
+    def authenticate(self, text: str) -> Principal:
+        """Whose key that is. Raises AuthError if it is nobody's, or was revoked."""
+        parts = _KEY_PATTERN.fullmatch(text)
+        if parts is None:
+            raise AuthError("API key: malformed")
+        kept = self._keys.get(parts[1])
+        hashed = sha256(base64.urlsafe_b64decode(parts[2] + "=")).digest()
+        is_right = hmac.compare_digest(hashed, _UNKNOWN_KEY_HASH if kept is None else kept.hash)
+        if kept is None or not is_right:
+            raise AuthError("API key: unknown" if kept is None else f"API key {parts[1]}: another secret")
+        if kept.key.revoked_ms is not None:
+            raise AuthError(f"API key {kept.key.id}: revoked")
+        if kept.key.has_expired(self._now_ms()):
+            raise AuthError(f"API key {kept.key.id}: expired")
+        return _to_principal(kept.key)
+
+    def find_principal(self, key_id: str, now_ms: int) -> Principal | None:
+        """Return the principal of a key with its grants of now; None if the key was revoked or removed, or expired."""
+        kept = self._keys.get(key_id)
+        if kept is None or kept.key.revoked_ms is not None or kept.key.has_expired(now_ms):
+            return None
+        return _to_principal(kept.key)
+
+    # --- the file ------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Takes the keys that are in the file now. Raises SettingsError if it is bad, and keeps those it had."""
+        self.use({self._path: self._load_file()})
+
+    def get_credential_file(self) -> CredentialFile:
+        """Return the file of keys, for polling."""
+        path = self._path
+        return CredentialFile("api_keys", str(path), API_KEYS_FILE_BYTES_MAX, self._parse, self, path)
+
+    def load_keys(self) -> KeysById:
+        """Return the keys in the file. Raises SettingsError, and changes nothing."""
+        return self._load_file().keys
+
+    def _load_file(self) -> _LoadedKeys:
+        return self._parse(secret_files.read_file(str(self._path), API_KEYS_FILE_BYTES_MAX))
+
+    def _parse(self, contents: FileContents) -> _LoadedKeys:
+        contents.check_secret("API keys", self._check)
+        return _LoadedKeys(_decode_file(secret_files.parse_json(contents), contents.path), contents.modified_ns)
+
+    def check(self, contents: Mapping[Path, _LoadedKeys]) -> None:
+        """As `CredentialUser` says: the content of one file has nothing to go together with."""
+
+    def restrict(self, _: Path, content: _LoadedKeys) -> _LoadedKeys | None:
+        """As `CredentialUser` says."""
+        common = ((id_, kept, content.keys.get(id_)) for id_, kept in self._keys.items())
+        keys = {
+            id_: _intersect_keys(kept, new) for id_, kept, new in common if new is not None and _is_same_key(kept, new)
+        }
+        return None if keys == self._keys else _LoadedKeys(keys, content.modified_ns)
+
+    def use(self, contents: Mapping[Path, _LoadedKeys]) -> None:
+        """Accept the keys of the file from now on, and report keys that have ended.
+
+        A warning is logged once for each key whose client id looks like another principal.
+        """
+        for content in contents.values():
+            self._use(content)
+
+    def _use(self, content: _LoadedKeys) -> None:
+        self.report_expired()
+        keys = content.keys
+        before, self._keys = self._keys, keys
+        self._report_ended(before, content.modified_ns)
+        for id_, kept in keys.items():
+            kind = find_principal_kind(kept.key.client_id)
+            if kind is not None and kept.key.revoked_ms is None and id_ not in self._warned_ids:
+                self._warned_ids.add(id_)
+                logger.warning(
+                    "the client id of an API key begins with `%s:`, so it may share the ledger streams of another "
+                    "principal; replace the key",
+                    kind,
+                    extra={"key_id": id_, "client_id": kept.key.client_id},
+                )
+
+    def report_expired(self) -> None:
+        """Report the keys that have expired since the last call."""
+        now_ms, due_ms = self._now_ms(), self._next_expiry_ms
+        if due_ms is not None and now_ms >= due_ms:
+            for key in self._iterate_expiring(since_ms=due_ms):
+                if key.has_expired(now_ms):
+                    self._publish("api_key_expired", key, key.expires_ms or 0)
+            self._next_expiry_ms = self._find_next_expiry(now_ms)
+
+    def _report_ended(self, before: KeysById, changed_ns: int) -> None:
+        """Report the keys that were revoked or removed since the previous content, and plan the next expiry."""
+        now_ms, is_initial = self._now_ms(), not self._is_loaded
+        self._is_loaded = True
+        for id_, kept in self._keys.items():
+            key, known = kept.key, before[id_].key if id_ in before else None
+            if key.revoked_ms is not None:
+                if known is None or known.revoked_ms is None:
+                    self._publish("api_key_revoked", key, key.revoked_ms, is_initial=is_initial)
+            elif key.has_expired(now_ms) and (known is None or known.expires_ms != key.expires_ms):
+                self._publish("api_key_expired", key, key.expires_ms or 0, is_initial=is_initial)
+        for id_ in before.keys() - self._keys.keys():
+            if before[id_].key.revoked_ms is None:
+                self._publish("api_key_removed", before[id_].key, now_ms, changed_ns=changed_ns)
+        self._next_expiry_ms = self._find_next_expiry(now_ms)
+
+    def _iterate_expiring(self, since_ms: int) -> Iterator[ApiKey]:
+        """Yield the keys that expire then or later and are not revoked."""
+        for kept in self._keys.values():
+            expires_ms = kept.key.expires_ms
+            if expires_ms is not None and expires_ms >= since_ms and kept.key.revoked_ms is None:
+                yield kept.key
+
+    def _find_next_expiry(self, after_ms: int) -> int | None:
+        return min((key.expires_ms or 0 for key in self._iterate_expiring(since_ms=after_ms + 1)), default=None)
+
+    def _publish(
+        self, act: CredentialAct, key: ApiKey, at_ms: int, *, changed_ns: int = 0, is_initial: bool = False
+    ) -> None:
+        self.events.publish(
+            CredentialEvent(
+                act=act,
+                id=key.id,
+                path=str(self._path),
+                at_ms=at_ms,
+                changed_ns=changed_ns,
+                client_id=key.client_id,
+                is_initial=is_initial,
+            )
+        )
+
+    def list(self) -> Sequence[ApiKey]:
+        """The keys of the file, revoked ones too, the oldest first."""
+        return [kept.key for kept in self.load_keys().values()]
+
+    def create(self, client_id: str, name: str, grants: Grants, expires_ms: int | None = None) -> CreatedKey:
+        """Makes a key, and the file if there is none. It is on the disk when this returns its text, and only then.
+
+        Raises CanonicalError for a name that is none, LimitExceededError when the file is full, and SettingsError
+        when it is bad or cannot be written.
+        """
+        client_id = parse_new_client_id(client_id, "$.client_id")
+        name = _check_name(name, "$.name")
+        secret = secrets.token_bytes(API_KEY_SECRET_BYTES)
+        with self._lock_file() as path:
+            keys = dict(self.load_keys()) if path.exists() else {}
+            if len(keys) >= API_KEYS_MAX:
+                raise LimitExceededError("API_KEYS_MAX", API_KEYS_MAX)
+            id_ = _new_id(keys)
+            key = ApiKey(
+                id=id_, client_id=client_id, name=name, grants=grants, created_ms=self._now_ms(), expires_ms=expires_ms
+            )
+            self._write(path, {**keys, id_: _StoredKey(key, sha256(secret).digest())})
+        return CreatedKey(key, f"{KEY_PREFIX}{id_}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}")
+
+    def revoke(self, key_id: str) -> ApiKey | None:
+        """Revokes a key for ever; its entry stays. None if there is none of that id. A second time changes nothing."""
+        with self._lock_file() as path:
+            keys = self.load_keys()
+            kept = keys.get(key_id)
+            if kept is None or kept.key.revoked_ms is not None:
+                return None if kept is None else kept.key
+            revoked = msgspec.structs.replace(kept.key, revoked_ms=self._now_ms())
+            self._write(path, {**keys, key_id: _StoredKey(revoked, kept.hash)})
+        return revoked
+
+    @contextmanager
+    def _lock_file(self) -> Iterator[Path]:
+        """The file itself, where a link leads to it: what replaces the file must not replace the link."""
+        path = self._path.resolve()
+        with secret_files.lock_file(path):
+            yield path
+
+    def _write(self, path: Path, keys: KeysById) -> None:
+        text = _encode_file(keys)
+        if len(text) > API_KEYS_FILE_BYTES_MAX:
+            raise LimitExceededError("API_KEYS_FILE_BYTES_MAX", API_KEYS_FILE_BYTES_MAX)
+        secret_files.replace_file(path, text)
+        self._keys = keys
+
+
+def _to_principal(key: ApiKey) -> Principal:
+    actor = to_actor("client", key.client_id, "$.client_id")
+    return Principal(actor=actor, client_id=key.client_id, grants=key.grants, expires_ms=key.expires_ms, key_id=key.id)
+
+
+def _is_same_key(stored: _StoredKey, new: _StoredKey) -> bool:
+    """Return whether two entries with one id are of one key."""
+    return hmac.compare_digest(stored.hash, new.hash) and stored.key.client_id == new.key.client_id
+
+
+def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
+    """Return a key that may do what both entries allow: revoked if one is, expiring with the first of them."""
+    key = msgspec.structs.replace(
+        stored.key,
+        grants=stored.key.grants.intersect(new.key.grants),
+        revoked_ms=new.key.revoked_ms if stored.key.revoked_ms is None else stored.key.revoked_ms,
+        expires_ms=min((one for one in (stored.key.expires_ms, new.key.expires_ms) if one is not None), default=None),
+    )
+    return _StoredKey(key, stored.hash)
+
+
+def _new_id(keys: KeysById) -> str:
+    while (found := secrets.token_hex(API_KEY_ID_BYTES)) in keys:
+        pass
+    return found
+
+
+# --- as it is written -----------------------------------------------------------------------------------
+
+
+def _encode_file(keys: KeysById) -> bytes:
+    entries = [
+        {
+            "id": kept.key.id,
+            "secret_sha256": kept.hash.hex(),
+            "client_id": kept.key.client_id,
+            "name": kept.key.name,
+            "grants": kept.key.grants.to_claim(),
+            "created_ms": kept.key.created_ms,
+            "revoked_ms": kept.key.revoked_ms,
+            **({} if kept.key.expires_ms is None else {"expires_ms": kept.key.expires_ms}),
+        }
+        for kept in keys.values()
+    ]
+    version = FILE_VERSION if all(kept.key.expires_ms is None for kept in keys.values()) else FILE_VERSION_WITH_EXPIRY
+    return orjson.dumps({"version": version, "keys": entries}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _decode_file(value: JsonValue, path: str) -> KeysById:
+    try:
+        return _to_keys(msgspec.convert(value, _KeyFileContent))
+    except (msgspec.ValidationError, CanonicalError) as error:
+        raise SettingsError(f"{path} is no file of API keys: {error}") from error
+
+
+def _to_keys(content: _KeyFileContent) -> KeysById:
+    if content.version not in (FILE_VERSION, FILE_VERSION_WITH_EXPIRY):
+        raise CanonicalError(
+            "$.version", f"must be {FILE_VERSION} or {FILE_VERSION_WITH_EXPIRY}: a newer Oncelog has written it"
+        )
+    if len(content.keys) > API_KEYS_MAX:
+        raise CanonicalError("$.keys", f"must have at most {API_KEYS_MAX} entries")
+    keys: dict[str, _StoredKey] = {}
+    for index, one in enumerate(content.keys):
+        kept = _to_stored_key(one, f"$.keys[{index}]")
+        if keys.setdefault(one.id, kept) is not kept:
+            raise CanonicalError(f"$.keys[{index}].id", "is there twice")
+    return keys
+
+
+def _to_stored_key(entry: _KeyEntry, path: str) -> _StoredKey:
+    if re.fullmatch(r"[0-9a-f]{16}", entry.id) is None:
+        raise CanonicalError(f"{path}.id", "must be 16 hexadecimal digits")
+    if re.fullmatch(r"[0-9a-f]{64}", entry.secret_sha256) is None:
+        raise CanonicalError(f"{path}.secret_sha256", "must be 64 hexadecimal digits")
+    key = ApiKey(
+        id=entry.id,
+        client_id=parse_client_id(entry.client_id, f"{path}.client_id"),
+        name=_check_name(entry.name, f"{path}.name"),
+        grants=decode_grants(entry.grants, f"{path}.grants"),
+        created_ms=entry.created_ms,
+        revoked_ms=entry.revoked_ms,
+        expires_ms=entry.expires_ms,
+    )
+    return _StoredKey(key, bytes.fromhex(entry.secret_sha256))
+
+
+def _check_name(value: str, path: str) -> str:
+    if not 1 <= len(check_text(value, path)) <= NAME_CHARACTERS_MAX:
+        raise CanonicalError(path, f"must have 1 to {NAME_CHARACTERS_MAX} characters, not {len(value)}")
+    return value

@@ -1,0 +1,133 @@
+"""From the text that a client shows to who it is: the part of the server that says whom it serves.
+
+A door calls `authenticate` once for a connection or request, and asks the principal's grants for every partition,
+before anything is looked up (CO-22). What a client is told is the text of `AuthError`, what the log gets its `reason`.
+"""
+
+import re
+from typing import ClassVar, Final, Protocol
+
+from oncelog.errors import AuthError, SettingsError
+from oncelog.server.auth.api_keys import KEY_PREFIX, ApiKey, ApiKeys, CreatedKey
+from oncelog.server.auth.credential_events import CredentialEvent, CredentialListener
+from oncelog.server.auth.credential_files import CredentialFiles
+from oncelog.server.auth.grants import EVERYTHING, Grants, decode_grants, parse_grants
+from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.auth.tokens import Tokens, TokenSettings
+
+__all__ = [
+    "EVERYTHING",
+    "ApiKey",
+    "ApiKeys",
+    "Authenticator",
+    "CreatedKey",
+    "CredentialEvent",
+    "CredentialListener",
+    "CredentialVerifier",
+    "DevelopmentAuthenticator",
+    "Grants",
+    "KeyFile",
+    "KeyKind",
+    "Principal",
+    "TokenSettings",
+    "Tokens",
+    "decode_grants",
+    "parse_grants",
+]
+
+
+class CredentialVerifier(Protocol):
+    """What a door needs to know of identities."""
+
+    is_open: ClassVar[bool]
+    """Whether everybody is let in. Then the server must bind to loopback only, and say so (CO-21)."""
+
+    def authenticate(self, credential: str | None) -> Principal:
+        """Who shows this credential. Raises AuthError if nobody that is known."""
+
+    def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
+        """The principal with the rights of now; None if their connection must end."""
+
+    def reload(self) -> None:
+        """Load every credential file. Raises SettingsError for bad files, which keep their content, at the end."""
+
+
+class Authenticator:
+    """Knows tokens, API keys or both. Call `reload` before the first use, and when the files have changed."""
+
+    is_open: ClassVar = False
+
+    def __init__(self, tokens: Tokens | None = None, api_keys: ApiKeys | None = None) -> None:
+        if tokens is None and api_keys is None:
+            raise SettingsError("neither tokens nor API keys are configured: nobody could come in")
+        self._tokens = tokens
+        self._api_keys = api_keys
+        signing_keys = [] if tokens is None else tokens.get_credential_files()
+        self.files = CredentialFiles(
+            signing_keys if api_keys is None else [*signing_keys, api_keys.get_credential_file()]
+        )
+
+    def authenticate(self, credential: str | None) -> Principal:
+        """As `CredentialVerifier` says. What begins like an API key is one, all else a token."""
+        if not credential:
+            raise AuthError("no credential")
+        known = self._api_keys if credential.startswith(KEY_PREFIX) else self._tokens
+        if known is None:
+            raise AuthError("a credential of a kind that is not configured")
+        return known.authenticate(credential)
+
+    def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
+        """As `CredentialVerifier` says: a token or key until it expires, is revoked, or its (signing) key is removed."""
+        if principal.key_id is None:
+            has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
+            return principal if has_key and not principal.has_expired(now_ms) else None
+        current = None if self._api_keys is None else self._api_keys.find_principal(principal.key_id, now_ms)
+        return current if current is not None and current.actor == principal.actor else None
+
+    def reload(self) -> None:
+        """As `CredentialVerifier` says."""
+        self.files.reload()
+
+    def report_expired(self) -> None:
+        """Report the API keys that have expired since the last call to the listeners."""
+        if self._api_keys is not None:
+            self._api_keys.report_expired()
+
+    def subscribe(self, listener: CredentialListener) -> None:
+        """Call the listener when a key has been revoked or removed, or has expired."""
+        for source in (self._tokens, self._api_keys):
+            if source is not None:
+                source.events.subscribe(listener)
+
+
+DEVELOPER: Final = Principal(actor="user:developer", client_id=None, grants=EVERYTHING)
+
+
+_USER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+class DevelopmentAuthenticator:
+    """Lets everybody do everything, whatever they show. For a server that only its own machine can reach."""
+
+    is_open: ClassVar = True
+    files: ClassVar = CredentialFiles()
+
+    def authenticate(self, credential: str | None) -> Principal:
+        """The developer; or, where a plain name is shown, the user of that name."""
+        if credential is None or _USER_NAME.fullmatch(credential) is None:
+            return DEVELOPER
+        return Principal(actor=f"user:{credential}", client_id=None, grants=EVERYTHING)
+
+    def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:  # noqa: ARG002
+        """As before."""
+        return principal
+
+    def reload(self) -> None:
+        """There is nothing to take."""
+
+    def report_expired(self) -> None:
+        """Do nothing: development mode has no keys."""
+
+    def subscribe(self, listener: CredentialListener) -> None:
+        """Do nothing: development mode has no keys."""

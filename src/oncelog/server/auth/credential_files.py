@@ -1,0 +1,345 @@
+"""Polling of credential files: each file is reloaded by itself, and keeps its last good content (CO-28).
+
+`read_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` puts the new content into use, on
+the event loop's thread.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.errors import SettingsError
+from oncelog.server.auth import secret_files
+from oncelog.server.auth.secret_files import FileContents, InsecureFileError
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+SETTLE_NS: Final = 1_000_000_000
+"""A file that was changed less than this before it was read is read once more: a second change within the resolution
+of the file system's clock would not be noticed otherwise."""
+RETRY_POLLS: Final = 10
+"""A file that failed and has not changed since is tried again at every tenth poll."""
+POLL_TIMEOUT_S: Final = 2.0
+"""Longest time that a poll waits for a file, such as one on a network file system that hangs. The read continues, and
+later polls use its result without waiting."""
+RELOAD_TIMEOUT_S: Final = 5.0
+"""The same for a complete reload."""
+
+FileVersion = tuple[int, ...]
+"""State of a file that changes with every write, replacement, and change of owner or mode."""
+
+
+class CredentialUser(Protocol):
+    """The user of one or several files. Contents are given by the `source` of their file."""
+
+    def check(self, contents: Mapping[Any, Any]) -> None:
+        """Raise SettingsError if these contents do not go together, or not with the other ones in use."""
+
+    def use(self, contents: Mapping[Any, Any]) -> None:
+        """Replace the contents of these files, and report the keys that have ended."""
+
+    def restrict(self, source: Any, content: Any) -> Any | None:
+        """Return the content in use without the keys and rights that the new content has not; None if it has all."""
+
+
+class CredentialFile:
+    """A polled file: how to parse it, the user of its content, and the state of its last reload."""
+
+    def __init__(
+        self,
+        kind: str,
+        path: str,
+        bytes_max: int,
+        parse: Callable[[FileContents], Any],
+        user: CredentialUser,
+        source: Hashable,
+    ) -> None:
+        self.kind = kind
+        self.path = path
+        self.bytes_max = bytes_max
+        self.parse = parse
+        self.user = user
+        self.source = source
+        self.version: FileVersion | None = None
+        """The state of the file when it was last read; None if it was missing."""
+        self.is_settled = False
+        self.digest: bytes | None = None
+        """Hash of the content in use; None if the newest content is not in use."""
+        self.error: str | None = None
+        """Why the newest content is not in use."""
+        self.reported: tuple[FileVersion | None, str] | None = None
+
+
+class FileRead(Struct, frozen=True, eq=False):
+    """The content of a file when it was read."""
+
+    file: CredentialFile
+    version: FileVersion | None
+    is_settled: bool
+    digest: bytes | None = None
+    content: Any = None
+    error: str | None = None
+    is_new: bool = True
+    """False if the content is in use already."""
+
+    @property
+    def is_insecure(self) -> bool:
+        """Whether other users may read or change the file: it may take keys and rights away, and adds none."""
+        return self.error is not None and self.content is not None
+
+
+class FileChanges(Struct, frozen=True):
+    """The files that have changed."""
+
+    generation: int
+    found: Sequence[FileRead]
+
+
+class _PendingRead(Struct, frozen=True):
+    """A read in a separate thread."""
+
+    generation: int
+    result: Future[FileRead | None]
+
+
+class CredentialFiles:
+    """All credential files of a server. Nothing is loaded before the first `reload`."""
+
+    def __init__(self, files: Iterable[CredentialFile] = ()) -> None:
+        self._files = tuple(files)
+        self._generation = 0
+        """Counts complete reloads, so that `apply` ignores reads from before the last one."""
+        self._polls = 0
+        self._pending_reads: dict[CredentialFile, _PendingRead] = {}
+        """Reads that took longer than a poll waits. Used by `read_changes` only."""
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
+
+    def count_failed(self) -> Mapping[str, int]:
+        """Return how many files of each kind have a newest content that is not in use."""
+        counted = Counter({file.kind: 0 for file in self._files})
+        counted.update(file.kind for file in self._files if file.error is not None)
+        return counted
+
+    def reload(self) -> None:
+        """Load every file. Raises SettingsError with all failures, after the other files were loaded."""
+        self._generation += 1
+        readings = {file: _start_read(partial(_load, file)) for file in self._files}
+        wait(readings.values(), RELOAD_TIMEOUT_S)
+        found = [one for file, result in readings.items() if (one := _get_result(file, result)) is not None]
+        self._use(found)
+        _take_new_failures(found)
+        errors = [file.error for file in self._files if file.error is not None]
+        if errors:
+            raise SettingsError("; ".join(errors))
+
+    def load_changes(self) -> FileChanges:
+        """Read changed files. Read failed files too if a file has changed, and at every `RETRY_POLLS`-th poll."""
+        generation = self._generation
+        self._polls += 1
+        is_retry = self._polls % RETRY_POLLS == 0
+        found = self._load_changed(generation, self._files, is_retry=is_retry)
+        if found:
+            done = {one.file for one in found}
+            failed = [file for file in self._files if file.error is not None and file not in done]
+            found += self._load_changed(generation, failed, is_retry=True)
+        return FileChanges(generation, found)
+
+    def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
+        """Put changed files into use. Return whether there were any, and the failures that were not returned before."""
+        if changes.generation != self._generation:
+            return False, []
+        used = self._use(changes.found)
+        for file in used:
+            if file.error is None:
+                logger.info("%s was reloaded", file.path, extra={"kind": file.kind})
+        return bool(used), _take_new_failures(changes.found)
+
+    def _load_changed(self, generation: int, files: Iterable[CredentialFile], *, is_retry: bool) -> list[FileRead]:
+        """Read files that have changed, each in a thread. A file that hangs delays the others once."""
+        found, started = [], []
+        for file in files:
+            reading = self._pending_reads.pop(file, None)
+            if reading is not None and not reading.result.done():
+                self._pending_reads[file] = reading
+                continue
+            late = None if reading is None or reading.generation != generation else _get_result(file, reading.result)
+            if late is None:
+                started.append((file, _start_read(partial(_load_change, file, is_retry=is_retry))))
+            else:
+                found.append(late)
+        wait([result for _, result in started], POLL_TIMEOUT_S)
+        for file, result in started:
+            if not result.done():
+                self._pending_reads[file] = _PendingRead(generation, result)
+            one = _get_result(file, result)
+            if one is not None:
+                found.append(one)
+        return found
+
+    def _use(self, changes: Sequence[FileRead]) -> list[CredentialFile]:
+        """Use the contents of all changed files at once: a key that moves from one file to another has not ended."""
+        by_user: dict[CredentialUser, list[FileRead]] = {}
+        for found in changes:
+            file = found.file
+            file.version, file.is_settled = found.version, found.is_settled
+            if found.error is not None:
+                _record_failure(file, found.error)
+            if found.content is not None and found.is_new:
+                by_user.setdefault(file.user, []).append(found)
+        used = []
+        for user, own in by_user.items():
+            try:
+                used += _use_together(user, own)
+            except Exception as error:
+                logger.exception("changed credential files could not be put into use")
+                for found in own:  # tried again, although the files do not change any more
+                    _record_failure(found.file, f"{found.file.path} cannot be used: {type(error).__name__}")
+        return used
+
+
+def _use_together(user: CredentialUser, changes: Sequence[FileRead]) -> list[CredentialFile]:
+    """Use the contents of files of one user, and return the files whose content is in use now."""
+    pending = []
+    for found in changes:
+        content = user.restrict(found.file.source, found.content) if found.is_insecure else found.content
+        if content is not None:
+            pending.append(replace(found, content=content))
+    if not pending:
+        return []
+    chosen, refused = _choose_compatible(user, pending)
+    user.use({found.file.source: found.content for found in chosen})
+    for found in chosen:
+        if found.error is None:
+            found.file.digest, found.file.error, found.file.reported = found.digest, None, None
+    for found, error in refused:
+        _record_failure(found.file, error)
+    return [found.file for found in chosen]
+
+
+def _choose_compatible(
+    user: CredentialUser, pending: Sequence[FileRead]
+) -> tuple[list[FileRead], list[tuple[FileRead, str]]]:
+    """Return the contents that can be used together, and the others with the reason for which they are refused.
+
+    All of them can in most cases, also if two files exchange their keys. Otherwise one file may be the wrong one.
+    """
+
+    def problem(found: Iterable[FileRead]) -> str | None:
+        try:
+            user.check({one.file.source: one.content for one in found})
+        except SettingsError as error:
+            return str(error)
+        return None
+
+    chosen: list[FileRead] = next((one for one in _iterate_candidates(pending) if problem(one) is None), [])
+    left = [one for one in pending if one not in chosen]
+    while (fitting := next((one for one in left if problem([*chosen, one]) is None), None)) is not None:
+        chosen.append(fitting)
+        left.remove(fitting)
+    return chosen, [(one, problem([*chosen, one]) or "") for one in left]
+
+
+def _iterate_candidates(pending: Sequence[FileRead]) -> Iterator[list[FileRead]]:
+    yield list(pending)
+    for left_out in reversed(pending):
+        yield [one for one in pending if one is not left_out]
+
+
+def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
+    """Return the failures of these files that were not returned before: one for each change of a file."""
+    failures = []
+    for found in changes:
+        file = found.file
+        if file.error is not None and file.reported != (found.version, file.error):
+            file.reported = (found.version, file.error)
+            effect = "keys that it has not are removed, and none is added" if found.is_insecure else _STILL_IN_USE
+            failures.append(f"{effect}: {file.error}")
+    return failures
+
+
+_STILL_IN_USE: Final = "its previous content stays in use"
+
+
+def _record_failure(file: CredentialFile, error: str) -> None:
+    file.error, file.digest = error, None
+
+
+def _start_read(read: Callable[[], FileRead | None]) -> Future[FileRead | None]:
+    """Start a read in a daemon thread: a file that hangs must not keep the process from ending."""
+    result: Future[FileRead | None] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(read())
+        except BaseException as error:  # noqa: BLE001 - raised by the reader of the result
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="oncelog-credential-file", daemon=True).start()
+    return result
+
+
+def _get_result(file: CredentialFile, future: Future[FileRead | None]) -> FileRead | None:
+    """Return the result of a read; a failure if the read is not over, or has raised an error."""
+    if not future.done():
+        return FileRead(
+            file, file.version, is_settled=False, error=f"{file.path} cannot be read: the file system hangs"
+        )
+    try:
+        return future.result()
+    except Exception as error:
+        logger.debug("a credential file cannot be read", exc_info=True)
+        return FileRead(
+            file, file.version, is_settled=False, error=f"{file.path} cannot be read: {type(error).__name__}"
+        )
+
+
+def _load_change(file: CredentialFile, *, is_retry: bool) -> FileRead | None:
+    """Read the file if it has changed, or if it failed and is tried again; None otherwise."""
+    is_due = not file.is_settled or (is_retry and file.error is not None)
+    return _load(file) if is_due or _get_version(file.path) != file.version else None
+
+
+def _load(file: CredentialFile) -> FileRead:
+    version = _get_version(file.path)  # before the content: a later change is noticed by the next poll
+    # Position 1 is the time of the last change.
+    is_settled = version is None or abs(time.time_ns() - version[1]) > SETTLE_NS
+    try:
+        contents = secret_files.read_file(file.path, file.bytes_max)
+        digest = sha256(f"{contents.owner} {contents.mode} ".encode() + contents.data).digest()
+        if digest == file.digest:
+            return FileRead(file, version, is_settled, digest, is_new=False)
+        try:
+            return FileRead(file, version, is_settled, digest, file.parse(contents))
+        except InsecureFileError as error:
+            content = file.parse(contents.to_private())
+            return FileRead(file, version, is_settled, content=content, error=str(error))
+    except SettingsError as error:
+        return FileRead(file, version, is_settled, error=str(error))
+
+
+def _get_version(path: str) -> FileVersion | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once a second for every file
+    except OSError:
+        return None
+    return (
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        found.st_size,
+        found.st_ino,
+        found.st_dev,
+        found.st_mode,
+        found.st_uid,
+    )

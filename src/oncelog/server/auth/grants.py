@@ -1,0 +1,148 @@
+"""What an identity may read and write: partitions, by exact name or by prefix."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue, nfc
+from oncelog.core.deltas import SCOPE_PREFIX
+from oncelog.core.identity import CONTROL_CHARACTER, check_object, check_text
+from oncelog.core.limits import PARTITION_CHARACTERS_MAX
+from oncelog.errors import CanonicalError
+from oncelog.server.limits import GRANTS_MAX
+
+WILDCARD: Final = "*"
+"""At the end of a grant it stands for anything, nothing too. Elsewhere it is a character like others."""
+
+
+_GATEWAY_PREFIX: Final = f"{SCOPE_PREFIX}/"
+"""With this the name of a gateway's stream begins."""
+
+
+class _PartitionSet(Struct, frozen=True):
+    """Exact names, and prefixes without their asterisk. Nothing, unless it says so."""
+
+    names: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
+
+    def contains(self, partition: str) -> bool:
+        # As it is stored, whatever form it was asked for in: before that, the letter e is a prefix of é.
+        normal = nfc(partition)
+        return normal in self.names or normal.startswith(self.prefixes)
+
+    def select_covered(self, other: "_PartitionSet") -> "_PartitionSet":
+        """Return the entries of another one that this one covers as a whole."""
+        prefixes = tuple(prefix for prefix in other.prefixes if prefix.startswith(self.prefixes))
+        return _PartitionSet(frozenset(filter(self.contains, other.names)), prefixes)
+
+    def intersect(self, other: "_PartitionSet") -> "_PartitionSet":
+        """Return the partitions that both have. Of two prefixes that overlap, one covers the other."""
+        ours, theirs = other.select_covered(self), self.select_covered(other)
+        return _PartitionSet(ours.names | theirs.names, tuple(sorted({*ours.prefixes, *theirs.prefixes})))
+
+    def to_texts(self) -> list[str]:
+        return sorted([*self.names, *(prefix + WILDCARD for prefix in self.prefixes)])
+
+
+class Grants(Struct, frozen=True):
+    """The partitions that may be read and those that may be written; neither follows from the other.
+
+    Make one with `granted` or `decode_grants`. Partitions are compared in NFC (EV-6), in whatever form they come.
+    """
+
+    readable: _PartitionSet = _PartitionSet()
+    writable: _PartitionSet = _PartitionSet()
+    auditable: _PartitionSet = _PartitionSet()
+    """Streams whose administrative acts may be read (CO-43). The acts of the whole log need `*`."""
+
+    def may_read(self, partition: str) -> bool:
+        """Whether records of that partition may be read."""
+        return self.readable.contains(partition)
+
+    def may_write(self, partition: str) -> bool:
+        """Whether a write may name that partition."""
+        return self.writable.contains(partition)
+
+    def may_audit(self, stream: str) -> bool:
+        """Return whether the acts that concern a stream may be read; those of the whole log if it is empty."""
+        return self.auditable.contains(stream)
+
+    def intersect(self, other: "Grants") -> "Grants":
+        """Return the rights that are in both."""
+        return Grants(
+            self.readable.intersect(other.readable),
+            self.writable.intersect(other.writable),
+            self.auditable.intersect(other.auditable),
+        )
+
+    def to_claim(self) -> dict[str, list[str]]:
+        """`{"read": […], "write": […]}`, each once and in order; `decode_grants` makes the same grants of it.
+
+        `audit` is left out where it grants nothing: earlier versions refuse it.
+        """
+        audit = self.auditable.to_texts()
+        return {
+            "read": self.readable.to_texts(),
+            "write": self.writable.to_texts(),
+            **({"audit": audit} if audit else {}),
+        }
+
+
+def parse_grants(
+    read: Sequence[str] = (), write: Sequence[str] = (), audit: Sequence[str] = (), path: str = "$"
+) -> Grants:
+    """Grants of texts: `orders/1` is that partition, `orders/*` all that begin with `orders/`, `*` is everything.
+
+    Raises CanonicalError, with the path of the text that is none.
+    """
+    return Grants(
+        _parse_partitions(read, f"{path}.read"),
+        _parse_partitions(write, f"{path}.write"),
+        _parse_partitions(audit, f"{path}.audit"),
+    )
+
+
+def decode_grants(value: JsonValue, path: str = "$.grants") -> Grants:
+    """Grants as a token or a file has them: `{"read": […], "write": […], "audit": […]}`; a missing one grants nothing.
+
+    Raises CanonicalError with the path of what is wrong. Another member is refused: it may be one of these, misspelt.
+    """
+    members = check_object(value, path)
+    if not members.keys() <= {"read", "write", "audit"}:
+        raise CanonicalError(path, "must have no other members than read, write and audit")
+    for name, texts in members.items():
+        if type(texts) is not list:
+            raise CanonicalError(f"{path}.{name}", "must be an array")
+    return parse_grants(members.get("read", ()), members.get("write", ()), members.get("audit", ()), path)
+
+
+def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
+    if isinstance(texts, str):
+        raise CanonicalError(path, "must be an array, not a string")
+    names: set[str] = set()
+    prefixes: set[str] = set()
+    for index, text in enumerate(texts):
+        normal = nfc(_check_text(text, f"{path}[{index}]"))
+        is_prefix = normal.endswith(WILDCARD)
+        name = normal.removesuffix(WILDCARD) if is_prefix else normal
+        if len(name) > PARTITION_CHARACTERS_MAX or not normal:
+            raise CanonicalError(f"{path}[{index}]", f"must have 1 to {PARTITION_CHARACTERS_MAX} characters")
+        if name.startswith(_GATEWAY_PREFIX) and CONTROL_CHARACTER.search(name):
+            raise CanonicalError(f"{path}[{index}]", "names a gateway, and must not have control characters")
+        (prefixes if is_prefix else names).add(name)
+    if len(names) + len(prefixes) > GRANTS_MAX:
+        raise CanonicalError(
+            path, f"must have at most {GRANTS_MAX} different entries, not {len(names) + len(prefixes)}"
+        )
+    return _PartitionSet(frozenset(names), tuple(sorted(prefixes)))
+
+
+def _check_text(value: JsonValue, path: str) -> str:
+    text = check_text(value, path)
+    if "\0" in text:
+        raise CanonicalError(path, "must not have U+0000")
+    return text
+
+
+EVERYTHING: Final = parse_grants([WILDCARD], [WILDCARD], [WILDCARD])

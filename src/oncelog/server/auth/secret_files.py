@@ -1,0 +1,198 @@
+"""Files that hold keys: read with suspicion, written whole or not at all.
+
+What is in them never gets into an error: not as its text, and not as the exception that was met on the way, because
+some of those (of a text that is not UTF-8) carry all that they were given.
+"""
+
+import enum
+import fcntl
+import logging
+import os
+import shlex
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace as replace_fields
+
+from oncelog.core.canonical import JsonValue, parse
+from oncelog.errors import CanonicalError, SettingsError
+from oncelog.file_modes import is_first_report, open_new, open_or_create
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+_WRITABLE_BY_OTHERS: Final = stat.S_IWOTH
+_GROUP_OR_OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
+_MORE_THAN_GROUP_READ: Final = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
+
+
+class SecretCheck(enum.Enum):
+    """How strictly the owner and the mode of a secret file are checked (CO-26)."""
+
+    SERVER = "server"
+    """Refuse files of other users than the server's own and root, and files that more users may read."""
+    COMMAND = "command"
+    """The same, but root may use the files of every user: root maintains the files of a service."""
+    WARN = "warn"
+    """Log a warning and use the file, for files that a container runtime provides."""
+
+
+class InsecureFileError(SettingsError):
+    """A secret file that other users may read, change or own."""
+
+
+class FileContents(Struct, frozen=True):
+    """The bytes of a file with its owner and mode. The repr does not show the bytes."""
+
+    path: str
+    data: bytes
+    mode: int
+    owner: int = 0
+    modified_ns: int = 0
+    """When the file was last modified."""
+
+    def __repr__(self) -> str:
+        return f"Contents({self.path!r})"
+
+    def check_write_protected(self, description: str) -> None:
+        """Raise SettingsError if users outside of the group may change the file."""
+        if self.mode & _WRITABLE_BY_OTHERS:
+            raise InsecureFileError(
+                f"{self.path} has {description}, and other users may change it (its mode is {self.mode:04o}). "
+                f"Take that from them: chmod 600 {shlex.quote(self.path)}"
+            )
+
+    def check_secret(self, description: str, check: SecretCheck) -> None:
+        """Check the permissions of a secret file as `check_secret_file`."""
+        check_secret_file(self.path, self.owner, self.mode, description, check)
+
+    def to_private(self) -> "FileContents":
+        """Return the same contents with good permissions, to parse a file that takes keys and rights away only."""
+        return replace_fields(self, mode=stat.S_IRUSR, owner=os.geteuid())
+
+
+def check_secret_file(path: str, owner: int, mode: int, description: str, check: SecretCheck) -> None:
+    """Raise SettingsError for a secret file that other users may read or change, or own.
+
+    The rule is PostgreSQL's: the file belongs to this process's user and has at most mode 0600, or to root and has at
+    most mode 0640. Owner and mode are those of the opened descriptor, not of the path.
+    """
+    problem = _find_problem(path, owner, mode, check)
+    if problem is None:
+        return
+    if check is not SecretCheck.WARN or mode & _WRITABLE_BY_OTHERS:
+        raise InsecureFileError(
+            f"{path} has {description}, and {problem}. Where a container runtime provides the file with these permissions, "
+            "set check_secret_files to false (ONCELOG_CHECK_SECRET_FILES=false)"
+        )
+    if is_first_report(path, mode):
+        logger.warning("%s has %s, and %s", path, description, problem)
+
+
+def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str | None:
+    own, quoted = os.geteuid(), shlex.quote(path)
+    if owner not in (0, own) and not (check is SecretCheck.COMMAND and own == 0):
+        return f"belongs to the user with the id {owner}, not to root or {own}. Change that: chown {own} {quoted}"
+    if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS_ACCESS):
+        # The group of a file of root is how the server's user reads it.
+        most = "640" if owner == 0 and own != 0 else "600"
+        return f"other users may read or change it (its mode is {mode:04o}). Take that from them: chmod {most} {quoted}"
+    return None
+
+
+def read_file(path: str, bytes_max: int) -> FileContents:
+    """All of a file. Raises SettingsError for one that is not there, no plain file, or too large."""
+    try:
+        # Nonblocking, so that a pipe in the file's place is refused and not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise SettingsError(f"{path} is not a file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(bytes_max + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > bytes_max:
+        raise SettingsError(f"{path} is larger than {bytes_max} bytes")
+    return FileContents(path, data, stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns)
+
+
+def parse_json(contents: FileContents) -> JsonValue:
+    """The JSON value in it. Raises SettingsError, which says where it is none."""
+    try:
+        return parse(contents.data)
+    except CanonicalError as error:
+        problem = error.reason  # of the grammar and a place: nothing of the contents
+    raise SettingsError(f"{contents.path}: {problem}")
+
+
+@contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Only one process, and one thread of it, changes the file at a time.
+
+    The lock is on a file beside it, which stays: the file itself is replaced by every change, and a lock on what was
+    replaced keeps nobody out.
+    """
+    beside = f"{path}.lock"
+    try:
+        descriptor = open_or_create(beside, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        raise SettingsError(f"{beside} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Puts these bytes in the file's place, for its owner alone. The caller has it locked.
+
+    On the disk first, then the name, then the name on the disk: whoever finds the file finds all of it, old or new.
+    """
+    unfinished = Path(f"{path}.unfinished")
+    try:
+        unfinished.unlink(missing_ok=True)  # of a process that was killed; the lock says that it is nobody's now
+        try:
+            _write_file(unfinished, data, _find_owner(path))
+            unfinished.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _write_file(path: Path, data: bytes, owner: tuple[int, int] | None) -> None:
+    descriptor = open_new(path, os.O_WRONLY)
+    with os.fdopen(descriptor, "wb") as file:
+        if owner is not None and owner != (os.geteuid(), os.getegid()):
+            # What root changes stays the service's own, or the service could not read it any more.
+            os.fchown(descriptor, *owner)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _find_owner(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_uid, found.st_gid
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

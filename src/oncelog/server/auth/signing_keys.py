@@ -1,0 +1,287 @@
+"""The keys that tokens are signed and verified with, from files.
+
+Every key is for one algorithm, which its own kind decides and nothing that a token says: an RSA key can verify RS256
+and can be nothing to HS256. So a token chooses among the keys of its algorithm, never an algorithm for a key.
+"""
+
+import enum
+import hmac
+import secrets
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from joserfc.errors import JoseError, SecurityWarning
+from joserfc.jwa import JWSAlgModel
+from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from joserfc.jws import CompactSignature, JWSRegistry, extract_compact, serialize_compact, validate_compact
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue
+from oncelog.errors import SettingsError
+from oncelog.server.auth import secret_files
+from oncelog.server.auth.secret_files import FileContents, SecretCheck
+from oncelog.server.limits import (
+    RSA_BITS_MIN,
+    SECRET_BYTES_MIN,
+    TOKEN_CHARACTERS_MAX,
+    TOKEN_HEADER_CHARACTERS_MAX,
+    TOKEN_KEY_FILE_BYTES_MAX,
+    TOKEN_KEYS_MAX,
+    TOKEN_SIGNATURE_CHARACTERS_MAX,
+)
+
+ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
+_KEY_TYPES: Final[Mapping[str, type[Key]]] = {"oct": OctKey, "RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
+_PEM_TYPES: Final[Sequence[type[Key]]] = (RSAKey, ECKey, OKPKey)
+_KEY_ERRORS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError, SecurityWarning)
+"""What joserfc and cryptography raise for keys and signatures that are none."""
+
+
+_DIGEST_KEY: Final = secrets.token_bytes(32)
+
+
+class KeyKind(enum.Enum):
+    """What a file of keys is."""
+
+    SECRET = "secret"  # noqa: S105 - a word of the settings
+    """For HS256: its bytes, without the end of the last line."""
+    PEM = "pem"
+    """One public key, or a private one, of which the public part is taken."""
+    JWKS = "jwks"
+    """A JSON Web Key Set, RFC 7517."""
+
+
+class KeyFile(Struct, frozen=True):
+    """Where keys are, and what kind of file that is: it is never guessed."""
+
+    path: str
+    kind: KeyKind
+    key_id: str | None = None
+    """The `kid` of the one key in a secret or PEM file. A key without one is tried for every token."""
+
+
+class SigningKey(Struct, frozen=True):
+    """A key, the one algorithm that it is for, and the name that tokens know it by."""
+
+    algorithm: str
+    key_id: str | None
+    key: Key
+    digest: bytes = b""
+    """Identifies the key in this process, by algorithm, id and material. It reveals nothing of a secret."""
+
+    def __post_init__(self) -> None:
+        material = self.key.raw_value if isinstance(self.key, OctKey) else self.key.thumbprint().encode()
+        named = f"{self.algorithm}\0{self.key_id}\0".encode()
+        msgspec.structs.force_setattr(self, "digest", hmac.digest(_DIGEST_KEY, named + material, "sha256"))
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Return the thumbprint of a public key (RFC 7638); None for a secret, which a hash might reveal."""
+        return None if isinstance(self.key, OctKey) else self.key.thumbprint()
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self.algorithm!r}, {self.key_id!r})"
+
+    def sign(self, payload: bytes) -> str:
+        """A token of these claims. Raises SettingsError if the key is a public one."""
+        header = {"typ": "JWT", "alg": self.algorithm}
+        if self.key_id is not None:
+            header["kid"] = self.key_id
+        try:
+            return serialize_compact(header, payload, self.key, registry=_REGISTRY)
+        except _KEY_ERRORS:
+            pass
+        raise SettingsError("the key cannot sign: it has no private part, or is not for signatures")
+
+    def has_signed(self, signature: CompactSignature) -> bool:
+        """Whether the signature is this key's."""
+        try:
+            return validate_compact(signature, self.key, registry=_REGISTRY)
+        except _KEY_ERRORS:
+            return False
+
+
+class _Registry(JWSRegistry):
+    """Joserfc's algorithms: these four, with limits of our own, and no warning that EdDSA has a newer name."""
+
+    max_header_length = TOKEN_HEADER_CHARACTERS_MAX
+    max_payload_length = TOKEN_CHARACTERS_MAX
+    max_signature_length = TOKEN_SIGNATURE_CHARACTERS_MAX
+
+    def get_alg(self, name: str) -> JWSAlgModel:
+        """The algorithm of that name."""
+        if name not in ALGORITHMS:
+            raise ValueError("not one of our algorithms")
+        return self.algorithms[name]
+
+
+# Parameters of a header that nobody here knows have no part in anything (RFC 7515, 4): `crit` is refused by our caller.
+_REGISTRY: Final = _Registry(algorithms=ALGORITHMS, strict_check_header=False)
+
+
+def parse_token(token: str) -> CompactSignature | None:
+    """The three parts of a token, nothing in them believed yet; None if it has not this form."""
+    try:
+        return extract_compact(token.encode("ascii"), registry=_REGISTRY)
+    except (*_KEY_ERRORS, RecursionError):
+        return None
+
+
+# --- from files --------------------------------------------------------------------------------------
+
+
+def load_keys(
+    sources: Iterable[KeyFile], algorithms: Sequence[str], check: SecretCheck = SecretCheck.SERVER
+) -> list[SigningKey]:
+    """All keys of the files that are for one of these algorithms.
+
+    Raises SettingsError, which names the file, for one that is not as it should be, or has no such key at all.
+    """
+    found = [key for source in sources for key in parse_key_file(source, read_key_file(source), algorithms, check)]
+    check_key_set(found)
+    return found
+
+
+def read_key_file(source: KeyFile) -> FileContents:
+    """Return the content of a key file. Raises SettingsError."""
+    return secret_files.read_file(source.path, TOKEN_KEY_FILE_BYTES_MAX)
+
+
+def parse_key_file(
+    source: KeyFile, contents: FileContents, algorithms: Sequence[str], check: SecretCheck
+) -> list[SigningKey]:
+    """Return the keys of one file that are for one of these algorithms. Raises SettingsError."""
+    match source.kind:
+        case KeyKind.SECRET:
+            keys = [_decode_secret(contents, source.key_id, check)]
+        case KeyKind.PEM:
+            keys = [_decode_pem(contents, source.key_id, check)]
+        case KeyKind.JWKS:
+            keys = _decode_key_set(contents, check)
+    usable = [key for key in keys if key.algorithm in algorithms]
+    if not usable:
+        raise SettingsError(f"{source.path} has no key for {' or '.join(algorithms)}")
+    return usable
+
+
+def load_signing_key(path: str, algorithm: str, key_id: str | None, check: SecretCheck) -> SigningKey:
+    """Return the key of a file that signs tokens. Raises SettingsError.
+
+    The id chooses a key of a key set. The one key of a secret or PEM file gets the id, as on the server's side.
+    """
+    source = KeyFile(path, KeyKind.SECRET if algorithm == "HS256" else KeyKind.PEM, key_id)
+    contents = read_key_file(source)
+    if key_id is not None and _is_key_set(contents):
+        source = KeyFile(path, KeyKind.JWKS)
+    for key in parse_key_file(source, contents, [algorithm], check):
+        if key.key_id == key_id:
+            return key
+    raise SettingsError(f"{path} has no key of the id {key_id!r}")
+
+
+def _is_key_set(contents: FileContents) -> bool:
+    """Return whether a file is a JSON object with the member `keys`."""
+    try:
+        value = secret_files.parse_json(contents)
+    except SettingsError:
+        return False
+    return type(value) is dict and "keys" in value
+
+
+def check_key_set(keys: Sequence[SigningKey]) -> None:
+    """Check the keys of all files: their number, and that no id is used twice. Raises SettingsError."""
+    if len(keys) > TOKEN_KEYS_MAX:
+        raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are taken")
+    _check_unique_ids(keys)
+
+
+def _check_unique_ids(keys: Iterable[SigningKey]) -> None:
+    seen = set()
+    for key in keys:
+        name = (key.algorithm, key.key_id)
+        if key.key_id is not None and name in seen:
+            raise SettingsError(f"two keys for {key.algorithm} have the id {key.key_id!r}")
+        seen.add(name)
+
+
+def _decode_secret(contents: FileContents, key_id: str | None, check: SecretCheck) -> SigningKey:
+    contents.check_secret("a secret", check)
+    secret = contents.data.removesuffix(b"\n").removesuffix(b"\r")
+    if len(secret) < SECRET_BYTES_MIN:
+        raise SettingsError(f"{contents.path}: a secret must have at least {SECRET_BYTES_MIN} bytes")
+    key = _import_key(OctKey, secret)
+    if key is None:
+        raise SettingsError(f"{contents.path} is a key of another kind: as a secret everybody would know it")
+    return SigningKey("HS256", key_id, key)
+
+
+def _decode_pem(contents: FileContents, key_id: str | None, check: SecretCheck) -> SigningKey:
+    contents.check_write_protected("keys")
+    if b"PRIVATE KEY-----" in contents.data:
+        contents.check_secret("a private key", check)
+    if contents.data.count(b"-----BEGIN ") != 1:
+        raise SettingsError(f"{contents.path} must have one key in PEM form; name several files for several keys")
+    for key_type in _PEM_TYPES:
+        key = _import_key(key_type, contents.data)
+        algorithm = None if key is None else _find_algorithm(key)
+        if key is not None and algorithm is not None:
+            return SigningKey(algorithm, key_id, key)
+    raise SettingsError(
+        f"{contents.path} is no key in PEM form that tokens can be verified with: an RSA key of {RSA_BITS_MIN} bits or "
+        "more, an EC key on P-256 or an Ed25519 key, not encrypted"
+    )
+
+
+def _decode_key_set(contents: FileContents, check: SecretCheck) -> list[SigningKey]:
+    contents.check_write_protected("keys")
+    value = secret_files.parse_json(contents)
+    members = value.get("keys") if type(value) is dict else None
+    if type(members) is not list or not all(type(member) is dict for member in members):
+        raise SettingsError(f'{contents.path} is no key set: it must be {{"keys": [{{…}}, …]}}')
+    if any("d" in member or "k" in member for member in members):
+        contents.check_secret("a secret or a private key", check)
+    found = [_decode_member(contents.path, index, member) for index, member in enumerate(members)]
+    return [key for key in found if key is not None]
+
+
+def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> SigningKey | None:
+    """The key; None for one that is for other purposes than ours, which a set may have."""
+    key_type = _KEY_TYPES.get(str(member.get("kty")))
+    if key_type is None or member.get("use", "sig") != "sig":
+        return None
+    where = f"{path}: keys[{index}]"
+    key = _import_key(key_type, dict(member))
+    if key is None:
+        raise SettingsError(f"{where} is no good {key_type.key_type} key")
+    if isinstance(key, OctKey) and len(key.raw_value) < SECRET_BYTES_MIN:
+        raise SettingsError(f"{where}: a secret must have at least {SECRET_BYTES_MIN} bytes")
+    algorithm = _find_algorithm(key)
+    if algorithm is None or key.alg not in (None, algorithm):
+        return None
+    if not key.kid:
+        raise SettingsError(f"{where} has no kid: tokens choose a key of a set by its id")
+    return SigningKey(algorithm, key.kid, key)
+
+
+def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key | None:
+    """None for what is no such key, or one that joserfc warns of: too short, or a public key in a secret's place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SecurityWarning)
+        try:
+            return key_type.import_key(value)
+        except _KEY_ERRORS:
+            return None
+
+
+def _find_algorithm(key: Key) -> str | None:
+    match key:
+        case OctKey():
+            return "HS256"
+        case RSAKey():
+            return "RS256"
+        case ECKey():
+            return "ES256" if key.curve_name == "P-256" else None
+        case OKPKey():
+            return "EdDSA" if key.curve_name == "Ed25519" else None

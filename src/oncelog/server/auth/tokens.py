@@ -1,0 +1,326 @@
+"""Tokens: JWTs that say who has come and what they may (CO-21).
+
+The signature is checked by joserfc, the rest here: only what it covers is read, all of it has limits, and what is
+wrong with a token is for the log alone.
+"""
+
+import base64
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import orjson
+from joserfc.jws import CompactSignature
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue, parse
+from oncelog.core.identity import check_object, get_required
+from oncelog.errors import AuthError, CanonicalError, SettingsError
+from oncelog.server.auth import signing_keys
+from oncelog.server.auth.credential_events import CredentialEvent, CredentialEvents
+from oncelog.server.auth.credential_files import CredentialFile
+from oncelog.server.auth.grants import Grants, decode_grants
+from oncelog.server.auth.principal import Principal, parse_new_client_id, to_actor
+from oncelog.server.auth.secret_files import FileContents, SecretCheck
+from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, SigningKey
+from oncelog.server.limits import (
+    LEEWAY_MS_DEFAULT,
+    LEEWAY_MS_MAX,
+    SETTING_NUMBER_MAX,
+    TOKEN_CHARACTERS_MAX,
+    TOKEN_KEY_FILE_BYTES_MAX,
+    TOKEN_LIFETIME_MS_DEFAULT,
+    TOKEN_TIME_S_MAX,
+)
+
+NowMs = Callable[[], int]
+"""Milliseconds since 1970."""
+_REGISTERED_CLAIMS: Final = frozenset({"iss", "sub", "aud", "exp", "nbf", "iat", "jti", "client_id"})
+
+
+class TokenSettings(Struct, frozen=True, kw_only=True):
+    """Which tokens are believed."""
+
+    algorithms: tuple[str, ...]
+    """One or several of HS256, RS256, ES256 and EdDSA. A token of another one is refused, whatever keys there are."""
+    key_files: tuple[KeyFile, ...]
+    issuer: str | None = None
+    """What `iss` must be. None: anything."""
+    audiences: tuple[str, ...] = ()
+    """One of them must be in `aud`. Empty: anything."""
+    leeway_ms: int = LEEWAY_MS_DEFAULT
+    """How far the issuer's clock may be from ours."""
+    lifetime_max_ms: int = TOKEN_LIFETIME_MS_DEFAULT
+    """Longest time from `iat` (without it, from now) to `exp`. Tokens that live longer are refused. 0 turns it off."""
+    grants_claim: str = "grants"
+    token_characters_max: int = TOKEN_CHARACTERS_MAX
+
+    def __post_init__(self) -> None:
+        if not self.algorithms or not set(self.algorithms) <= set(ALGORITHMS):
+            raise SettingsError(f"algorithms must be one or more of {', '.join(ALGORITHMS)}")
+        if not self.key_files:
+            raise SettingsError("key_files must name at least one file")
+        if not 0 <= self.leeway_ms <= LEEWAY_MS_MAX:
+            raise SettingsError(f"leeway_ms must be from 0 to {LEEWAY_MS_MAX}, not {self.leeway_ms}")
+        if not 0 <= self.lifetime_max_ms <= SETTING_NUMBER_MAX:
+            raise SettingsError(f"lifetime_max_ms must be a whole number from 0 on, not {self.lifetime_max_ms}")
+        if not self.grants_claim or self.grants_claim in _REGISTERED_CLAIMS:
+            raise SettingsError(f"grants_claim must be the name of a claim of its own, not {self.grants_claim!r}")
+        if not 1 <= self.token_characters_max <= TOKEN_CHARACTERS_MAX:
+            raise SettingsError(f"token_characters_max must be from 1 to {TOKEN_CHARACTERS_MAX}")
+
+
+class _LoadedKeys(Struct, frozen=True):
+    """The keys of a file, and when it was last modified."""
+
+    keys: Sequence[SigningKey]
+    modified_ns: int
+
+
+class Tokens:
+    """Verifies tokens. It knows no key before the first `reload`."""
+
+    def __init__(self, settings: TokenSettings, now_ms: NowMs, check: SecretCheck = SecretCheck.SERVER) -> None:
+        self._settings = settings
+        self._check = check
+        self._now_ms = now_ms
+        self._by_file: Mapping[KeyFile, _LoadedKeys] = {}
+        self._keys: Mapping[str, Sequence[SigningKey]] = {}
+        """By algorithm."""
+        self._digests: frozenset[bytes] = frozenset()
+        self.events = CredentialEvents()
+
+    def get_credential_files(self) -> list[CredentialFile]:
+        """Return the files of keys, for polling."""
+        return [
+            CredentialFile(
+                "signing_keys",
+                source.path,
+                TOKEN_KEY_FILE_BYTES_MAX,
+                partial(self._parse, source),
+                self,
+                source,
+            )
+            for source in self._settings.key_files
+        ]
+
+    def reload(self) -> None:
+        """Load all files together. Raises SettingsError if one is bad, and keeps the keys of all of them."""
+        self.use(
+            {source: self._parse(source, signing_keys.read_key_file(source)) for source in self._settings.key_files}
+        )
+
+    def has_key(self, digest: bytes | None) -> bool:
+        """Return whether the key that verified a token is still there."""
+        return digest in self._digests
+
+    def _parse(self, source: KeyFile, contents: FileContents) -> _LoadedKeys:
+        keys = signing_keys.parse_key_file(source, contents, self._settings.algorithms, self._check)
+        return _LoadedKeys(keys, contents.modified_ns)
+
+    def check(self, contents: Mapping[KeyFile, _LoadedKeys]) -> None:
+        """As `CredentialUser` says."""
+        signing_keys.check_key_set(self._merge_keys(contents))
+
+    def restrict(self, source: KeyFile, content: _LoadedKeys) -> _LoadedKeys | None:
+        """As `CredentialUser` says."""
+        current = self._by_file.get(source)
+        if current is None:
+            return None
+        digests = {key.digest for key in content.keys}
+        kept = [key for key in current.keys if key.digest in digests]
+        return None if len(kept) == len(current.keys) else _LoadedKeys(kept, content.modified_ns)
+
+    def use(self, contents: Mapping[KeyFile, _LoadedKeys]) -> None:
+        """Verify with these keys from now on. Raises SettingsError if they do not go together, and changes nothing."""
+        keys = self._merge_keys(contents)
+        signing_keys.check_key_set(keys)
+        by_algorithm: dict[str, list[SigningKey]] = defaultdict(list)
+        for key in keys:
+            by_algorithm[key.algorithm].append(key)
+        before = self._by_file
+        self._by_file, self._keys = {**before, **contents}, dict(by_algorithm)
+        self._digests = frozenset(key.digest for key in keys)
+        removed = {
+            key.digest: (source, key)
+            for source, old in before.items()
+            for key in old.keys
+            if not self.has_key(key.digest)
+        }
+        for source, key in removed.values():
+            self._report_removed(source, key)
+
+    def _merge_keys(self, contents: Mapping[KeyFile, _LoadedKeys]) -> list[SigningKey]:
+        """Return the keys of all files if these contents replace the ones in use."""
+        of_file = {**self._by_file, **contents}
+        return [key for source in self._settings.key_files if source in of_file for key in of_file[source].keys]
+
+    def _report_removed(self, source: KeyFile, key: SigningKey) -> None:
+        self.events.publish(
+            CredentialEvent(
+                act="signing_key_removed",
+                id=f"{key.algorithm}/{key.key_id or ''}",
+                path=source.path,
+                at_ms=self._now_ms(),
+                changed_ns=self._by_file[source].modified_ns,
+                fingerprint=key.fingerprint,
+            )
+        )
+
+    def authenticate(self, token: str) -> Principal:
+        """Who the token is of. Raises AuthError if it is not good, or not any more."""
+        payload, key = self._verify(token)
+        claims = _parse_strict(payload)
+        if type(claims) is not dict:
+            raise AuthError("token: its claims are no JSON object, or one of them is there twice")
+        try:
+            return self._to_principal(claims, key)
+        except CanonicalError as error:
+            reason = f"token: claim {error}"
+        raise AuthError(reason)
+
+    # --- the signature -------------------------------------------------------------------------------
+
+    def _verify(self, token: str) -> tuple[bytes, SigningKey]:
+        """Return the payload of a token, and the key that has signed it. Raises AuthError."""
+        if len(token) > self._settings.token_characters_max:
+            raise AuthError(f"token: longer than {self._settings.token_characters_max} characters")
+        signature = signing_keys.parse_token(token)
+        if signature is None:
+            raise AuthError("token: malformed")
+        # Of a parameter that is there twice joserfc sees the last one, and somebody else may have seen the first.
+        header = _parse_strict(_decode_base64(signature.segments["header"]))
+        if type(header) is not dict:
+            raise AuthError("token: its header is no JSON object, or a parameter is there twice")
+        if "crit" in header or "b64" in header:
+            raise AuthError("token: its header wants something that is not supported")
+        for key in self._find_candidates(header.get("alg"), header.get("kid")):
+            if key.has_signed(signature):
+                return _get_payload(signature), key
+        raise AuthError("token: its signature is none of a key that it may be of")
+
+    def _find_candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
+        if type(algorithm) is not str or algorithm not in self._settings.algorithms:
+            raise AuthError("token: its algorithm is not one of those configured")
+        found = [key for key in self._keys.get(algorithm, []) if key.key_id is None or key.key_id == key_id]
+        if not found:
+            raise AuthError("token: no key has its kid" if key_id is not None else "token: no kid")
+        return found
+
+    # --- the claims ----------------------------------------------------------------------------------
+
+    def _to_principal(self, claims: Mapping[str, JsonValue], key: SigningKey) -> Principal:
+        expires_ms = self._check_times(claims)
+        self._check_issuer(claims)
+        self._check_audience(claims)
+        client_id = parse_new_client_id(claims["client_id"], "$.client_id") if "client_id" in claims else None
+        name = self._settings.grants_claim
+        return Principal(
+            actor=to_actor("user", get_required(claims, "sub"), "$.sub"),
+            client_id=client_id,
+            grants=decode_grants(claims[name], f"$.{name}") if name in claims else Grants(),
+            expires_ms=expires_ms,
+            signing_key=key.digest,
+        )
+
+    def _check_times(self, claims: Mapping[str, JsonValue]) -> int:
+        """From when on the token is not good any more."""
+        now_ms, leeway_ms = self._now_ms(), self._settings.leeway_ms
+        expires_ms = _parse_time_ms(get_required(claims, "exp"), "$.exp") + leeway_ms
+        if now_ms >= expires_ms:
+            raise AuthError("token: expired")
+        for name in ("nbf", "iat"):
+            if name in claims and now_ms < _parse_time_ms(claims[name], f"$.{name}") - leeway_ms:
+                raise AuthError(f"token: its {name} is yet to come")
+        self._check_lifetime(claims, now_ms)
+        return expires_ms
+
+    def _check_lifetime(self, claims: Mapping[str, JsonValue], now_ms: int) -> None:
+        """Raise AuthError for a token that is valid for longer than the maximum, from `iat` on, or from now on."""
+        lifetime_max_ms = self._settings.lifetime_max_ms
+        issued_ms = _parse_time_ms(claims["iat"], "$.iat") if "iat" in claims else now_ms
+        if lifetime_max_ms and _parse_time_ms(get_required(claims, "exp"), "$.exp") - issued_ms > lifetime_max_ms:
+            raise AuthError("token: valid for longer than tokens.lifetime_max_ms")
+
+    def _check_issuer(self, claims: Mapping[str, JsonValue]) -> None:
+        issuer = self._settings.issuer
+        if issuer is not None and claims.get("iss") != issuer:
+            raise AuthError("token: of another issuer")
+
+    def _check_audience(self, claims: Mapping[str, JsonValue]) -> None:
+        accepted = self._settings.audiences
+        if not accepted:
+            return
+        said = claims.get("aud")
+        audiences = said if type(said) is list else [said]
+        if not any(type(one) is str and one in accepted for one in audiences):
+            raise AuthError("token: for another audience")
+
+
+def _parse_time_ms(value: JsonValue, path: str) -> int:
+    """A NumericDate: seconds since 1970, maybe with a fraction."""
+    if type(value) not in (int, float):
+        raise CanonicalError(path, "must be a number")
+    if not 0 <= value <= TOKEN_TIME_S_MAX:  # which no infinity is
+        raise CanonicalError(path, "must be seconds since 1970, before the year 10000")
+    milliseconds: int = math.floor(value * 1000)
+    return milliseconds
+
+
+def _get_payload(signature: CompactSignature) -> bytes:
+    """What is signed, and not what joserfc may have made of it."""
+    return _decode_base64(signature.segments["payload"])
+
+
+def _decode_base64(segment: bytes) -> bytes:
+    """Base64url that joserfc has found to be in its one form."""
+    return base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
+
+
+def _parse_strict(text: bytes) -> JsonValue:
+    """None for what is no JSON, or has a member twice: whatever was met on the way holds the text, and ends here."""
+    try:
+        return parse(text)
+    except CanonicalError:
+        return None
+
+
+# --- making one ---------------------------------------------------------------------------------------
+
+
+class Claims(Struct, frozen=True, kw_only=True):
+    """What a token is to say, for `issued`."""
+
+    subject: str
+    grants: Grants
+    issued_ms: int
+    expires_ms: int
+    client_id: str | None = None
+    issuer: str | None = None
+    audience: str | None = None
+    grants_claim: str = "grants"
+
+
+def issue_token(claims: Claims, key: SigningKey) -> str:
+    """A token that `Tokens` accepts, for development and tests. Raises CanonicalError for what none may say."""
+    to_actor("user", claims.subject, "$.sub")
+    if claims.client_id is not None:
+        parse_new_client_id(claims.client_id, "$.client_id")
+    said = {
+        "sub": claims.subject,
+        "iat": claims.issued_ms // 1000,
+        "exp": claims.expires_ms // 1000,
+        claims.grants_claim: claims.grants.to_claim(),
+        "client_id": claims.client_id,
+        "iss": claims.issuer,
+        "aud": claims.audience,
+    }
+    _parse_time_ms(said["exp"], "$.exp")
+    token = key.sign(orjson.dumps(check_object({name: one for name, one in said.items() if one is not None}, "$")))
+    if len(token) > TOKEN_CHARACTERS_MAX:
+        raise CanonicalError(
+            "$", f"the token has {len(token)} characters, and at most {TOKEN_CHARACTERS_MAX} are taken"
+        )
+    return token

@@ -1,0 +1,140 @@
+"""Who may come in at all, over every door: credentials, and how often one may guess."""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED
+from oncelog.errors import AuthError, CanonicalError
+from oncelog.server.auth.authenticator import CredentialVerifier
+from oncelog.server.auth.principal import Principal
+from oncelog.server.connection_limiter import Caller
+from oncelog.server.errors import ApiError
+from oncelog.server.log_limiter import LogLimiter
+from oncelog.server.metrics import Counts
+from oncelog.server.rate_limiter import RateLimiter
+from oncelog.storage.clock import Clock
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+T = TypeVar("T")
+
+
+class AuthGate:
+    """One for a server."""
+
+    def __init__(
+        self,
+        authenticator: CredentialVerifier,
+        counts: Counts,
+        clock: Clock,
+        failure_rates: RateLimiter,
+        log_limiter: LogLimiter | None = None,
+        request_rates: RateLimiter | None = None,
+    ) -> None:
+        self._authenticator = authenticator
+        self._counts = counts
+        self.clock = clock
+        self._failure_rates = failure_rates
+        self._log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
+        self._request_rates = RateLimiter(0, 1, 1, clock.elapsed_ms) if request_rates is None else request_rates
+        """Requests of each actor."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody is let in (development mode)."""
+        return self._authenticator.is_open
+
+    def authenticate(self, credential: str | None, caller: Caller) -> Principal:
+        """Return the principal of a credential. Raises DoorError, with one text for every wrong credential (CO-21).
+
+        The credential is verified before the rate limit is checked, so that wrong credentials from an address never
+        delay a valid one (CO-25). A request without a credential guesses nothing and does not count. The connection of
+        the caller then counts for its principal (CO-27). An actor with too many requests gets
+        RATE_LIMITED.
+        """
+        try:
+            principal = self._authenticator.authenticate(credential)
+        except AuthError as error:
+            if credential:
+                raise self._reject(caller.address, error.reason) from None
+            self._counts.unauthenticated_requests += 1
+            raise ApiError(AUTH_FAILED, str(error)) from None
+        caller.set_principal(principal)
+        actor, requests = principal.actor, self._request_rates
+        if not requests.allows(actor):
+            retry_after_ms = requests.retry_after_ms(actor)
+            message = f"requests_per_second_max is used up; try again in {retry_after_ms} ms"
+            raise ApiError(RATE_LIMITED, message, retry_after_ms=retry_after_ms)
+        requests.take(actor)
+        return principal
+
+    def reject_client(self, caller: Caller, client_id: str) -> ApiError:
+        """Return the error for a token of another client, which counts as a wrong token (EV-1)."""
+        return self._reject(caller.address, f"not the client {client_id!r}")
+
+    def refresh_principal(self, principal: Principal) -> Principal | None:
+        """The principal with the rights of now; None if their connection must end."""
+        return self._authenticator.refresh_principal(principal, self.clock.wall_ms())
+
+    def get_client_id(self, principal: Principal) -> str | None:
+        """The one client that a credential writes as; None in development mode, where everybody may be anybody.
+
+        Without a client of its own it is the actor, all of it: a user and an API key may have one name.
+        """
+        return principal.actor if principal.client_id is None and not self.is_open else principal.client_id
+
+    def get_event_client(self, principal: Principal, requested: str | None) -> str | None:
+        """Return the client id under which events are stored (EV-1); None if the principal may not use `asked`.
+
+        In development mode every client id may be used as it is. Raises DoorError for one that is too long.
+        """
+        if self.is_open and principal.client_id is None:
+            return requested or principal.actor.partition(":")[2]
+        try:
+            return principal.get_event_client(requested)
+        except CanonicalError as error:
+            raise ApiError(FORBIDDEN, f"{error.path}: {error.reason}", field=error.path) from None
+
+    def recheck_principal(self, principal: Principal) -> Principal:
+        """The same where there must be some. Raises DoorError: they may have been taken away while a body came."""
+        current = self.refresh_principal(principal)
+        if current is None:
+            raise credential_ended_error()
+        return current
+
+    def _reject(self, address: str, reason: str) -> ApiError:
+        """Count a wrong credential, and return its error: RATE_LIMITED above the limit of the address."""
+        self._counts.auth_failures += 1
+        failures = self._failure_rates
+        if not failures.allows(address):
+            self._counts.auth_failures_limited += 1
+            self._log_limiter.warn("too many failed attempts to authenticate", address=address)
+            return ApiError(
+                RATE_LIMITED,
+                "too many failed attempts to authenticate",
+                retry_after_ms=failures.retry_after_ms(address),
+            )
+        failures.take(address, 1)
+        self._log_limiter.warn("authentication failed", address=address, reason=reason)
+        return ApiError(AUTH_FAILED, "authentication failed")
+
+
+def renew_each(connections: Iterable[T], renew: Callable[[T], None], end: Callable[[T, Exception], None]) -> None:
+    """Renew the rights of every connection by itself.
+
+    A connection whose renewal fails is ended, because its rights are unknown.
+    """
+    for connection in list(connections):
+        try:
+            renew(connection)
+        except Exception as error:
+            logger.exception("the rights of a connection could not be renewed, so it is closed")
+            with suppress(Exception):
+                end(connection, error)
+
+
+def credential_ended_error() -> ApiError:
+    """What one is told whose rights have ended."""
+    return ApiError(AUTH_FAILED, "the token has expired, or its rights have changed")

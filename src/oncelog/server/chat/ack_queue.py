@@ -1,0 +1,114 @@
+"""Acknowledgements on their way into the log: one at a time for a user and chat, and while it is, only the newest wait.
+
+A client acknowledges what it gets, message by message. Of ten that come while a commit is under way nine say nothing.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog import error_codes
+from oncelog.core.values import Acknowledge, Reason, Refused, Verdict
+from oncelog.engine.log import Log
+from oncelog.errors import OncelogError
+from oncelog.server.chat.service import refusal_error
+from oncelog.server.errors import ApiError, to_api_error
+
+PENDING_ACKS_MAX: Final = 1000
+"""For one user and chat. Each may turn out to be beyond the chat's end, and then those below it still hold."""
+BUSY_RETRY_AFTER_MS: Final = 100
+
+
+class PendingAck(Struct, eq=False, gc=False):
+    """An acknowledgement, and who is told if it is refused."""
+
+    sequence: int
+    on_refused: Callable[[ApiError], None]
+
+
+class AckQueue:
+    """One for a server."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._batches: dict[tuple[str, str], _AckBatch] = {}
+
+    def submit(self, scope: str, user_id: str, pending: PendingAck) -> None:
+        """Acknowledges all up to a sequence, now or together with what comes until it is its turn."""
+        flight = self._batches.get((scope, user_id))
+        if flight is not None:
+            flight.enqueue(pending)
+        else:
+            flight = self._batches[scope, user_id] = _AckBatch(self, scope, user_id)
+            flight.enqueue(pending)
+            self.flush(flight)
+
+    def flush(self, batch: "_AckBatch") -> None:
+        """Sends the highest of those that wait, or ends the flight."""
+        while batch.queued:
+            batch.in_flight, batch.queued = batch.queued, []
+            highest = max(one.sequence for one in batch.in_flight)
+            try:
+                verdict = self._log.submit_nowait(Acknowledge(batch.scope, batch.user_id, highest), batch)
+            except OncelogError as error:
+                batch.fail(to_api_error(error))
+                continue
+            if verdict is None:
+                return
+            batch.apply_verdict(verdict)
+        self._batches.pop((batch.scope, batch.user_id), None)
+
+
+class _AckBatch:
+    """Of one user in one chat. It is a `VerdictSink` of the committer's."""
+
+    __slots__ = ("_acks", "in_flight", "queued", "scope", "user_id")
+
+    def __init__(self, acks: AckQueue, scope: str, user_id: str) -> None:
+        self._acks = acks
+        self.scope = scope
+        self.user_id = user_id
+        self.in_flight: list[PendingAck] = []
+        self.queued: list[PendingAck] = []
+
+    def enqueue(self, pending: PendingAck) -> None:
+        self.queued.append(pending)
+        if len(self.queued) > PENDING_ACKS_MAX:
+            # The lowest says least. It may be covered by another; but nobody could tell its sender later if it is not.
+            lowest = min(self.queued, key=lambda one: one.sequence)
+            self.queued.remove(lowest)
+            message = f"more than {PENDING_ACKS_MAX} acknowledgements of this chat wait to be kept"
+            lowest.on_refused(ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: Verdict, /) -> None:
+        self.apply_verdict(result)
+        self._acks.flush(self)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        self.fail(to_api_error(exception))
+        self._acks.flush(self)
+
+    def apply_verdict(self, verdict: Verdict) -> None:
+        """Nobody is told of success. Of those beyond the end everybody is, and the others are asked for again."""
+        asked, self.in_flight = self.in_flight, []
+        if not isinstance(verdict, Refused):
+            return
+        if verdict.reason is not Reason.INVALID_ACKNOWLEDGEMENT:
+            _notify(asked, refusal_error(verdict))
+            return
+        _notify([one for one in asked if one.sequence > verdict.current], refusal_error(verdict))
+        self.queued.extend(one for one in asked if one.sequence <= verdict.current)
+
+    def fail(self, error: ApiError) -> None:
+        """Nobody can tell what became of them."""
+        asked, self.in_flight = self.in_flight, []
+        _notify(asked, error)
+
+
+def _notify(pending: list[PendingAck], error: ApiError) -> None:
+    for one in pending:
+        one.on_refused(error)

@@ -1,0 +1,341 @@
+"""Fan-out of the chat door: every message reaches the members of its chat that are connected here, once and in order.
+
+The hub listens to all lanes of streams (delivery is by position, never by verdict), and to changes of members, which
+come by revision in the same way. So it makes no difference on which gateway somebody sends, is made a member, is
+removed or acknowledges. A broadcast is encoded once. Whoever sent a message has its answer, and not the message too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from oncelog.core.chat import CHAT_PREFIX, parse_chat_scope
+from oncelog.core.policy import CHAT
+from oncelog.core.values import Record
+from oncelog.engine.log import Log
+from oncelog.server.chat import codec
+from oncelog.server.chat.member_lookups import MemberLookups
+from oncelog.server.limits import ApiLimits
+from oncelog.server.metrics import Counts
+from oncelog.server.send_queue import SendQueue, WriteCoalescer
+from oncelog.storage.side_state import MEMBERSHIP
+from oncelog.storage.store import MemberChange
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+PAGE_CHATS: Final = 1000
+
+
+class ChatReader(Protocol):
+    """One connection, as far as the hub is concerned."""
+
+    send_queue: SendQueue
+
+    @property
+    def user_id(self) -> str:
+        """Who it is of."""
+
+    def may_follow(self, scope: str) -> bool:
+        """Whether its grants have the chat, and it wants to be told."""
+
+    def abort(self) -> None:
+        """Something is wrong with this one alone."""
+
+    def fail(self, error: Exception) -> None:
+        """Tell the client of an error, and close the connection."""
+
+
+class _User:
+    """A connected user, with one device or several, and the chats of which the user is a member."""
+
+    __slots__ = ("chats", "is_loaded", "joining_count", "load_task", "pending_changes", "readers")
+
+    def __init__(self) -> None:
+        self.readers: set[ChatReader] = set()
+        """Those that have joined."""
+        self.joining_count = 0
+        """How many more are about to."""
+        self.chats: set[str] = set()
+        """All chats of the user, at most `live_chats_max`. A user with more is one of `ChatHub.lookups`: then these
+        are the chats that were looked up and used last."""
+        self.is_loaded = False
+        self.pending_changes: dict[str, bool] = {}
+        """What has changed while his chats are being loaded."""
+        self.load_task: asyncio.Task[None] | None = None
+
+
+class _LaneListener:
+    """The hub as the listener of one lane."""
+
+    def __init__(self, number: int, hub: "ChatHub") -> None:
+        self._number = number
+        self.deliver = hub.deliver
+        self.fail = partial(hub.fail_lane, number)
+
+    def close(self) -> None:
+        """As `Listener` says: those who are connected have been told by the server."""
+
+
+class ChatHub:
+    """One for a server. All of it happens on the event loop's thread."""
+
+    def __init__(self, log: Log, limits: ApiLimits, counts: Counts, on_fail: Callable[[Exception], None]) -> None:
+        self._log = log
+        self._limits = limits
+        self._counts = counts
+        self._on_fail = on_fail
+        self._lanes: set[int] = set()
+        self._is_member_listener = False
+        self._start_lock = asyncio.Lock()
+        self._users: dict[str, _User] = {}
+        self._live: dict[str, set[ChatReader]] = {}
+        """Whom a message of a chat reaches."""
+        self._senders: dict[tuple[str, bytes], tuple[ChatReader, bytes]] = {}
+        """Of messages that are on their way, with what they say."""
+        self._deliveries: dict[str, dict[str, int]] = {}
+        """What members have acknowledged and others have not been told yet, by chat."""
+        self._delivery_timer: asyncio.TimerHandle | None = None
+        self.lookups = MemberLookups(log, limits, self)
+        self.coalescer = WriteCoalescer()
+
+    # --- who is connected
+
+    async def join(self, reader: ChatReader) -> None:
+        """From now on the reader gets what happens in its chats. Raises what the store raises."""
+        await self._start_listening()
+        name = reader.user_id
+        user = self._users.setdefault(name, _User())
+        user.joining_count += 1
+        try:
+            if not user.is_loaded:
+                if user.load_task is None or user.load_task.done():
+                    user.load_task = asyncio.get_running_loop().create_task(self._load_chats(name, user))
+                await asyncio.shield(user.load_task)
+            # Nothing is awaited between the last change that was told and this.
+            user.readers.add(reader)
+            for scope in user.chats:
+                self._follow(reader, scope)
+        finally:
+            user.joining_count -= 1
+            self._remove_if_idle(name, user)
+
+    def leave(self, reader: ChatReader) -> None:
+        """And from now on nothing."""
+        user = self._users.get(reader.user_id)
+        if user is None or reader not in user.readers:
+            return
+        user.readers.discard(reader)
+        for scope in user.chats:
+            self._unfollow(reader, scope)
+        self._remove_if_idle(reader.user_id, user)
+
+    def refresh_reader(self, reader: ChatReader) -> None:
+        """Its grants have changed."""
+        user = self._users.get(reader.user_id)
+        if user is not None and reader in user.readers:
+            for scope in user.chats:
+                self._unfollow(reader, scope)
+                self._follow(reader, scope)
+
+    def _remove_if_idle(self, name: str, user: _User) -> None:
+        if not user.readers and not user.joining_count and self._users.get(name) is user:
+            del self._users[name]
+            self.lookups.remove_user(name)
+
+    async def _load_chats(self, name: str, user: _User) -> None:
+        """Load the chats of a user with the changes that come meanwhile, none if they exceed `live_chats_max`."""
+        chats: set[str] = set()
+        after, has_more = "", True
+        most = self._limits.live_chats_max
+        while has_more and len(chats) < most:
+            page = await self._log.state.memberships(name, prefix=CHAT_PREFIX, after=after, limit=PAGE_CHATS)
+            chats.update(one.scope for one in page.memberships)
+            has_more = page.has_more
+            after = page.memberships[-1].scope if page.memberships else after
+        for scope, present in user.pending_changes.items():
+            (chats.add if present else chats.discard)(scope)
+        if has_more or len(chats) > most:
+            chats = set()
+            if self._users.get(name) is user:  # else it disconnected meanwhile
+                self.lookups.add_user(name)
+        user.chats, user.is_loaded = chats, True
+        user.pending_changes.clear()
+
+    def _follow(self, reader: ChatReader, scope: str) -> None:
+        if reader.may_follow(scope):
+            self._live.setdefault(scope, set()).add(reader)
+
+    def _unfollow(self, reader: ChatReader, scope: str) -> None:
+        readers = self._live.get(scope)
+        if readers is not None:
+            readers.discard(reader)
+            if not readers:
+                del self._live[scope]
+
+    # --- listening
+
+    async def _start_listening(self) -> None:
+        """Listens to all lanes of streams, once somebody is there who wants to hear: others need not be read for."""
+        lanes = self._log.settings.lanes
+        if len(self._lanes) == lanes and self._is_member_listener:
+            return
+        async with self._start_lock:
+            if not self._is_member_listener:
+                await self._log.listen_members(self)
+                self._is_member_listener = True
+            for lane in range(1, lanes + 1):
+                if lane not in self._lanes:
+                    await self._log.listen(_LaneListener(lane, self), lane)
+                    self._lanes.add(lane)
+
+    def fail_lane(self, lane: int, error: Exception) -> None:
+        """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
+        self._lanes.discard(lane)
+        self._senders.clear()
+        self._on_fail(error)
+
+    # --- messages
+
+    def expect_message(self, scope: str, key: bytes, body: bytes, reader: ChatReader) -> None:
+        """The reader sends this message, and gets an answer: it need not be told what it says."""
+        self._senders.setdefault((scope, key), (reader, body))
+
+    def cancel_expected(self, scope: str, key: bytes, reader: ChatReader) -> None:
+        """It was not committed for this reader."""
+        sender = self._senders.get((scope, key))
+        if sender is not None and sender[0] is reader:
+            del self._senders[scope, key]
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        """As `Listener` says."""
+        live, senders, put, lookups = self._live, self._senders, self.coalescer.broadcast, self.lookups
+        deliveries = 0
+        for record in records:
+            if record.policy != CHAT.name:
+                continue
+            sent = senders.pop((record.scope, record.key), None) if senders else None
+            readers = live.get(record.scope)
+            if lookups.users and not lookups.is_covered(record.scope):
+                sender = sent[0] if sent is not None and _is_sent_by(record, *sent) else None
+                is_affected = sender is not None and sender.user_id in lookups.users
+                lookups.add_message(record.scope, record.sequence, sender if is_affected else None)
+            if readers:
+                but = () if sent is None or sent[0] not in readers or not _is_sent_by(record, *sent) else (sent[0],)
+                if len(readers) > len(but):
+                    deliveries += put(codec.encode_message_frame(record), readers, but)
+        self._counts.deliveries += deliveries
+
+    # --- members
+
+    def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
+        """As `MemberListener` says."""
+        for change in changes:
+            if not change.scope.startswith(CHAT_PREFIX):
+                continue
+            if change.kind == MEMBERSHIP:
+                self._change_membership(change)
+            elif change.scope in self._live:
+                self._deliveries.setdefault(change.scope, {})[change.member] = change.acknowledged
+        if self._deliveries and self._delivery_timer is None:
+            delay_s = self._limits.delivery_ms / 1000
+            self._delivery_timer = asyncio.get_running_loop().call_later(delay_s, self._broadcast_deliveries)
+
+    def _change_membership(self, change: MemberChange) -> None:
+        scope, user = change.scope, self._users.get(change.member)
+        concerned: set[ChatReader] = set()
+        if user is not None:
+            concerned = {reader for reader in user.readers if reader.may_follow(scope)}
+            self._set_chat(change.member, user, scope, present=change.present)
+        readers = self._live.get(scope, set()) | concerned
+        if readers or self.lookups.users:
+            frame = codec.encode_membership_frame(parse_chat_scope(scope), change)
+            self.coalescer.broadcast(frame, readers)
+            if self.lookups.users and not self.lookups.is_covered(scope):
+                self.lookups.add_change(scope, change.member, frame)
+
+    def _set_chat(self, name: str, user: _User, scope: str, *, present: bool) -> None:
+        """Note that a user was added to a chat or removed, and let the user's devices follow it or not."""
+        if not user.is_loaded:
+            user.pending_changes[scope] = present
+            return
+        if name in self.lookups.users:
+            is_followed = self.lookups.set_member(scope, name, present=present)
+        elif present and scope not in user.chats and len(user.chats) >= self._limits.live_chats_max:
+            self._move_to_lookups(name, user)
+            is_followed = False
+        else:
+            is_followed = present
+        if is_followed:
+            self._add_chat(user, scope)
+        elif not present:
+            self._remove_chat(user, scope)
+
+    def _move_to_lookups(self, name: str, user: _User) -> None:
+        """Move a user that gets too many chats to the look-ups."""
+        followed = list(user.chats)
+        for scope in followed:
+            self._remove_chat(user, scope)
+        self.lookups.add_user(name, followed)
+
+    def _add_chat(self, user: _User, scope: str) -> None:
+        user.chats.add(scope)
+        for reader in user.readers:
+            self._follow(reader, scope)
+
+    def _remove_chat(self, user: _User, scope: str) -> None:
+        user.chats.discard(scope)
+        for reader in user.readers:
+            self._unfollow(reader, scope)
+
+    # --- users that are looked up
+
+    def send_missed(
+        self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
+    ) -> None:
+        """As `Follower` says."""
+        for record in records:
+            if record.policy == CHAT.name:
+                names = [name for name, received in members.items() if record.sequence > received]
+                readers = [one for name in names for one in self._users[name].readers if one.may_follow(scope)]
+                sender = senders.get(record.sequence)
+                others = [reader for reader in readers if reader is not sender]
+                self._counts.deliveries += self.coalescer.broadcast(codec.encode_message_frame(record), others)
+
+    def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
+        """As `Follower` says. A change of the user itself was sent at once."""
+        for name in names:
+            user = self._users[name]
+            frames = b"".join(frame for member, frame in changes if member != name)
+            if frames:
+                self.coalescer.broadcast(frames, [reader for reader in user.readers if reader.may_follow(scope)])
+            self._add_chat(user, scope)
+
+    def unfollow_chat(self, scope: str) -> None:
+        """As `Follower` says."""
+        for name in self.lookups.users:
+            self._remove_chat(self._users[name], scope)
+
+    def disconnect_users(self, names: Collection[str], error: Exception) -> None:
+        """As `Follower` says."""
+        for name in names:
+            user = self._users.get(name)
+            for reader in list(user.readers) if user is not None else ():
+                reader.fail(error)
+
+    def _broadcast_deliveries(self) -> None:
+        """One frame for each member that has acknowledged something, all of a chat's together."""
+        self._delivery_timer = None
+        deliveries, self._deliveries = self._deliveries, {}
+        for scope, acknowledged in deliveries.items():
+            readers = self._live.get(scope)
+            if readers:
+                chat_id = parse_chat_scope(scope)
+                frames = [codec.encode_delivery_frame(chat_id, name, number) for name, number in acknowledged.items()]
+                self.coalescer.broadcast(b"".join(frames), readers)
+
+
+def _is_sent_by(record: Record, reader: ChatReader, body: bytes) -> bool:
+    """Whether it is what the reader has sent: another gateway may have committed something else under that id."""
+    return record.actor == reader.user_id and record.body == body

@@ -1,0 +1,301 @@
+"""Live delivery to users with more chats than the hub keeps in memory.
+
+The hub keeps the chats of a user with at most `live_chats_max` of them. Other users can add a user to any number of
+chats, so that limit must not decide which chats are delivered. For users above it the hub asks the store, once per
+chat, which of them are members of the chat that a message is in, and keeps the answers for the chats used last.
+
+While an answer is missing, only the range of the messages is kept, and not the messages: their size must not use up
+memory, nor a limit that other users share. The members that the store finds get the messages of that range from the
+store, and follow the chat from then on. A user that connects is looked up alone: answers for other users stay valid.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Protocol
+
+from oncelog.core.values import Record
+from oncelog.engine.log import Log
+from oncelog.errors import OncelogError, StoreError
+from oncelog.server.limits import ApiLimits
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+QUERY_PAIRS_MAX: Final = 1000
+"""Pairs of chat and user that one query of the store asks for; a single chat may have more."""
+PARALLEL_READS_MAX: Final = 8
+"""Chats whose missed messages are read at the same time, one page each. The other chats wait for the next round."""
+PENDING_MAX: Final = 100_000
+"""Chats, changes of members and own messages that wait for answers, about 30 MB. More mean that the store hangs."""
+UNFOLLOWED_FACTOR: Final = 10
+"""Chats without such members that are remembered, in multiples of `live_chats_max`: one dict entry each."""
+
+
+class Follower(Protocol):
+    """Receives the results; the hub."""
+
+    def send_missed(
+        self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
+    ) -> None:
+        """Send messages to members, to each those after a sequence.
+
+        The connection that sent a message does not get it; `senders` has it by sequence.
+        """
+
+    def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
+        """Send changes of members, each with the user that it is about, and let these users follow the chat."""
+
+    def unfollow_chat(self, scope: str) -> None:
+        """Let no user that is looked up follow the chat any more."""
+
+    def disconnect_users(self, names: Collection[str], error: Exception) -> None:
+        """Disconnect users that missed something: they connect again and sync."""
+
+
+@dataclass(slots=True)
+class _PendingChat:
+    """What happened in a chat since an answer is missing."""
+
+    after: int = 0
+    """Sequence before the first message that is still to be sent."""
+    last: int = 0
+    """Sequence of the newest message; 0 without messages."""
+    senders: dict[int, object] = field(default_factory=dict)
+    changes: list[tuple[str, bytes]] = field(default_factory=list)
+    queried: dict[str, int] = field(default_factory=dict)
+    """The users that the query asks for, with their numbers."""
+    covered: int = 0
+    """Number of the newest user when the query began."""
+    queried_last: int = 0
+    """`last` when the query began: a user that connected later needs the messages after it."""
+    queried_changes: int = 0
+    membership_changes: dict[str, bool] = field(default_factory=dict)
+    """Users that were added (True) or removed since the query began, which may not have seen that."""
+    members: set[str] = field(default_factory=set)
+    """The answer. These users get the missed messages."""
+    received: dict[str, int] = field(default_factory=dict)
+    """Sequence up to which a user got the messages before it was added to the users that are looked up."""
+
+    @property
+    def size(self) -> int:
+        """What counts towards `PENDING_MAX`."""
+        return 1 + len(self.senders) + len(self.changes)
+
+
+class MemberLookups:
+    """The connected users of one hub that have more chats than it keeps, and the answers of the store."""
+
+    def __init__(self, log: Log, limits: ApiLimits, follower: Follower) -> None:
+        self._log = log
+        self._limits = limits
+        self._follower = follower
+        self.users: dict[str, int] = {}
+        """Numbered in the order in which they were added. An answer is valid for all users up to a number."""
+        self._last_number = 0
+        self._newest = 0
+        """Highest number of `users`."""
+        self._followed: OrderedDict[str, int] = OrderedDict()
+        """Chats with members among `users` and the number up to which that is known, least recently used first."""
+        self._unfollowed: OrderedDict[str, int] = OrderedDict()
+        """The same for chats without members among `users`."""
+        self._unanswered: dict[str, _PendingChat] = {}
+        """Chats without an answer."""
+        self._missed: dict[str, _PendingChat] = {}
+        """Chats with an answer, whose members have not got all messages yet. No chat is in both."""
+        self._size = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def add_user(self, name: str, followed: Iterable[str] = ()) -> None:
+        """Look up chats for this user too, which followed some chats until now. No answer is valid for it yet."""
+        self._last_number += 1
+        self.users[name] = self._newest = self._last_number
+        for scope in followed:
+            chat = self._unanswered.get(scope) or self._missed.get(scope)
+            if chat is not None:
+                chat.received[name] = chat.last
+
+    def remove_user(self, name: str) -> None:
+        """Forget a user that is not connected any more."""
+        self.users.pop(name, None)
+        self._newest = next(reversed(self.users.values()), 0)
+        if not self.users:
+            self._followed.clear()
+            self._unfollowed.clear()
+            self._clear_pending()
+
+    # --- chats with an answer
+
+    def is_covered(self, scope: str) -> bool:
+        """Return whether all users that are members of the chat follow it. Marks the chat as used."""
+        for known in (self._followed, self._unfollowed):
+            if scope in known:
+                known.move_to_end(scope)
+                return known[scope] >= self._newest
+        return False
+
+    def set_member(self, scope: str, name: str, *, present: bool) -> bool:
+        """Take a change of a user's membership into account. Return whether the user is to follow the chat now."""
+        number, covered = self.users[name], self._get_covered(scope)
+        if number > covered:
+            self._record_change(scope, name, present=present)
+            return False
+        if present:
+            self._set_followed(scope, covered)
+            self._evict_least_used()
+        return present and scope in self._followed
+
+    def _set_followed(self, scope: str, covered: int) -> None:
+        self._unfollowed.pop(scope, None)
+        self._followed[scope] = covered
+        self._followed.move_to_end(scope)
+
+    def _get_covered(self, scope: str) -> int:
+        return self._followed.get(scope) or self._unfollowed.get(scope) or 0
+
+    def _record_change(self, scope: str, name: str, *, present: bool) -> None:
+        if scope in self._unanswered:
+            self._unanswered[scope].membership_changes[name] = present
+        elif scope in self._missed and name in self._missed[scope].queried:
+            members = self._missed[scope].members
+            (members.add if present else members.discard)(name)
+
+    def _evict_least_used(self) -> None:
+        """Keep the number of answers within the limits. A chat with missed messages stays until they are sent."""
+        most = self._limits.live_chats_max
+        for known, limit in ((self._followed, most), (self._unfollowed, UNFOLLOWED_FACTOR * most)):
+            for scope in list(islice(known, max(0, len(known) - limit))):
+                if scope not in self._unanswered and scope not in self._missed:
+                    del known[scope]
+                    if known is self._followed:
+                        self._follower.unfollow_chat(scope)
+
+    # --- chats without an answer
+
+    def add_message(self, scope: str, sequence: int, sender: object | None) -> None:
+        """Send a message to the members of a chat that is not covered, except to the connection that sent it."""
+        chat = self._get_pending(scope)
+        if not chat.last:
+            chat.after = chat.queried_last = sequence - 1
+        chat.last = sequence
+        if sender is not None:
+            chat.senders[sequence] = sender
+            self._size += 1
+        self._start()
+
+    def add_change(self, scope: str, member: str, frame: bytes) -> None:
+        """Send a change of a member to the other members of a chat that is not covered."""
+        self._get_pending(scope).changes.append((member, frame))
+        self._size += 1
+        self._start()
+
+    def _get_pending(self, scope: str) -> _PendingChat:
+        chat = self._unanswered.get(scope) or self._missed.get(scope)
+        if chat is None:
+            chat = self._unanswered[scope] = _PendingChat()
+            self._size += 1
+        return chat
+
+    def _start(self) -> None:
+        if self._size > PENDING_MAX:
+            self._fail(StoreError("the store does not answer which users are members; connect again and sync"))
+        elif self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._unanswered or self._missed:
+                await self._query_members()
+                chats = list(islice(self._missed.items(), PARALLEL_READS_MAX))
+                await asyncio.gather(*(self._send_page(scope, chat) for scope, chat in chats))
+        except OncelogError as error:
+            logger.warning("members could not be looked up for live delivery: %s", error)
+            self._fail(error)
+        except Exception:
+            logger.exception("members could not be looked up for live delivery")
+            self._fail(StoreError("members could not be looked up; connect again and sync"))
+        finally:
+            self._task = None
+
+    async def _query_members(self) -> None:
+        """Ask which users that have no answer yet are members of the chats that have waited longest."""
+        newest = self._newest
+        chats: dict[str, _PendingChat] = {}
+        pairs: list[tuple[str, str]] = []
+        for scope, chat in self._unanswered.items():
+            covered = self._get_covered(scope)
+            chat.queried = {name: number for name, number in self.users.items() if number > covered}
+            chat.covered, chat.queried_last, chat.queried_changes = newest, chat.last, len(chat.changes)
+            chat.membership_changes.clear()
+            chats[scope] = chat
+            pairs += [(scope, name) for name in chat.queried]
+            if len(pairs) >= QUERY_PAIRS_MAX:
+                break
+        found = await self._log.state.members_among(pairs) if pairs else set()
+        for scope, chat in chats.items():
+            if self._unanswered.get(scope) is chat:  # else all users left meanwhile
+                del self._unanswered[scope]
+                chat.members = {
+                    name for name in chat.queried if chat.membership_changes.get(name, (scope, name) in found)
+                }
+                self._missed[scope] = chat
+                if not chat.members:
+                    self._finish(scope, chat)
+
+    async def _send_page(self, scope: str, chat: _PendingChat) -> None:
+        """Send the next page of missed messages. After the last one the members follow the chat."""
+        upto = chat.last
+        if chat.after < upto and chat.members:
+            try:
+                page = await self._log.read(stream=scope, after=chat.after, upto=upto)
+            except OncelogError as error:
+                logger.warning("missed messages could not be read for live delivery: %s", error)
+                self._follower.disconnect_users(self._select_connected(chat), error)
+                chat.members.clear()
+            else:
+                if self._missed.get(scope) is not chat:
+                    return
+                self._follower.send_missed(scope, self._select_connected(chat), page.records, chat.senders)
+                chat.after = page.cursor.position if page.has_more else upto
+        if self._missed.get(scope) is chat:
+            if chat.after >= chat.last or not chat.members:
+                self._finish(scope, chat)
+            else:
+                self._missed[scope] = self._missed.pop(scope)  # the other chats are next
+
+    def _select_connected(self, chat: _PendingChat) -> dict[str, int]:
+        """Return the members that have not disconnected since the query began, with what they have received."""
+        names = [name for name in chat.members if self.users.get(name) == chat.queried[name]]
+        return {name: chat.received.get(name, 0) for name in names}
+
+    def _finish(self, scope: str, chat: _PendingChat) -> None:
+        del self._missed[scope]
+        self._size -= chat.size
+        names = self._select_connected(chat)
+        if names or scope in self._followed:
+            self._set_followed(scope, chat.covered)
+        else:
+            self._unfollowed[scope] = chat.covered
+            self._unfollowed.move_to_end(scope)
+        self._follower.follow_chat(scope, names, chat.changes)
+        is_late = chat.last > chat.queried_last or len(chat.changes) > chat.queried_changes
+        if is_late and self._newest > chat.covered:
+            self._unanswered[scope] = late = _PendingChat(
+                chat.queried_last, chat.last if chat.last > chat.queried_last else 0
+            )
+            late.received = chat.received
+            late.changes = chat.changes[chat.queried_changes :]
+            late.senders = {sequence: one for sequence, one in chat.senders.items() if sequence > chat.queried_last}
+            self._size += late.size
+        self._evict_least_used()
+
+    def _fail(self, error: Exception) -> None:
+        self._clear_pending()
+        self._follower.disconnect_users(list(self.users), error)
+
+    def _clear_pending(self) -> None:
+        self._unanswered.clear()
+        self._missed.clear()
+        self._size = 0

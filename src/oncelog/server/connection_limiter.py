@@ -1,0 +1,521 @@
+"""Limits of connections: in total, by address, by principal, and before authentication (CO-25, CO-27).
+
+Connections are counted from `accept` on, so TLS handshakes are counted too. An unauthenticated connection has
+a deadline and may send a few bytes (`gate.Gate`). No new connection is refused because of unauthenticated ones: the
+limiter closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
+connection is the oldest.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from aiohttp import StreamReader
+from msgspec import Struct
+
+from oncelog.error_codes import SERVER_BUSY
+from oncelog.server.auth.principal import Principal
+from oncelog.server.errors import ApiError
+from oncelog.server.limits import ApiLimits
+from oncelog.server.log_limiter import LogLimiter
+from oncelog.server.metrics import Counts
+
+TURNS_TO_AUTHENTICATE: Final = 16
+"""Turns of the event loop in which as many connections are accepted as may be unauthenticated. From the arrival of
+a credential to its verification the server needs up to eight turns (TLS handshake, task of the request, handler)."""
+ACCEPTS_PER_TURN_MAX: Final = 128
+"""Connections accepted in one turn of the event loop, so that open ones are served in between."""
+TLS_ACCEPTS_PER_TURN_MAX: Final = 16
+"""A TLS handshake takes about 1 ms of CPU time, in which the server does nothing else."""
+HELD_BYTES: Final = 20 * 1024
+"""Bytes that every unauthenticated connection may hold: a request head or first message with the longest token. One
+that holds more can be closed when all together hold too much."""
+HELD_BY_MIN: Final = 8
+"""With a lower number of unauthenticated connections, the head of one long HTTP request would be too much."""
+RETRY_AFTER_MS: Final = 1000
+RESERVED_CONNECTIONS: Final = 100
+"""Connections above `connections_max`, so that callers can be answered that there are too many, and for operators."""
+
+Transport = Any
+"""uvloop's is an asyncio.Transport without saying so."""
+
+
+class ConnectionLimits(Struct, frozen=True, kw_only=True):
+    """Numbers of connections at a time. 0 switches a limit off."""
+
+    total_max: int
+    address_max: int = 0
+    principal_max: int = 0
+    unauthenticated_max: int = 0
+    timeout_ms: int
+    """Longest time that an unauthenticated connection may be idle, or in its TLS handshake."""
+
+    @property
+    def evictable_max(self) -> int:
+        """The number of connections at which an unauthenticated one is closed for a new one."""
+        return self.unauthenticated_max or self.total_max
+
+    @property
+    def held_bytes_max(self) -> int:
+        """Bytes that all unauthenticated connections together may hold. 0 means no limit."""
+        return max(HELD_BY_MIN, self.unauthenticated_max) * HELD_BYTES if self.unauthenticated_max else 0
+
+    def accepts_per_turn(self, *, listeners: int, with_tls: bool) -> int:
+        """Return how many connections each of the listening sockets accepts in one turn of the event loop."""
+        most = TLS_ACCEPTS_PER_TURN_MAX if with_tls else ACCEPTS_PER_TURN_MAX
+        return max(1, min(most, self.evictable_max // (TURNS_TO_AUTHENTICATE * listeners)))
+
+
+class Caller:
+    """The origin of a request, as authentication needs it. This one belongs to no counted connection."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def set_principal(self, principal: Principal) -> None:
+        """Note who the caller is. Raises DoorError if the principal has too many connections."""
+
+    def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
+        """Call `refuse` if more than `bytes_max` bytes arrive before the caller is authenticated."""
+
+
+class ByteLimit(Protocol):
+    """The part of a connection that limits what it sends before authentication."""
+
+    def remove(self) -> None:
+        """Remove the limit. May be called twice."""
+
+    def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
+        """Limit what arrives from now on."""
+
+    def ignore_body(self, body: StreamReader) -> None:
+        """Do not count the rest of a body."""
+
+
+class Connection(Caller):
+    """One accepted connection."""
+
+    __slots__ = (
+        "_abort",
+        "_limiter",
+        "actor",
+        "byte_limit",
+        "counted_address",
+        "has_requested",
+        "held_bytes",
+        "idle_since_ms",
+        "is_closing",
+        "is_proxy",
+        "is_stream",
+        "stream",
+        "transport",
+    )
+
+    def __init__(
+        self, limiter: "ConnectionLimiter", address: str, *, is_proxy: bool, abort: Callable[[], None]
+    ) -> None:
+        super().__init__(address)
+        self._limiter = limiter
+        self._abort = abort
+        self.is_proxy = is_proxy
+        """The connection of a trusted proxy, which carries requests of several callers."""
+        self.byte_limit: ByteLimit | None = None
+        self.actor: str | None = None
+        self.counted_address: str | None = None
+        """The address that an unauthenticated connection counts for. None for an authenticated one."""
+        self.has_requested = False
+        self.is_stream = False
+        """The connection carries a WebSocket or a stream, which ends when one side closes it."""
+        self.stream: CountedStream | None = None
+        """The stream of a proxy's caller, until its request is answered."""
+        self.transport: Transport = None
+        """None before the TLS handshake is over."""
+        self.idle_since_ms: int | None = limiter.now_ms()
+        """None while a request is being answered."""
+        self.held_bytes = 0
+        """Received bytes that no request or message consumed yet. Counted while the connection is unauthenticated."""
+        self.is_closing: Callable[[], bool] = bool
+
+    def attach(self, transport: Transport) -> None:
+        """Use the transport, which exists after the TLS handshake. Closes it if the connection was closed meanwhile."""
+        if self.counted_address is None:
+            transport.abort()
+            return
+        self.transport, self._abort, self.is_closing = transport, transport.abort, transport.is_closing
+        self._limiter.attach(self)
+
+    def start_request(self) -> None:
+        """A request arrived."""
+        self.has_requested = True
+        self.idle_since_ms = None
+        if self.counted_address is not None and self.byte_limit is not None:
+            self.byte_limit.reset()
+
+    def finish_request(self, body: StreamReader | None = None) -> None:
+        """The request was answered. The rest of its body, if there is any, is not kept."""
+        self.idle_since_ms = self._limiter.now_ms()
+        self.is_stream = False
+        self._close_stream()
+        if self.counted_address is not None and self.byte_limit is not None:
+            self.byte_limit.reset()
+            if body is not None and not body.is_eof():
+                self.byte_limit.ignore_body(body)
+
+    def set_principal(self, principal: Principal) -> None:
+        """As `Caller` says. The first principal of a connection is the one that it counts for."""
+        if self.counted_address is not None:
+            self._limiter.count_principal(self, principal)
+            self.remove_limits()
+
+    def remove_limits(self) -> None:
+        """Remove the limits of unauthenticated connections."""
+        self._limiter.discard_unauthenticated(self)
+        if self.byte_limit is not None:
+            self.byte_limit.remove()
+
+    def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
+        """As `Caller` says. A connection that is authenticated already has no such limit."""
+        if self.counted_address is not None and self.byte_limit is not None:
+            self.byte_limit.reset(bytes_max, refuse)
+
+    def hold(self, held_bytes: int) -> None:
+        """Note how many bytes wait for the rest of a request or message. May close this connection or another one."""
+        if self.counted_address is not None:
+            self._limiter.hold(self, held_bytes)
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self._abort()
+        self.close()
+
+    def close(self) -> None:
+        """Stop counting the connection. May be called twice."""
+        self._close_stream()
+        self._limiter.release(self)
+        # A transport with TLS holds about 80 KiB: it must not wait for the garbage collector.
+        self.byte_limit = self.transport = None
+        self._abort, self.is_closing = _do_nothing, _is_closed
+
+    def _close_stream(self) -> None:
+        if self.stream is not None:
+            stream, self.stream = self.stream, None
+            stream.close()
+
+
+class ForwardedRequest(Caller):
+    """A request of a trusted proxy, whose connection serves other callers too."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        super().__init__(address)
+        self._connection = connection
+
+    def set_principal(self, principal: Principal) -> None:  # noqa: ARG002 - others use the connection too
+        """As `Caller` says."""
+        if self._connection.counted_address is not None:
+            self._connection.remove_limits()
+
+
+class CountedStream(Caller):
+    """A WebSocket or stream of a trusted proxy, or a gRPC stream: counted from its request to its end."""
+
+    __slots__ = ("_connection", "_limiter", "actor")
+
+    def __init__(self, limiter: "ConnectionLimiter", address: str, connection: Connection | None = None) -> None:
+        super().__init__(address)
+        self._limiter = limiter
+        self._connection = connection
+        self.actor: str | None = None
+
+    def set_principal(self, principal: Principal) -> None:
+        """As `Caller` says."""
+        if self.actor is None:
+            self._limiter.count_principal(self, principal)
+            if self._connection is not None:
+                self._connection.remove_limits()
+
+    def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
+        """As `Caller` says, also on a connection that was authenticated for another caller."""
+        if self._connection is not None and self._connection.byte_limit is not None:
+            self._connection.byte_limit.reset(bytes_max, refuse)
+
+    def close(self) -> None:
+        """Stop counting the stream. May be called twice."""
+        self._limiter.release(self)
+
+
+class ConnectionLimiter:
+    """All connections of a server. Its owner calls `sweep` about once a second."""
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        now_ms: Callable[[], int],
+        counts: Counts | None = None,
+        log_limiter: LogLimiter | None = None,
+    ) -> None:
+        self.limits = limits
+        self.now_ms = now_ms
+        self._counts = counts or Counts()
+        self._log_limiter = log_limiter or LogLimiter(now_ms)
+        self._connections: dict[Connection, None] = {}
+        self._by_address: defaultdict[str, set[Caller]] = defaultdict(set)
+        self._by_principal: defaultdict[str, set[Connection | CountedStream]] = defaultdict(set)
+        self._unauthenticated: dict[Connection, None] = {}
+        """The oldest first."""
+        self._unauthenticated_of: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
+        """By address (`Connection.group`), the oldest first."""
+        self._largest_address = ""
+        """The last address that had more than half of the unauthenticated connections."""
+        self._held_bytes = 0
+        self._large: dict[Connection, None] = {}
+        """Unauthenticated connections that hold more than `HELD_BYTES`, the oldest such first."""
+        self.closed_count = 0
+        """Connections that were counted and are closed."""
+        self._by_transport: dict[Transport, Connection] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    @property
+    def preauth_count(self) -> int:
+        """The number of connections before authentication."""
+        return self._counts.unauthenticated_connections
+
+    # --- new connections
+
+    def accept(self, address: str, abort: Callable[[], None], *, is_proxy: bool = False) -> Connection | None:
+        """Count a connection. Returns None if authenticated connections have reached a limit."""
+        reason = None
+        if not self._has_room():
+            reason = "connections_max"
+        elif not is_proxy and not self._has_address_room(address):
+            reason = "address"
+        if reason is not None:
+            self.count_refusal(reason, address)
+            return None
+        self._limit_unauthenticated()
+        made = Connection(self, address, is_proxy=is_proxy, abort=abort)
+        self._connections[made] = None
+        self._by_address[address].add(made)
+        self._add_unauthenticated(made, address)
+        return made
+
+    def attach(self, connection: Connection) -> None:
+        """Find the connection by its transport from now on."""
+        self._by_transport[connection.transport] = connection
+
+    def find_connection(self, transport: Transport) -> Connection | None:
+        """Return the connection of a transport; None if it is closed."""
+        return self._by_transport.get(transport)
+
+    def open_stream(self, address: str, connection: Connection | None = None) -> CountedStream:
+        """Count a stream that is not a connection by itself. Raises DoorError if a limit is reached.
+
+        The connection of a proxy counts as unauthenticated until the caller of the stream is authenticated.
+        """
+        if not self._has_address_room(address, connection):
+            self.count_refusal("address", address)
+            raise busy_error("connections_per_address_max", self.limits.address_max)
+        if connection is not None:
+            if connection.counted_address is None:
+                self._limit_unauthenticated()
+            self.discard_unauthenticated(connection)
+            self._add_unauthenticated(connection, address)
+        made = CountedStream(self, address, connection)
+        if connection is not None:
+            connection.stream = made
+        self._by_address[address].add(made)
+        return made
+
+    def count_principal(self, caller: Connection | CountedStream, principal: Principal) -> None:
+        """Count a connection for its principal. Raises DoorError at the limit."""
+        limit, actor = self.limits.principal_max, principal.actor
+        others = self._by_principal[actor]
+        if limit and len(others) >= limit:
+            self._remove_closed([one for one in others if isinstance(one, Connection)])
+            others = self._by_principal[actor]
+        if limit and len(others) >= limit:
+            self.count_refusal("principal", caller.address, actor=actor)
+            raise busy_error("connections_per_principal_max", limit)
+        others.add(caller)
+        caller.actor = actor
+
+    def close_unauthenticated_stream(self, other_than: Connection | None) -> bool:
+        """Close the oldest WebSocket whose caller is not authenticated. Returns whether one was closed."""
+        streams = (one for one in self._unauthenticated if one.is_stream and one is not other_than)
+        return self._close_first(streams)
+
+    def hold(self, connection: Connection, held_bytes: int) -> None:
+        """Count the bytes of an unauthenticated connection. Too many of all together close the oldest large one."""
+        self._held_bytes += held_bytes - connection.held_bytes
+        connection.held_bytes = held_bytes
+        if held_bytes > HELD_BYTES:
+            self._large[connection] = None
+            held_bytes_max = self.limits.held_bytes_max
+            while held_bytes_max and self._held_bytes > held_bytes_max and self._close_first(iter(self._large)):
+                pass
+        else:
+            self._large.pop(connection, None)
+
+    # --- the end of connections
+
+    def discard_unauthenticated(self, connection: Connection) -> None:
+        """The connection is authenticated, or closed."""
+        group = connection.counted_address
+        if group is not None:
+            self.hold(connection, 0)
+            connection.counted_address = None
+            self._counts.unauthenticated_connections -= 1
+            del self._unauthenticated[connection]
+            own = self._unauthenticated_of[group]
+            del own[connection]
+            if not own:
+                del self._unauthenticated_of[group]
+
+    def release(self, caller: Connection | CountedStream) -> None:
+        """Stop counting a connection or stream."""
+        if isinstance(caller, Connection):
+            if caller not in self._connections:
+                return
+            del self._connections[caller]
+            self.closed_count += 1
+            self._by_transport.pop(caller.transport, None)
+            self.discard_unauthenticated(caller)
+        _remove_caller(self._by_address, caller.address, caller)
+        if caller.actor is not None:
+            _remove_caller(self._by_principal, caller.actor, caller)
+
+    def close_expired(self) -> None:
+        """Forget connections that are closed, and close unauthenticated ones whose time is over."""
+        self._remove_closed(self._connections)
+        latest_ms = self.now_ms() - self.limits.timeout_ms
+        for connection in list(self._unauthenticated):
+            idle_since_ms = connection.idle_since_ms
+            if idle_since_ms is None or idle_since_ms >= latest_ms:
+                continue
+            if connection.has_requested:
+                connection.abort()  # an idle keep-alive connection, as of a health check
+            else:
+                self.refuse(connection, "timeout")
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """Close a connection, and count why."""
+        self.count_refusal(reason, connection.address)
+        connection.abort()
+
+    def are_all_closed(self) -> bool:
+        """Return whether no connection is open any more."""
+        self.close_expired()
+        return not self._connections
+
+    # --- room
+
+    def _has_room(self) -> bool:
+        """Return whether one more connection fits into the total, after an unauthenticated one was closed for it."""
+        if len(self._connections) < self.limits.total_max:
+            return True
+        self._remove_closed(self._connections)
+        return len(self._connections) < self.limits.total_max or self._close_oldest()
+
+    def _has_address_room(self, address: str, other_than: Connection | None = None) -> bool:
+        """Return whether one more connection of the address fits, after an unauthenticated one was closed for it."""
+        limit = self.limits.address_max
+        if not limit or len(self._by_address.get(address, ())) < limit:
+            return True
+        self._remove_closed([one for one in self._by_address[address] if isinstance(one, Connection)])
+        if len(self._by_address.get(address, ())) < limit:
+            return True
+        return self._close_first(one for one in self._unauthenticated_of.get(address, ()) if one is not other_than)
+
+    def _add_unauthenticated(self, connection: Connection, address: str) -> None:
+        connection.counted_address = address
+        self._unauthenticated[connection] = None
+        own = self._unauthenticated_of[address]
+        own[connection] = None
+        if 2 * len(own) > self.limits.evictable_max:
+            self._largest_address = address
+        self._counts.unauthenticated_connections += 1
+
+    def _limit_unauthenticated(self) -> None:
+        """Make room for one more unauthenticated connection."""
+        limit = self.limits.unauthenticated_max
+        if limit and self.preauth_count >= limit:
+            self._close_oldest()
+
+    def _close_oldest(self) -> bool:
+        """Close the oldest unauthenticated connection: of an address that has more than half of them, else of all.
+
+        So a flood from one address closes its own connections, and one from many addresses cannot choose the
+        connections of an address that several callers share. At least half as many further connections as may be
+        unauthenticated must be accepted before a connection is closed.
+        """
+        largest = self._unauthenticated_of.get(self._largest_address, {})
+        is_flooded = 2 * len(largest) > self.limits.evictable_max
+        return self._close_first(iter(largest if is_flooded else self._unauthenticated))
+
+    def _close_first(self, connections: Iterator[Connection]) -> bool:
+        """Close the first of the connections in favour of another one. Returns whether there is one."""
+        first = next(connections, None)
+        if first is not None:
+            self.refuse(first, "evicted")
+        return first is not None
+
+    def _remove_closed(self, connections: Any) -> None:
+        """Stop counting authenticated connections that are being closed.
+
+        An unauthenticated one counts until `Gate.connection_lost`: it holds its memory as long as its client does not
+        answer the end of TLS, or does not read.
+        """
+        for connection in list(connections):
+            if connection.group is None and connection.is_closing():
+                connection.close()
+
+    def count_refusal(self, reason: str, address: str, **fields: str) -> None:
+        """Count and log a connection that is refused or closed."""
+        self._counts.connections_refused[reason] += 1
+        self._log_limiter.warn("a connection was refused or closed", reason=reason, address=address, **fields)
+
+
+def to_connection_limits(limits: ApiLimits, *, is_development: bool) -> ConnectionLimits:
+    """Return the limits that follow from the settings.
+
+    A principal or an address never gets more than half of all connections. A server in development mode admits
+    all callers on its machine as one principal, so only the total is limited.
+    """
+    half = max(1, limits.connections_max // 2)
+    total_max = limits.connections_max + RESERVED_CONNECTIONS
+    if is_development:
+        return ConnectionLimits(total_max=total_max, timeout_ms=limits.connect_timeout_ms)
+    return ConnectionLimits(
+        total_max=total_max,
+        address_max=min(limits.connections_per_address_max, half),
+        principal_max=min(limits.connections_per_principal_max, half),
+        unauthenticated_max=limits.unauthenticated_connections_max,
+        timeout_ms=limits.connect_timeout_ms,
+    )
+
+
+def busy_error(name: str, limit: int) -> ApiError:
+    """Return the error for a connection above a limit."""
+    message = f"{name} is {limit}, and that many connections are open"
+    return ApiError(SERVER_BUSY, message, limit=limit, retry_after_ms=RETRY_AFTER_MS)
+
+
+def _do_nothing() -> None:
+    """Take the place of `abort` of a closed connection."""
+
+
+def _is_closed() -> bool:
+    return True
+
+
+def _remove_caller(callers: defaultdict[str, Any], key: str, caller: Caller) -> None:
+    own = callers.get(key)
+    if own is not None:
+        own.discard(caller)
+        if not own:
+            del callers[key]

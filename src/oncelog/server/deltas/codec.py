@@ -1,0 +1,153 @@
+"""The words of the deltas door: its answers, and its errors, in JSON."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from oncelog import error_codes
+from oncelog.core.merge import NEVER, Row, Stamp
+from oncelog.core.values import Record
+from oncelog.engine.read_results import Compacted
+from oncelog.server.errors import ApiError
+from oncelog.server.http_requests import HTTP_STATUS as STATUS_OF_ALL
+from oncelog.server.http_requests import JSON
+
+HTTP_STATUS: Final = {
+    **STATUS_OF_ALL,
+    error_codes.CLOCK_DRIFT: 409,
+    error_codes.DELTA_ID_MISMATCH: 400,
+    error_codes.TOO_LARGE: 413,
+    error_codes.INVALID: 422,
+    error_codes.SERVER_ERROR: 503,
+}
+"""The one table from this door's errors to HTTP's."""
+_TOO_LARGE_STATUS: Final = 413
+_DETAIL_NAMES: Final = {
+    "index": "index",
+    "expected": "expected",
+    "tenant": "tenant",
+    "quota": "quota",
+    "limit": "limit",
+    "usage": "usage",
+    "epoch": "epoch",
+    "newest": "newest",
+    "snapshot": "snapshot",
+    "server_time_ms": "serverTime",
+    "retry_after_ms": "retryAfterMs",
+}
+"""What else an error may tell, and how it is called there."""
+
+
+def encode_error(error: ApiError, **more: str) -> bytes:
+    """`{error, code, index?}`, and what else helps."""
+    code = error_codes.TOO_LARGE if error.details.get("status") == _TOO_LARGE_STATUS else error.code
+    details = {shown: error.details[name] for name, shown in _DETAIL_NAMES.items() if name in error.details}
+    return orjson.dumps({**more, "error": error.message, "code": code.upper(), **details})
+
+
+def to_error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """The same as HTTP has it."""
+    headers = dict(headers or {})
+    retry_after_ms = error.details.get("retry_after_ms")
+    if retry_after_ms is not None:
+        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
+    if error.code == error_codes.AUTH_FAILED:
+        headers["WWW-Authenticate"] = "Bearer"
+    status = error.details.get("status", HTTP_STATUS[error.code])
+    response = web.Response(body=encode_error(error), status=status, content_type=JSON, headers=headers)
+    if error.details.get("field") == "body":
+        response.force_close()  # as in `requests`: what is left of it was not read
+    return response
+
+
+# --- pushed -----------------------------------------------------------------------------------------------
+
+
+def encode_push(
+    results: Sequence[tuple[str, int, bool]], epoch: str, previous_epochs: Sequence[str], time_ms: int
+) -> bytes:
+    """What became of a push: id, sequence, and whether it was known, of each delta."""
+    texts = [
+        f'{{"deltaId":"{delta_id}","sequence":{sequence},"duplicate":{"true" if is_known else "false"}}}'
+        for delta_id, sequence, is_known in results
+    ]
+    duplicates = sum([is_known for _, _, is_known in results])
+    return (
+        f'{{"committed":{len(results) - duplicates},"duplicates":{duplicates},"epoch":"{epoch}",'
+        f'"previousEpochs":{orjson.dumps(previous_epochs).decode()},"serverTime":{time_ms},"results":[{",".join(texts)}]}}'
+    ).encode()
+
+
+# --- read ---------------------------------------------------------------------------------------------------
+
+
+def encode_delta(record: Record) -> bytes:
+    """A delta as readers get it: as it was kept, with its place."""
+    return b'{"sequence":%d,%b' % (record.sequence, record.body[1:])
+
+
+def encode_pull(records: Iterable[Record], cursor: int, epoch: str, *, has_more: bool, is_snapshot: bool) -> bytes:
+    """A page of deltas."""
+    return b'{"deltas":[%b],%b"cursor":%d,"hasMore":%b,"epoch":%b}' % (
+        b",".join(map(encode_delta, records)),
+        b'"snapshot":true,' if is_snapshot else b"",
+        cursor,
+        b"true" if has_more else b"false",
+        orjson.dumps(epoch),
+    )
+
+
+def encode_rows(rows: Iterable[tuple[str, Row]], following: str) -> bytes:
+    """A page of merged rows."""
+    return b'{"rows":[%b],"next":%b}' % (b",".join([_encode_row(*row) for row in rows]), orjson.dumps(following))
+
+
+def _encode_row(row_id: str, row: Row) -> bytes:
+    columns = b",".join([b"%b:%b" % (orjson.dumps(name), value) for name, value in sorted(row.values.items())])
+    return b'{"rowId":%b,"columns":{%b},"hlc":"%d"}' % (orjson.dumps(row_id), columns, row.written[0])
+
+
+def encode_snapshot(
+    rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str, horizon: int | None
+) -> bytes:
+    """A page of rows with all that a merge needs."""
+    return b'{"rows":[%b],"cursor":%d,"next":%b,"horizon":%b,"epoch":%b}' % (
+        b",".join([_encode_state(*row) for row in rows]),
+        cursor,
+        orjson.dumps(following),
+        orjson.dumps(None if horizon is None else str(horizon)),
+        orjson.dumps(epoch),
+    )
+
+
+def encode_compaction(compaction: Compacted, following: str) -> bytes:
+    """What a compaction did, and what it left."""
+    held = compaction.held_by
+    return orjson.dumps(
+        {
+            "compacted": compaction.deltas,
+            "upto": compaction.upto,
+            "hasMore": compaction.has_more,
+            "droppedRows": compaction.dropped,
+            "next": following,
+            "heldBy": None if held is None else {"consumer": held.name, "cursor": held.cursor, "lag": held.lag},
+        }
+    )
+
+
+def _encode_state(table: str, row_id: str, row: Row) -> bytes:
+    columns = [
+        {"column": name, "value": orjson.Fragment(value), **_to_stamp(stamp)}
+        for name, (value, stamp) in sorted(row.columns.items())  # not in the order of arrival
+    ]
+    state: dict[str, Any] = {"table": table, "rowId": row_id, "columns": columns}
+    for name, stamp in (("written", row.written), ("deleted", row.deleted)):
+        state[name] = None if stamp == NEVER else _to_stamp(stamp)
+    return orjson.dumps(state)
+
+
+def _to_stamp(stamp: Stamp) -> dict[str, str]:
+    hlc, client, delta_id = stamp
+    return {"hlc": str(hlc), "clientId": client.decode("utf-16-be", "surrogatepass"), "deltaId": delta_id.hex()}

@@ -1,0 +1,147 @@
+"""Schemas of tables: which a gateway knows, which columns they have, and of what type.
+
+They are asked for new deltas only, inside the decision: what has been committed stays acknowledged, whatever they say
+now.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.canonical import canonical_text
+from oncelog.core.deltas import is_identifier
+from oncelog.core.plan import Validate
+from oncelog.core.policy import DELTAS
+from oncelog.core.values import Submission
+from oncelog.errors import CanonicalError, SettingsError
+from oncelog.server.auth.secret_files import read_file
+from oncelog.server.deltas.service import parse_gateway
+from oncelog.server.errors import ApiError
+from oncelog.server.limits import SCHEMAS_FILE_BYTES_MAX
+
+ANY_GATEWAY: Final = "*"
+_COLUMN_TYPES: Final = ("text", "integer", "number", "boolean", "json")
+_NUMBER_STARTS: Final = frozenset(b"-0123456789")
+_FRACTION_BYTES: Final = frozenset(b".eE")
+
+
+class Column(Struct, frozen=True):
+    """What a column can hold."""
+
+    type: str
+    nullable: bool
+
+    def find_problem(self, value: bytes) -> str | None:
+        """What is wrong with a value in canonical form; None if nothing is."""
+        kind = _get_type(value)
+        if kind == "null":
+            return None if self.nullable or self.type == "json" else f"must be {self.type}, not null"
+        if self.type in ("json", kind) or (self.type == "number" and kind == "integer"):
+            return None
+        return f"must be {self.type}, not {kind}"
+
+
+Tables = Mapping[str, Mapping[str, Column]]
+
+
+class TableSchemas:
+    """Those of a file. Nothing is known before `reload`, and what is bad leaves what was there."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._by_scope: Mapping[str, Tables] = {}
+
+    def reload(self) -> None:
+        """Takes the file anew. Raises SettingsError for what is wrong with it, by name."""
+        self.use(self.load())
+
+    def load(self) -> Mapping[str, Tables]:
+        """What is in the file now, for `use`: whoever takes several files anew takes all of them or none."""
+        try:
+            text = canonical_text(read_file(self._path, SCHEMAS_FILE_BYTES_MAX).data)  # no table can be there twice
+        except (SettingsError, CanonicalError) as error:
+            raise SettingsError(f"deltas_schemas: {error}") from error
+        return decode_schemas(text, f"deltas_schemas: {self._path}")
+
+    def use(self, tables: Mapping[str, Tables]) -> None:
+        """From now on these."""
+        self._by_scope = tables
+
+    def validate(self, submission: Submission) -> str | None:
+        """As `Validate` says; writes of other policies pass."""
+        delta = submission.delta
+        if delta is None or submission.policy.name != DELTAS.name:
+            return None
+        tables = self._by_scope.get(submission.scope, self._by_scope.get(ANY_GATEWAY))
+        if tables is None:
+            return None  # one with no tables at all is another thing: it takes nothing
+        columns = tables.get(delta.table)
+        if columns is None:
+            return f"table: {delta.table!r} is not one that the gateway knows"
+        for index, (name, value) in enumerate(delta.columns):
+            column = columns.get(name)
+            if column is None:
+                return f"columns[{index}].column: {name!r} is not one of table {delta.table!r}"
+            wrong = column.find_problem(value)
+            if wrong is not None:
+                return f"columns[{index}].value: of {name!r} of table {delta.table!r} {wrong}"
+        return None
+
+
+def decode_schemas(text: bytes, where: str) -> dict[str, Tables]:
+    """The tables of each gateway's stream. Raises SettingsError."""
+    try:
+        given = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, str]]])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{where}: must be {{gateway: {{table: {{column: type}}}}}} in JSON: {error}") from error
+    return {
+        gateway if gateway == ANY_GATEWAY else _parse_scope(gateway, where): {
+            _check_name(table, f"{where}: {gateway}"): {
+                _check_name(column, f"{where}: {gateway}.{table}"): _parse_column(
+                    kind, f"{where}: {gateway}.{table}.{column}"
+                )
+                for column, kind in columns.items()
+            }
+            for table, columns in tables.items()
+        }
+        for gateway, tables in given.items()
+    }
+
+
+def combine_validators(first: Validate | None, second: Validate | None) -> Validate | None:
+    """What both of them say; the first objection."""
+    if first is None or second is None:
+        return first or second
+    return lambda submission: first(submission) or second(submission)
+
+
+def _parse_scope(gateway: str, where: str) -> str:
+    try:
+        return parse_gateway(gateway)
+    except ApiError as error:  # nobody could ever push to it
+        raise SettingsError(f"{where}: {gateway!r} is no name of a gateway: {error.message}") from error
+
+
+def _check_name(name: str, where: str) -> str:
+    if not is_identifier(name):
+        raise SettingsError(f"{where}: {name!r} is no name of a table or column")
+    return name
+
+
+def _parse_column(kind: str, where: str) -> Column:
+    name = kind.removesuffix("?")
+    if name not in _COLUMN_TYPES:
+        raise SettingsError(
+            f"{where}: must be one of {', '.join(_COLUMN_TYPES)}, with ? where null is allowed, not {kind!r}"
+        )
+    return Column(name, nullable=kind.endswith("?"))
+
+
+def _get_type(value: bytes) -> str:
+    """Of a value in canonical form: its first byte says it."""
+    first = value[0]
+    if first in _NUMBER_STARTS:
+        return "number" if _FRACTION_BYTES.intersection(value) else "integer"
+    return {ord('"'): "text", ord("t"): "boolean", ord("f"): "boolean", ord("n"): "null"}.get(first, "json")

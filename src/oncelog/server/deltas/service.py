@@ -1,0 +1,531 @@
+"""What the deltas door does, whatever the wire: who may do what, what is asked, and what a verdict is called there.
+
+Nothing is decided here. A push is read, and its ids are made again; what of it is new, known or refused, `core.plan`
+says.
+"""
+
+import asyncio
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from functools import lru_cache
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from oncelog import error_codes
+from oncelog.core.canonical import INTEGER_MAX, canonical_text
+from oncelog.core.deltas import (
+    GATEWAY_CHARACTERS_MAX,
+    PUSH_DELTAS_MAX,
+    ROW_ID_CHARACTERS_MAX,
+    DecodedPush,
+    DeltaJson,
+    WrongIdError,
+    build_submission,
+    check_delta_id,
+    decode_canonical_push,
+    decode_push,
+    deltas_scope,
+    encode_op,
+    find_gateway_fault,
+    has_canonical_columns,
+    is_identifier,
+    to_row_delta,
+)
+from oncelog.core.hlc import parse_hlc, wall_ms
+from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
+from oncelog.core.merge import Row
+from oncelog.core.policy import DELTAS
+from oncelog.core.values import (
+    Committed,
+    Mode,
+    Rate,
+    Reason,
+    Record,
+    Refused,
+    Remembered,
+    Replayed,
+    Submission,
+    Verdict,
+)
+from oncelog.engine.committer import count_payload_bytes
+from oncelog.engine.log import Log
+from oncelog.engine.read_results import Compacted
+from oncelog.errors import CanonicalError, HistoryChangedError, OncelogError
+from oncelog.server.auth.principal import Principal
+from oncelog.server.auth_gate import AuthGate
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, to_api_error, translate_errors
+from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, LONG_FRAME_BYTES, ApiLimits
+from oncelog.server.metrics import Counts
+
+COMPACT_GRANT: Final = "compact"
+"""What a gateway's stream is called in a grant, with this behind it, for those who may compact it."""
+COMMITTED: Final = "committed"
+KNOWN: Final = "known"
+KNOWN_UNDER_ANOTHER_OP: Final = "known_under_another_op"
+_ERROR_CODES: Final = {
+    Reason.CLOCK_DRIFT: error_codes.CLOCK_DRIFT,
+    Reason.INVALID: error_codes.INVALID,
+    Reason.TOO_MANY_COLUMNS: error_codes.INVALID,
+    Reason.ROW_TOO_LARGE: error_codes.INVALID,
+}
+"""The one table from the reasons of a refusal to the words of this wire. Others come at a bad moment (`RETRYABLE_CODES`) or
+are faults of the request."""
+T = TypeVar("T")
+
+PushResult = tuple[str, int, bool]
+"""Of a pushed delta: its id, its sequence, and whether it was known."""
+
+
+class PulledPage(Struct, frozen=True):
+    """A page of deltas; or none, where they are in a snapshot only."""
+
+    deltas: list[Record]
+    cursor: int
+    has_more: bool
+    is_snapshot: bool = False
+
+
+class SnapshotPage(Struct, frozen=True):
+    """A page of rows with their stamps, and after which delta to go on when all pages have been read."""
+
+    rows: list[tuple[str, str, Row]]
+    cursor: int
+    following: str
+    horizon: int | None
+    """The tombstone horizon: None if no deleted row was ever dropped."""
+
+
+class DeltasService:
+    """One for a server. Every call raises DoorError for what is no success."""
+
+    def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
+        self.log = log
+        self.auth_gate = auth_gate
+        self.limits = limits
+        self.counts = counts
+        per_second = limits.new_events_per_second_max
+        # A push is taken as a whole: with less than its size at once a large one would be put off for ever.
+        self._rate = Rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX)) if per_second else None
+
+        self._previous_epochs: tuple[str, ...] | None = None
+
+    async def load_previous_epochs(self) -> tuple[str, ...]:
+        """Return the epochs that this history continues. They are read once: an open log keeps its epoch."""
+        if self._previous_epochs is None:
+            self._previous_epochs = await self.log.previous_epochs()
+        return self._previous_epochs
+
+    # --- push
+
+    def check_writable(self, gateway: str, principal: Principal) -> str:
+        """The stream of a gateway that may be pushed to. Raises DoorError."""
+        scope = parse_gateway(gateway)
+        if not principal.grants.may_write(scope):
+            raise _forbidden_error("not be written")
+        return scope
+
+    async def push(self, scope: str, body: bytes, principal: Principal) -> list[PushResult]:
+        """Takes all of a push, or nothing of it."""
+        own = self.auth_gate.get_client_id(principal)
+        plain = await _run_long(len(body), lambda: decode_canonical_push(body))
+        try:
+            if plain is not None:
+                _check_pushable(plain.deltas, own)
+                known = self.log.recall(DELTAS, scope, plain.keys)
+                if known is not None:
+                    return self._to_known_results(plain.deltas, known)
+            deltas, submissions = await _run_long(
+                len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
+            )
+            # In another spelling it is answered from memory too: it must wait neither for a commit nor for room.
+            known = self.log.recall(DELTAS, scope, [one.key for one in submissions]) if plain is None else None
+            if known is not None:
+                return self._to_known_results(deltas, known)
+            verdicts = await self.log.submit_many(submissions, Mode.ALL)
+        except OncelogError as error:
+            raise to_api_error(error) from error
+        if verdicts and isinstance(verdicts[0], Refused):
+            raise _refusal_error(verdicts, deltas, submissions)  # of all or nothing
+        return self._to_results(deltas, verdicts)
+
+    def _to_submissions(
+        self, scope: str, pushed: DecodedPush, principal: Principal
+    ) -> tuple[list[DeltaJson], list[Submission]]:
+        value_bytes_max, actor, rate = self.limits.column_value_bytes_max, principal.actor, self._rate
+        submissions = []
+        for index, (delta, key, body) in enumerate(zip(pushed.deltas, pushed.keys, pushed.bodies, strict=True)):
+            try:
+                change = to_row_delta(delta, key, "", value_bytes_max)
+            except CanonicalError as error:
+                raise _delta_error(error, index) from error
+            submissions.append(build_submission(scope, change, body, actor=actor, rate=rate))
+        return pushed.deltas, submissions
+
+    def _to_known_results(self, deltas: Sequence[DeltaJson], known: Sequence[Remembered]) -> list[PushResult]:
+        """From memory: nothing is decided, and nothing is written."""
+        other_op = sum([one.fingerprint != encode_op(delta.op) for one, delta in zip(known, deltas, strict=True)])
+        self.counts.deltas[KNOWN] += len(deltas) - other_op
+        self.counts.deltas[KNOWN_UNDER_ANOTHER_OP] += other_op
+        return [(delta.delta_id, one.receipt.sequence, True) for one, delta in zip(known, deltas, strict=True)]
+
+    def _to_results(self, deltas: Sequence[DeltaJson], verdicts: Sequence[Verdict]) -> list[PushResult]:
+        results: list[PushResult] = []
+        committed = other_op = 0
+        for delta, verdict in zip(deltas, verdicts, strict=True):
+            match verdict:
+                case Replayed(receipt, mismatch):
+                    other_op += mismatch
+                    results.append((delta.delta_id, receipt.sequence if receipt else 0, True))
+                case Committed(receipt):
+                    committed += 1
+                    results.append((delta.delta_id, receipt.sequence, False))
+                case _:
+                    raise TypeError(f"a delta was answered with {verdict!r}")
+        self.counts.deltas[COMMITTED] += committed
+        self.counts.deltas[KNOWN] += len(results) - committed - other_op
+        self.counts.deltas[KNOWN_UNDER_ANOTHER_OP] += other_op
+        return results
+
+    # --- read
+
+    def check_readable(self, gateway: str, principal: Principal) -> str:
+        """The stream of a gateway that may be read. Raises DoorError."""
+        scope = parse_gateway(gateway)
+        if not principal.grants.may_read(scope):
+            raise _forbidden_error("not be read")
+        return scope
+
+    async def pull(self, scope: str, since: int, limit: int | None, epoch: str) -> PulledPage:
+        """Deltas after a sequence, in the order of their arrival (DE-9)."""
+        self._check_epoch(epoch)
+        with _translate_history_errors():
+            reading = await self.log.read(stream=scope, after=since, limit=self._get_page_size(limit))
+        deltas, is_snapshot = split_at_compaction(reading.records)
+        if is_snapshot and not deltas:
+            await self._check_tombstones(scope, since)
+            return PulledPage([], since, has_more=True, is_snapshot=True)
+        self.counts.deliveries += len(deltas)
+        if is_snapshot:
+            return PulledPage(deltas, deltas[-1].sequence, has_more=True)
+        return PulledPage(deltas, reading.cursor.position, reading.has_more)
+
+    async def check_cursor(self, scope: str, since: int, epoch: str) -> None:
+        """Raises DoorError for a cursor that is not of this history."""
+        self._check_epoch(epoch)
+        with _translate_history_errors():
+            await self.log.read(stream=scope, after=since, upto=since, limit=1)
+
+    async def follow(self, scope: str, since: int) -> AsyncGenerator[Sequence[Record] | None, None]:
+        """Deltas after a sequence, then those to come. None, and nothing more, where they are in a snapshot only."""
+        async with aclosing(self.log.follow_several(stream=scope, after=since)) as several:
+            async for records in several:
+                deltas, is_snapshot = split_at_compaction(records)
+                if deltas:
+                    self.counts.deliveries += len(deltas)
+                    since = deltas[-1].sequence
+                    yield deltas
+                if is_snapshot:
+                    await self._check_tombstones(scope, since)
+                    yield None
+                    return
+
+    async def _check_tombstones(self, scope: str, since: int) -> None:
+        """Raise DoorError if the snapshot may lack a tombstone that the reader has not read.
+
+        The reader may have a row whose tombstone was dropped, so it must replace its rows by the snapshot. Clients of
+        all versions do that for this code. A reader without rows, at 0, has nothing to replace.
+        """
+        with translate_errors():
+            newest, horizon = await self.log.state.newest_and_horizon(scope)
+        if since and horizon is not None:
+            message = (
+                "since: is older than the compaction, which has dropped deleted rows; replace all rows by those of the "
+                "snapshot, and go on from its cursor"
+            )
+            details = {"epoch": self.log.epoch, "newest": newest, "snapshot": True}
+            raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details)
+
+    async def load_rows(
+        self, scope: str, table: str, after: str, limit: int | None
+    ) -> tuple[list[tuple[str, Row]], str]:
+        """The rows of a table that exist, and after which to go on; "" behind the last."""
+        _check_table(table)
+        with translate_errors():
+            page = await self.log.state.rows(scope, table=table, after=(table, after), limit=self._get_page_size(limit))
+        existing = [(row_id, row) for _, row_id, row in page.rows if row.exists]
+        return existing, page.rows[-1][1] if page.has_more else ""
+
+    async def load_row(self, scope: str, table: str, row_id: str) -> list[tuple[str, Row]]:
+        """One row, if it exists."""
+        _check_table(table)
+        check_row_id(row_id, "rowId")
+        with translate_errors():
+            row = await self.log.state.row(scope, table, row_id)
+        return [] if row is None or not row.exists else [(row_id, row)]
+
+    async def load_snapshot(self, scope: str, page_token: str, limit: int | None) -> SnapshotPage:
+        """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it.
+
+        Raises DoorError if tombstones were dropped since the first page: a reader that misses one of them would restore
+        its row with an older delta behind the cursor.
+        """
+        books = self.log.state
+        with translate_errors():
+            if page_token:
+                cursor, horizon, table, row_id = _decode_token(page_token)
+            else:
+                table = row_id = ""
+                cursor, horizon = await books.newest_and_horizon(scope)
+            page = await books.rows(scope, after=(table, row_id), limit=self._get_page_size(limit))
+            if await books.horizon(scope) != horizon:
+                message = (
+                    "page: deleted rows were dropped while the snapshot was read; read it again from its first page"
+                )
+                raise ApiError(error_codes.HISTORY_CHANGED, message, field="page", epoch=self.log.epoch, snapshot=True)
+        following = _encode_token(cursor, horizon, *page.rows[-1][:2]) if page.has_more else ""
+        return SnapshotPage(page.rows, cursor, following, horizon)
+
+    # --- compaction
+
+    def check_compactable(self, gateway: str, principal: Principal) -> str:
+        """The stream of a gateway that may be compacted. Raises DoorError."""
+        scope = parse_gateway(gateway)
+        if not principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"):
+            raise _forbidden_error("not be compacted")
+        return scope
+
+    async def compact(self, scope: str, body: bytes, actor: str) -> Compacted:
+        """Drop the bodies of old deltas, then old deleted rows; as many as one request may."""
+        asked = _decode_compact(body)
+        with translate_errors():
+            return await self.log.compact(
+                scope,
+                upto=asked.upto,
+                keep=asked.keep,
+                limit=COMPACT_DELTAS_MAX,
+                tombstone_age_ms=asked.tombstone_age_ms,
+                after_row=asked.after_row,
+                rows_max=COMPACT_ROWS_MAX,
+                actor=actor,
+            )
+
+    # --- cursors
+
+    def _check_epoch(self, epoch: str) -> None:
+        if epoch and epoch != self.log.epoch:
+            message = "epoch: is that of another history; read the snapshot, and go on from its cursor"
+            raise ApiError(error_codes.HISTORY_CHANGED, message, field="epoch", epoch=self.log.epoch)
+
+    def _get_page_size(self, requested: int | None) -> int:
+        limits = self.limits
+        return max(1, min(limits.page_events_default if requested is None else requested, limits.page_events_max))
+
+
+@contextmanager
+def _translate_history_errors() -> Iterator[None]:
+    """As `telling`, and of a cursor that is ahead of the log."""
+    with translate_errors():
+        try:
+            yield
+        except HistoryChangedError as error:
+            message = f"since: must be at most {error.newest}, the newest; read the snapshot, and go on from its cursor"
+            details = {"epoch": error.epoch, "newest": error.newest}
+            raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details) from error
+
+
+async def _run_long(size: int, work: Callable[[], T]) -> T:
+    """What is long is done in a thread: others must not wait for it."""
+    return await asyncio.to_thread(work) if size > LONG_FRAME_BYTES else work()
+
+
+def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:
+    """The deltas of a push, whose ids are made here (DE-3). Raises DoorError."""
+    if plain is not None and has_canonical_columns(plain.deltas):
+        return plain
+    try:
+        pushed = decode_push(body)
+    except CanonicalError as error:
+        raise _body_error(error) from error
+    _check_pushable(pushed.deltas, own_client)
+    for index, (delta, key) in enumerate(zip(pushed.deltas, pushed.keys, strict=True)):
+        if delta.delta_id != key.hex():
+            try:
+                to_row_delta(delta, key, "")  # what it says may be no delta at all: that is told first
+                check_delta_id(delta, key, "")
+            except CanonicalError as error:
+                raise _delta_error(error, index) from error
+    return pushed
+
+
+def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
+    """Raises DoorError for too many, and for one of another client; `own` is None where everybody may be anybody."""
+    if len(deltas) > PUSH_DELTAS_MAX:
+        message = f"deltas: must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
+        raise ApiError(error_codes.TOO_LARGE, message, field="deltas", limit=PUSH_DELTAS_MAX)
+    if own_client is None:
+        return
+    for index, delta in enumerate(deltas):
+        if delta.client_id != own_client:
+            message = f"deltas[{index}].clientId: must be that of the credential"
+            raise ApiError(error_codes.FORBIDDEN, message, field="clientId", index=index)
+
+
+def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
+    """The deltas among them up to the first without a body, and whether there is one."""
+    deltas: list[Record] = []
+    for record in records:
+        if record.policy != DELTAS.name:
+            continue
+        if record.erased:
+            return deltas, True
+        deltas.append(record)
+    return deltas, False
+
+
+@lru_cache(maxsize=4096)  # the same come again and again
+def parse_gateway(name: str) -> str:
+    """The stream of a gateway. Raises DoorError."""
+    fault = find_gateway_fault(name)
+    if fault is not None:
+        raise ApiError(error_codes.BAD_REQUEST, f"gateway: {fault}", field="gateway", limit=GATEWAY_CHARACTERS_MAX)
+    return deltas_scope(name)
+
+
+def _refusal_error(
+    verdicts: Sequence[Verdict], deltas: Sequence[DeltaJson], submissions: Sequence[Submission]
+) -> ApiError:
+    """What is told of the one at fault; the others were not looked at."""
+    index, refused = next(
+        (index, verdict)
+        for index, verdict in enumerate(verdicts)
+        if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED
+    )
+    if refused.field == "items":  # none of them is at fault: they are more than the log takes at once
+        return ApiError(error_codes.TOO_LARGE, f"deltas: {refused.message.removeprefix('items ')}", field="deltas")
+    if refused.reason is Reason.MALFORMED and refused.field == "body":  # all are told it, and one is too long
+        index = max(range(len(submissions)), key=lambda place: count_payload_bytes(submissions[place]))
+        return ApiError(error_codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
+    reason = refused.reason
+    if reason is Reason.UNSTORABLE and len(deltas) > 1:
+        # The store does not say which one. Clients of all versions divide a push that gets this code without an index.
+        message = (
+            f"deltas: the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer at a time: "
+            "pushed alone, the delta at fault is refused with its index"
+        )
+        return ApiError(error_codes.TOO_LARGE, message, field="deltas")
+    if reason in RETRYABLE_CODES:
+        return retryable_error(refused)
+    code = _ERROR_CODES.get(reason, error_codes.BAD_REQUEST)
+    if reason is Reason.CLOCK_DRIFT:
+        ahead_ms = wall_ms(parse_hlc(deltas[index].hlc)) - refused.current
+        return ApiError(
+            code,
+            f"deltas[{index}].hlc: {refused.message}",
+            index=index,
+            server_time_ms=refused.current,
+            retry_after_ms=max(1, ahead_ms - CLOCK_DRIFT_MS_MAX),
+        )
+    separator = "." if reason is Reason.INVALID else ": "  # a schema names the member, as the path goes on
+    return ApiError(code, f"deltas[{index}]{separator}{refused.message}", index=index)
+
+
+def _delta_error(error: CanonicalError, index: int) -> ApiError:
+    """The same of one that is no delta: its path is that inside the delta."""
+    message = f"deltas[{index}]{error.path}: {error.reason}"
+    if isinstance(error, WrongIdError):
+        return ApiError(error_codes.DELTA_ID_MISMATCH, message, index=index, expected=error.expected)
+    return ApiError(error_codes.BAD_REQUEST, message, index=index)
+
+
+def _body_error(error: CanonicalError) -> ApiError:
+    field = error.path.removeprefix("$").removeprefix(".") or "body"
+    found = _INDEX.match(field)
+    details = {} if found is None else {"index": int(found[1])}
+    return ApiError(error_codes.BAD_REQUEST, f"{field}: {error.reason}", **details)
+
+
+_INDEX: Final = re.compile(r"deltas\[(\d+)\]")
+
+
+def _forbidden_error(what: str) -> ApiError:
+    return ApiError(error_codes.FORBIDDEN, f"gateway: may {what}", field="gateway")
+
+
+def _check_table(table: str) -> None:
+    if not is_identifier(table):
+        raise ApiError(
+            error_codes.BAD_REQUEST,
+            "table: must be an identifier (letters, digits and _, no digit first)",
+            field="table",
+        )
+
+
+def check_row_id(row_id: str, field: str) -> None:
+    """Raises DoorError for what no row is called; none is named by an empty one."""
+    if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
+        message = f"{field}: must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
+        raise ApiError(error_codes.BAD_REQUEST, message, field=field, limit=ROW_ID_CHARACTERS_MAX)
+
+
+# --- smaller messages ---------------------------------------------------------------------------------------
+
+
+class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    upto: int | UnsetType = UNSET
+    keep: int | UnsetType = UNSET
+    tombstone_age_ms: int | UnsetType = UNSET
+    page: str = ""
+
+
+class _CompactRequest(Struct, frozen=True):
+    """What a request to compact asks for."""
+
+    upto: int | None
+    keep: int | None
+    tombstone_age_ms: int | None
+    after_row: tuple[str, str]
+
+
+_COMPACT_DECODER: Final = msgspec.json.Decoder(_CompactJson)
+_TOKEN_DECODER: Final = msgspec.json.Decoder(tuple[int, int | None, str, str])
+
+
+def _decode_compact(body: bytes) -> _CompactRequest:
+    try:
+        given = _COMPACT_DECODER.decode(canonical_text(body))
+    except CanonicalError as error:
+        raise _body_error(error) from error
+    except msgspec.ValidationError as error:
+        raise ApiError(error_codes.BAD_REQUEST, f"body: {error}") from error
+    upto, keep, age_ms = (
+        None if number is UNSET else number for number in (given.upto, given.keep, given.tombstone_age_ms)
+    )
+    if (upto is None) == (keep is None):
+        raise ApiError(error_codes.BAD_REQUEST, "body: must have one of upto and keep")
+    for field, number in (("upto", upto), ("keep", keep), ("tombstoneAgeMs", age_ms)):
+        if number is not None and not 0 <= number <= INTEGER_MAX:
+            raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be a whole number from 0 to 2^53−1", field=field)
+    return _CompactRequest(upto, keep, age_ms, _decode_token(given.page)[2:] if given.page else ("", ""))
+
+
+def encode_row_token(row: tuple[str, str] | None) -> str:
+    """Where a compaction goes on to look for deleted rows, for its next request; empty if all rows were read."""
+    return "" if row is None else _encode_token(0, None, *row)
+
+
+def _encode_token(cursor: int, horizon: int | None, table: str, row_id: str) -> str:
+    return urlsafe_b64encode(msgspec.json.encode((cursor, horizon, table, row_id))).decode()
+
+
+def _decode_token(token: str) -> tuple[int, int | None, str, str]:
+    try:
+        cursor, horizon, table, row_id = _TOKEN_DECODER.decode(urlsafe_b64decode(token.encode("ascii")))
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ApiError(error_codes.BAD_REQUEST, "page: must be one that a page has given", field="page") from error
+    if cursor < 0 or "\0" in table + row_id:
+        raise ApiError(error_codes.BAD_REQUEST, "page: must be one that a page has given", field="page")
+    return cursor, horizon, table, row_id

@@ -1,0 +1,129 @@
+"""What a client is told in place of an answer, the same over every door and every wire."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import orjson
+
+from oncelog.core.values import Reason, Refused
+from oncelog.error_codes import BAD_REQUEST, QUOTA_EXCEEDED, RATE_LIMITED, READ_ONLY, SERVER_BUSY, SERVER_ERROR
+from oncelog.errors import (
+    ClockJumpedError,
+    ClosedError,
+    MovedError,
+    OncelogError,
+    StoreUnavailableError,
+    UnstorableError,
+)
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+RETRY_AFTER_MS: Final = 1000
+"""What a client is told that comes while the log cannot take new writes."""
+QUIET_POLLS: Final = 10
+"""So often must the server look without a failure in between before one counts as new: clients come back in seconds."""
+UNKNOWN_OUTCOME: Final = "the outcome is not known; send it again under the same id"
+UNSTORABLE: Final = "the store cannot hold this; nothing was written, and sending it again does not help"
+UNREADABLE: Final = "the log cannot be read for now; ask again"
+
+
+class ApiError(Exception):
+    """A request that gets an error in place of an answer. `message` is for the client: it must hold no secret."""
+
+    def __init__(self, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+def encode_error(error: ApiError) -> bytes:
+    """An error on a wire of JSON."""
+    return orjson.dumps({"code": error.code, "message": error.message, "details": error.details})
+
+
+RETRYABLE_CODES: Final = {
+    Reason.BUSY: SERVER_BUSY,
+    Reason.WRONG_SCOPE: SERVER_BUSY,
+    Reason.RATE_LIMITED: RATE_LIMITED,
+    Reason.QUOTA_EXCEEDED: QUOTA_EXCEEDED,
+    Reason.READ_ONLY: READ_ONLY,
+}
+"""The one table of refusals that are no outcome of a write: it was not decided, and may be sent again as it is."""
+
+
+def retryable_error(refusal: Refused) -> ApiError:
+    """What a client is told of one of these."""
+    details: dict[str, Any] = {"retry_after_ms": refusal.retry_after_ms}
+    if refusal.tenant:
+        details |= {"tenant": refusal.tenant, "quota": refusal.field, "limit": refusal.limit}
+        if refusal.reason is Reason.QUOTA_EXCEEDED:
+            details["usage"] = refusal.current
+    return ApiError(RETRYABLE_CODES[refusal.reason], refusal.message, **details)
+
+
+class StoreFailures:
+    """Requests that a store could not serve. A disk that is full fails thousands: begin and end are told, each once."""
+
+    def __init__(self) -> None:
+        self._kinds: set[type[BaseException]] = set()
+        self._count = 0
+        self._quiet_polls = 0
+
+    def count(self, error: BaseException) -> None:
+        """One request more."""
+        is_told = type(error) in self._kinds
+        logger.log(logging.DEBUG if is_told else logging.ERROR, "the log could not do what it was asked: %s", error)
+        if isinstance(error, StoreUnavailableError):  # what else goes wrong is no state that ends by itself
+            self._kinds.add(type(error))
+            self._count += 1
+            self._quiet_polls = 0
+
+    def poll(self) -> None:
+        """By the clock, for all doors: whether it is over. Nobody has to see the first that succeeds."""
+        self._quiet_polls += 1
+        if self._kinds and self._quiet_polls > QUIET_POLLS:
+            logger.warning("no more requests fail, after %d that the log could not serve", self._count)
+            self._kinds.clear()
+            self._count = 0
+
+
+store_failures: Final = StoreFailures()
+
+
+def shutdown_error() -> ApiError:
+    """What new writes are told by a server that is about to end."""
+    return ApiError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
+
+
+def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -> ApiError:
+    """What a client is told when the log could not do what it was asked. Never success, never failure: try again.
+
+    Where nothing was to be written, `otherwise` is `UNREADABLE`.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ClockJumpedError):
+        return ApiError(
+            SERVER_BUSY, "the server's clock is in doubt; no new writes for now", retry_after_ms=RETRY_AFTER_MS
+        )
+    if isinstance(error, MovedError):
+        return ApiError(SERVER_ERROR, "the log has been moved; nothing was written here", retry_after_ms=RETRY_AFTER_MS)
+    if isinstance(error, ClosedError):
+        return ApiError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
+    if isinstance(error, UnstorableError):
+        logger.warning("the store rejected a request: %s", error)
+        return ApiError(BAD_REQUEST, UNSTORABLE)
+    store_failures.count(error)
+    return ApiError(SERVER_ERROR, default_message, retry_after_ms=RETRY_AFTER_MS)
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """What the log cannot read becomes what a client is told."""
+    try:
+        yield
+    except OncelogError as error:
+        raise to_api_error(error, UNREADABLE) from error

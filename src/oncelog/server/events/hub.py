@@ -1,0 +1,237 @@
+"""Fan-out: every record reaches the readers it concerns, in order, once, and each answer stands in its place.
+
+The hub is the one listener on lane 0 (delivery is by position, never by verdict). It encodes a broadcast once and puts
+the same bytes into the outbox of every reader whose scope meets the record's partitions, but for those that submitted
+it. An answer whose highest number is p stands after the broadcasts of lower numbers and before those of higher ones
+(EV-14): it enters its reader's outbox when the hub comes to p. If the hub is there before the verdict is told, a place
+is kept for it; what comes behind waits.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from oncelog.core.policy import EVENTS
+from oncelog.core.values import Record, Submission
+from oncelog.server.events.dialect import NATIVE, Dialect
+from oncelog.server.metrics import Counts
+from oncelog.server.reply_queue import Reply, ReplyQueue
+from oncelog.server.send_queue import SendQueue, WriteCoalescer
+
+
+class EventReader(Protocol):
+    """One connection, as far as the hub is concerned."""
+
+    partitions: tuple[str, ...]
+    send_queue: SendQueue
+    replies: ReplyQueue
+    dialect: Dialect
+
+    def add_own(self, position: int) -> None:
+        """The record at this position is one that it submitted: it is not broadcast to it."""
+
+    def place(self, number: int, reply: "PendingReply") -> None:
+        """The answer stands at this number; if it stood at a lower one it moves."""
+
+    def place_after_previous(self, number: int, reply: "PendingReply") -> None:
+        """The answer is known after the hub has passed its number: it stands behind the reply before it."""
+
+    def abort(self) -> None:
+        """Something is wrong with this one alone."""
+
+
+class PendingReply(Reply):
+    """An answer to a submission, from the moment it is asked for until it is written."""
+
+    __slots__ = ("expected_keys", "placed_at", "position", "reader")
+
+    def __init__(self, reader: EventReader) -> None:
+        Reply.__init__(self, reader.replies)
+        self.reader = reader
+        self.position = 0
+        """The highest that is in it; 0 for none."""
+        self.placed_at: int | None = None
+        self.expected_keys: Sequence[tuple[bytes, bytes]] = ()
+        """`to_reply_key` and fingerprint of each of its events that may be committed yet."""
+
+
+class EventsHub:
+    """One for a server. All of it happens on the event loop's thread."""
+
+    def __init__(
+        self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None], native: Dialect = NATIVE
+    ) -> None:
+        self.position = 0
+        self._position_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        """Positions that readers wait for, the lowest first."""
+        self._waiter_order = itertools.count()
+        """Everything up to here has been delivered."""
+        self._counts = counts
+        self._on_fail = on_fail
+        self._native = native
+        self._now_ms = now_ms
+        self._live: dict[str, set[EventReader]] = {}
+        self._live_in_project: dict[str, set[EventReader]] = {}
+        """Those of the second dialect, by the partition of their project."""
+        self._pending_replies: dict[bytes, list[tuple[bytes, PendingReply]]] = {}
+        self._coalescer = WriteCoalescer()
+
+    def start(self, position: int) -> None:
+        """Records after this position will come."""
+        self.position = position
+
+    # --- scopes
+
+    def join(self, reader: EventReader) -> None:
+        """From now on the reader gets what is in its partitions."""
+        live = self._select_live(reader)
+        for partition in reader.partitions:
+            live.setdefault(partition, set()).add(reader)
+
+    def leave(self, reader: EventReader) -> None:
+        """And from now on nothing."""
+        live = self._select_live(reader)
+        for partition in reader.partitions:
+            readers = live.get(partition)
+            if readers is not None:
+                readers.discard(reader)
+                if not readers:
+                    del live[partition]
+
+    def _select_live(self, reader: EventReader) -> dict[str, set[EventReader]]:
+        return self._live_in_project if reader.dialect.is_project_bound else self._live
+
+    # --- answers
+
+    def expect_reply(self, reply: PendingReply) -> None:
+        """Some of its events may be committed from now on."""
+        reply.queue.append(reply)
+        flights = self._pending_replies
+        for key, fingerprint in reply.expected_keys:
+            waiting = flights.get(key)
+            if waiting is None:
+                flights[key] = [(fingerprint, reply)]
+            else:
+                waiting.append((fingerprint, reply))
+
+    def settle_reply(self, reply: PendingReply) -> None:
+        """The outcome is known (`frame`, `number`). It is written when all up to its number has been delivered.
+
+        A number that has not been delivered yet is that of one of its own events, so `deliver` will come to it.
+        """
+        if reply.position <= self.position:
+            self._release_reply(reply)
+
+    def _release_reply(self, reply: PendingReply) -> None:
+        self._forget_reply(reply)
+        reply.queue.mark_ready(reply)
+        if reply.placed_at is None:
+            reply.reader.place_after_previous(reply.position, reply)
+        self.schedule_flush(reply.reader)
+
+    def _forget_reply(self, reply: PendingReply) -> None:
+        flights = self._pending_replies
+        for key, fingerprint in reply.expected_keys:
+            waiting = flights.get(key)
+            if waiting is None:
+                continue  # the hub has failed meanwhile
+            if len(waiting) > 1:
+                waiting.remove((fingerprint, reply))
+            else:
+                del flights[key]
+        reply.expected_keys = ()
+
+    # --- delivery
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        """As `Listener` says."""
+        for record in records:
+            self.position = record.position
+            if not is_event(record):
+                continue
+            origins = self._pending_replies.get(to_reply_key(record))
+            self._broadcast(record, origins)
+            if origins is not None:
+                self._settle_own_record(record, origins)
+        while self._position_waiters and self._position_waiters[0][0] <= self.position:
+            _, _, reached = heapq.heappop(self._position_waiters)
+            if not reached.done():
+                reached.set_result(None)
+
+    async def wait_for_position(self, position: int) -> None:
+        """Returns when everything up to the position has been delivered, and maybe more."""
+        if position > self.position:
+            reached = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._position_waiters, (position, next(self._waiter_order), reached))
+            await reached
+
+    def fail(self, error: Exception) -> None:
+        """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
+        self._pending_replies.clear()
+        self._on_fail(error)
+
+    def close(self) -> None:
+        """As `Listener` says: those who are connected have been told by the server."""
+
+    def _broadcast(self, record: Record, origins: list[tuple[bytes, PendingReply]] | None) -> None:
+        readers = self._select_readers(record)
+        in_project = self._live_in_project
+        if not readers and not in_project:
+            return
+        submitters = (
+            {flight.reader for fingerprint, flight in origins if fingerprint == record.fingerprint} if origins else ()
+        )
+        if readers:
+            frame = self._native.encode_broadcast(record, self._now_ms())
+            if frame is not None:
+                self._enqueue(frame, readers, submitters)
+        if in_project:
+            for partition in record.partitions:
+                followers = in_project.get(partition)
+                if followers:
+                    # All of them are of one project, and are shown it alike.
+                    frame = next(iter(followers)).dialect.encode_broadcast(record, self._now_ms())
+                    if frame is not None:
+                        self._enqueue(frame, followers, submitters)
+
+    def _enqueue(self, frame: bytes, readers: Iterable[EventReader], submitters: Collection[EventReader]) -> None:
+        self._counts.deliveries += self._coalescer.broadcast(frame, readers, submitters)
+
+    def _select_readers(self, record: Record) -> Collection[EventReader]:
+        if len(record.partitions) == 1:
+            return self._live.get(record.partitions[0], ())
+        return set().union(*(self._live.get(partition, ()) for partition in record.partitions))
+
+    def _settle_own_record(self, record: Record, origins: list[tuple[bytes, PendingReply]]) -> None:
+        """The hub comes to a record that is in flight. Who said something else under its id is told so elsewhere."""
+        for fingerprint, flight in list(origins):
+            if fingerprint != record.fingerprint:
+                continue
+            flight.reader.add_own(record.position)
+            if flight.frame is None:
+                # The verdict is still to come. If a later record is its own too, the place moves there.
+                flight.reader.place(record.position, flight)
+            elif flight.position <= record.position:
+                flight.reader.place(record.position, flight)
+                self._release_reply(flight)
+
+    # --- writing
+
+    def schedule_flush(self, reader: EventReader) -> None:
+        """What is in its outbox is written at the end of this turn of the loop, together with what comes till then."""
+        self._coalescer.schedule(reader)
+
+
+def to_reply_key(item: Submission | Record) -> bytes:
+    """By what a submission and its record find each other. The ids of a scope are its own.
+
+    A key has 16 bytes, so whatever stands before it is a scope and can be taken for nothing else.
+    """
+    return item.scope.encode() + item.key if item.scope else item.key
+
+
+def is_event(record: Record) -> bool:
+    """Whether the door shows it: lane 0 can hold records of an application's own policies too."""
+    return record.policy == EVENTS.name

@@ -1,0 +1,375 @@
+"""The second dialect: that of the npm package `insieme` 2.1.0 (EV-18). Names in camel case, one project a connection.
+
+What a project, its partitions and its ids are in the first dialect is in `projects`. An event's `event` there is
+{type, schemaVersion, payload, userId, meta}; a record that has not got these is not shown here, whoever wrote it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+import msgspec
+import orjson
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from oncelog import error_codes
+from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical_at
+from oncelog.core.identity import check_object, check_text, fingerprint
+from oncelog.core.identity import get_required as required_field
+from oncelog.core.policy import EVENTS
+from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission
+from oncelog.errors import CanonicalError
+from oncelog.server.errors import ApiError
+from oncelog.server.events import codec
+from oncelog.server.events.codec import ItemResult, RejectedItem
+from oncelog.server.events.decode import BadMessageError, Connect, EnvelopeNames, Message, Submit, Sync, decode_message
+from oncelog.server.events.dialect import Dialect
+from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, Project, parse_project
+from oncelog.server.json_fields import (
+    bad_request,
+    decode_client_id,
+    decode_committed_id,
+    decode_object,
+    get_events,
+    get_limit,
+    get_required,
+    get_text,
+    get_token,
+    parse_json,
+)
+from oncelog.server.websocket_frames import encode_json_text
+from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
+
+ENVELOPE: Final = EnvelopeNames(msg_id="msgId", version="protocolVersion", has_numbers=False)
+
+_ERROR_CODES: Final = {
+    error_codes.VERSION_UNSUPPORTED: "protocolVersion_unsupported",
+    **dict.fromkeys(
+        (error_codes.SERVER_BUSY, error_codes.READ_ONLY, error_codes.QUOTA_EXCEEDED), error_codes.SERVER_ERROR
+    ),
+}
+"""Codes that have another name here, or none. The client knows no busy server, and would wait for its answer for ever;
+after a `server_error` it connects again, and sends again what has no result."""
+
+_FIELD_NAMES: Final = {"key": "id", "body": "payload", "fingerprint": "payload", "partitions": "partition"}
+"""The core's and the door's fields by their names here. Others have the same."""
+
+
+def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | None:
+    """The dialect of a first frame, one of the two; None if it does not say."""
+    try:
+        members = decode_object(parse_json(data), "$")
+    except ApiError:
+        return None
+    if "protocol_version" in members:
+        return native
+    return insieme if ENVELOPE.version in members else None
+
+
+class InsiemeDialect:
+    """The dialect of a connection; before `connect`, without a project."""
+
+    is_project_bound: Final = True
+
+    def __init__(self, project: Project | None, requested_id: str = "", *, shows_actor: bool = True) -> None:
+        self._project = project
+        self._requested_id = requested_id
+        """The `clientId` of `connect`. Events may have it in `meta`, also if the server stores a longer one."""
+        self._shows_actor = shows_actor
+
+    # --- what comes in
+
+    def decode_message(self, data: bytes) -> Message:
+        """As `Dialect` says."""
+        return decode_message(data, ENVELOPE)
+
+    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Message:
+        """As `Dialect` says."""
+        message = decode_message(data, ENVELOPE)
+        if message.type != "submit_events":
+            return message
+        try:
+            events = get_events(message.payload, events_max, "$.payload")
+            ids = [_get_event_id(value, f"$.payload.events[{index}]") for index, value in enumerate(events)]
+            _check_unique_ids(ids)
+        except ApiError as error:
+            raise BadMessageError(error, message.msg_id) from None
+        names = (client, self._requested_id)
+        items = [_decode_item(value, self.project, actor, names) for value in events]
+        return message.msg_id, Submit(ids, items, Mode.UNTIL_REFUSED)
+
+    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
+        """As `Dialect` says."""
+        path = "$.payload"
+        token = get_token(payload, path)
+        client_id = decode_client_id(get_required(payload, "clientId", path), f"{path}.clientId")
+        project_id = get_text(payload, "projectId", path)
+        try:
+            return Connect(token, client_id, parse_project(check_text(project_id, "$")))
+        except CanonicalError as error:
+            raise bad_request(f"{path}.projectId", error.reason) from None
+
+    def bind(self, connect: Connect) -> Dialect:
+        """As `Dialect` says."""
+        return InsiemeDialect(connect.project, connect.client_id, shows_actor=self._shows_actor)
+
+    def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
+        """As `Dialect` says."""
+        path = "$.payload"
+        if get_text(payload, "projectId", path) != self.project.id:
+            raise ApiError(error_codes.FORBIDDEN, f"{path}.projectId: {_OTHER_PROJECT}", field=f"{path}.projectId")
+        since = decode_committed_id(get_required(payload, "sinceCommittedId", path), f"{path}.sinceCommittedId")
+        return Sync((self.project.partition,), since, get_limit(payload, path))
+
+    @property
+    def project(self) -> Project:
+        """That of the connection."""
+        if self._project is None:
+            raise ApiError(error_codes.BAD_REQUEST, "the first message must be connect")
+        return self._project
+
+    # --- what goes out
+
+    def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:  # noqa: ARG002 - no epoch here
+        """As `Dialect` says."""
+        payload = {"clientId": client_id, "projectId": self.project.id, "projectLastCommittedId": last_committed_id}
+        return orjson.dumps({**payload, "actor": actor} if self._shows_actor else payload)
+
+    def translate_error(self, error: ApiError) -> ApiError:
+        """As `Dialect` says."""
+        details = {_to_camel_case(name): value for name, value in error.details.items()}
+        code = _ERROR_CODES.get(error.code, error.code)
+        if code == error_codes.RATE_LIMITED and self._project is not None:
+            code = (
+                error_codes.SERVER_ERROR
+            )  # before `connect` it is about credentials: sending them again does not help
+        return ApiError(code, error.message, **details)
+
+    def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int) -> bytes:
+        """As `Dialect` says."""
+        payload = {"results": [_to_result(ids, index, result, now_ms) for index, result in enumerate(results)]}
+        try:
+            return orjson.dumps(payload)
+        except orjson.JSONEncodeError:  # an id with half a character is echoed too: escaped
+            return json.dumps(payload).encode()
+
+    def encode_events(self, briefs: Sequence[RecordView]) -> bytes:
+        """As `Dialect` says."""
+        return ",".join(filter(None, (self._encode_event(brief) for brief in briefs))).encode()
+
+    def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - not told here
+        """As `Dialect` says. What is not shown is passed over: the cursor moves on."""
+        tail = b'],"nextSinceCommittedId":%d,"hasMore":%b,"syncToCommittedId":%d}' % (
+            page.next,
+            b"true" if page.has_more else b"false",
+            max(page.upto, sync.since),
+        )
+        head = b'{"projectId":%b,"events":[' % encode_json_text(self.project.id).encode()
+        return [head, b",".join(filter(None, page.encoded)), tail]
+
+    def encode_frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
+        """As `Dialect` says."""
+        reply = b'"msgId":%b,' % msg_id if msg_id else b""
+        head = b'{"type":"%b","protocolVersion":"1.0",%b"timestamp":%d,"payload":' % (kind, reply, now_ms)
+        return codec.join_frame(head, parts)
+
+    def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
+        """As `Dialect` says."""
+        return self.encode_frame(
+            b"submit_events_result", [self.encode_results([id_text], [Committed(receipt)], now_ms)], now_ms, msg_id
+        )
+
+    def encode_broadcast(self, record: Record, now_ms: int) -> bytes | None:
+        """As `Dialect` says."""
+        text = self._encode_event(to_record_view(record))
+        return None if text is None else self.encode_frame(b"event_broadcast", [text.encode()], now_ms)
+
+    def _encode_event(self, brief: RecordView) -> str | None:
+        return encode_event_text(brief, self.project, shows_actor=self._shows_actor)
+
+
+# --- items -------------------------------------------------------------------------------------------
+
+_OTHER_PROJECT: Final = "must be the project of this connection"
+
+
+def _get_event_id(value: JsonValue, path: str) -> str:
+    """Return the id of an item, whatever text it is: the result echoes it. Raises DoorError without one."""
+    return get_text(decode_object(value, path), "id", path)
+
+
+def _check_id(id_text: str) -> None:
+    """Raise CanonicalError for a text that cannot be an id.
+
+    The item is rejected, and not the request: the client would send its first draft again and again.
+    """
+    check_text(id_text, "$.id")
+    if not 1 <= len(id_text) <= EVENT_ID_CHARACTERS_MAX or "\0" in id_text:
+        raise CanonicalError("$.id", f"must have 1 to {EVENT_ID_CHARACTERS_MAX} characters, and not U+0000")
+
+
+def _check_unique_ids(ids: Sequence[str]) -> None:
+    firsts: dict[str, int] = {}
+    for index, id_text in enumerate(ids):
+        first = firsts.setdefault(id_text, index)
+        if first != index:
+            shown = id_text.encode("utf-8", "replace").decode()
+            raise bad_request(f"$.payload.events[{index}].id", f"is the id of events[{first}] too: {shown}")
+
+
+def _decode_item(
+    item: Mapping[str, JsonValue], project: Project, actor: str, names: tuple[str, str]
+) -> Submission | RejectedItem:
+    """Return the submission of an item. `names` are the client id as it is stored, and as the client gave it."""
+    client = names[0]
+    try:
+        _check_id(item["id"])
+        project_id = check_text(required_field(item, "projectId"), "$.projectId")
+        meta = check_object(required_field(item, "meta"), "$.meta")
+        if project_id != project.id:
+            return RejectedItem(error_codes.FORBIDDEN, "projectId", _OTHER_PROJECT)
+        if project.is_foreign(required_field(item, "partition")):
+            return RejectedItem(error_codes.FORBIDDEN, "partition", "must not be another project's")
+        if meta.get("clientId", client) not in names:
+            return RejectedItem(error_codes.FORBIDDEN, "meta.clientId", "must be the client of this connection")
+        return _to_submission(item, meta, project, actor, client)
+    except CanonicalError as error:
+        return RejectedItem(error_codes.VALIDATION_FAILED, error.path.removeprefix("$."), error.reason)
+
+
+def _to_submission(
+    item: Mapping[str, JsonValue], meta: Mapping[str, JsonValue], project: Project, actor: str, client: str
+) -> Submission:
+    """Raises CanonicalError with the path of what is wrong."""
+    said = _get_content(item)
+    if type(required_field(meta, "clientTs", "$.meta")) not in (int, float):
+        raise CanonicalError("$.meta.clientTs", "must be a number")
+    own = check_text(required_field(item, "partition"), "$.partition")
+    try:
+        partitions = project.get_partitions(own)
+    except CanonicalError as error:
+        raise CanonicalError("$.partition", error.reason) from None
+    scope, key = project.to_scope_and_key(item["id"])
+    # Whichever client sends it, it is the same event. Who sent it first stays with it.
+    anyones = {name: value for name, value in meta.items() if name != "clientId"}
+    return Submission(
+        policy=EVENTS,
+        scope=scope,
+        key=key,
+        fingerprint=fingerprint(partitions, canonical_at({**said, "meta": anyones}, "$")),
+        body=canonical_at({**said, "meta": {**anyones, "clientId": client}}, "$"),
+        actor=actor,
+        client=client,
+        partitions=partitions,
+    )
+
+
+def _get_content(item: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """What an item says, but for its `meta`. Raises CanonicalError."""
+    version = required_field(item, "schemaVersion")
+    is_whole = type(version) is int or (type(version) is float and version.is_integer())
+    if not is_whole or not 1 <= version <= INTEGER_MAX:
+        raise CanonicalError("$.schemaVersion", f"must be a whole number from 1 to {INTEGER_MAX}")
+    said = {
+        "type": _get_name(item, "type"),
+        "schemaVersion": version,
+        "payload": check_object(required_field(item, "payload"), "$.payload"),
+    }
+    return {**said, "userId": _get_name(item, "userId")} if "userId" in item else said
+
+
+def _get_name(item: Mapping[str, JsonValue], name: str) -> str:
+    text = check_text(required_field(item, name), f"$.{name}")
+    if not text:
+        raise CanonicalError(f"$.{name}", "must not be empty")
+    return text
+
+
+# --- results -----------------------------------------------------------------------------------------
+
+
+def _to_result(ids: Sequence[str], index: int, result: ItemResult, now_ms: int) -> dict[str, Any]:
+    told: dict[str, Any] = {"id": ids[index]}
+    if isinstance(result, Committed | Replayed) and (receipt := result.receipt) is not None:
+        return {**told, "status": "committed", "committedId": receipt.position, "serverTs": receipt.log_time_ms}
+    if not isinstance(result, Refused | RejectedItem):
+        raise TypeError(f"an event was answered with {result!r}")
+    reason = codec.get_reason(result)
+    if isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED:
+        blocked = {"reason": reason, "blockedById": ids[result.index], "created": now_ms}
+        return {**told, "status": "not_processed", **blocked}
+    error = {"field": _FIELD_NAMES.get(result.field, result.field), "message": result.message}
+    return {**told, "status": "rejected", "reason": reason, "errors": [error], "created": now_ms}
+
+
+# --- records -----------------------------------------------------------------------------------------
+
+
+class _StoredEvent(Struct, gc=False):
+    type: str
+    schema_version: Annotated[int, Meta(ge=1)] = msgspec.field(name="schemaVersion")
+    payload: Raw
+    meta: Raw
+    user_id: str | UnsetType | None = msgspec.field(name="userId", default=UNSET)
+
+
+class _ClientMeta(Struct, gc=False):
+    """What every client puts into `meta`, as far as it is looked at."""
+
+    client_id: Annotated[str, Meta(min_length=1)] = msgspec.field(name="clientId")
+    client_ts: int | float = msgspec.field(name="clientTs")
+
+
+_decode_event: Final = msgspec.json.Decoder(_StoredEvent).decode
+_decode_client_meta: Final = msgspec.json.Decoder(_ClientMeta).decode
+
+
+def encode_event_text(brief: RecordView, project: Project, *, shows_actor: bool = True) -> str | None:
+    """A record as an event of the project. None if it says something else than such an event does, or nothing more."""
+    position, log_time_ms, actor, client, scope, key, partitions, body = brief
+    if body is None:
+        return None
+    try:
+        event = _decode_event(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
+    if not payload.startswith("{") or not meta.startswith("{"):
+        return None
+    # What comes again and again, and is short, is kept in its form (`json_text`). These may be anything.
+    event_id, kind = _encode_text(project.to_event_id(scope, key)), _encode_text(event.type)
+    user = f'"userId":{_encode_text(event.user_id)},' if event.user_id else ""
+    if shows_actor:
+        user = f'{user}"actor":{encode_json_text(actor)},'
+    return (
+        f'{{"committedId":{position},"id":{event_id},'
+        f'"projectId":{encode_json_text(project.id)},{user}"partition":{encode_json_text(project.find_own_partition(partitions))},'
+        f'"type":{kind},"schemaVersion":{event.schema_version},"payload":{payload},'
+        f'"meta":{_complete_meta(meta, client, log_time_ms)},"serverTs":{log_time_ms}}}'
+    )
+
+
+def _encode_text(text: str) -> str:
+    return orjson.dumps(text).decode()
+
+
+def _complete_meta(meta: str, client: str, log_time_ms: int) -> str:
+    """Return `meta` with the members that the package reads, the same at every reading.
+
+    Events of the first dialect may lack them, or have a `clientId` of their sender's choice: readers are shown the
+    client that the server has stored.
+    """
+    with suppress(msgspec.DecodeError, RecursionError):
+        if _decode_client_meta(meta).client_id == client:
+            return meta
+    members = orjson.loads(meta)
+    members["clientId"] = client
+    if type(members.get("clientTs")) not in (int, float):
+        members["clientTs"] = log_time_ms
+    return orjson.dumps(members).decode()
+
+
+def _to_camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))

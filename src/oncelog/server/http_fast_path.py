@@ -1,0 +1,315 @@
+"""Requests that come by the thousand, answered without a task, a request and a response of aiohttp's for each.
+
+A connection begins here. As long as each of its requests is a plain one of a route that is served so, and has come as a
+whole, its handler gets the body and answers when it can. At the first request that is anything else the connection is
+handed over to aiohttp, with what it has sent, and stays there: errors of HTTP, other routes, browsers and proxies are
+left to aiohttp.
+
+Nothing of HTTP is understood in two ways: a head is read by aiohttp's own parser, once, and known again by its bytes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from aiohttp import HttpVersion11, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
+from aiohttp.tcp_helpers import tcp_keepalive
+from msgspec import Struct
+
+from oncelog import error_codes
+from oncelog.server.connection_limiter import Caller, ForwardedRequest
+from oncelog.server.errors import ApiError
+from oncelog.server.http_headers import RESPONSE_HEADERS
+from oncelog.server.http_requests import JSON, parse_bearer, to_error_response
+from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.server.preauth_limiter import PreauthLimiter
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+HEADS_MAX: Final = 4096
+"""Heads that are known again. A client sends the same one for every body of the same length."""
+HEAD_BYTES_MAX: Final = 2048
+BUFFERED_BYTES_MAX: Final = 64 * 1024
+"""What a connection may send while its request is being answered, before it is not read any more."""
+_HEAD_END: Final = b"\r\n\r\n"
+_SLOW_PATH_HEADERS: Final = (
+    "Origin",
+    "Expect",
+    "Content-Encoding",
+    "Transfer-Encoding",
+    "X-Forwarded-For",
+    "X-Forwarded-Proto",
+)
+"""Headers whose meaning is left to the long way."""
+_FIXED_HEADER_LINES: Final = "".join(f"{name}: {value}\r\n" for name, value in RESPONSE_HEADERS.items())
+
+Transport = Any
+"""uvloop's is an asyncio.Transport without saying so."""
+
+
+class RequestHead(Struct, frozen=True):
+    """What the head of a request says."""
+
+    path: str
+    host: str
+    credential: str | None
+    body_bytes: int
+
+
+class FastRequest(Struct, frozen=True):
+    """One request, and how it is answered. Either is called once, by whoever has it."""
+
+    credential: str | None
+    caller: Caller
+    body: bytes
+    answer: Callable[[bytes], None]
+    """With JSON."""
+    fail: Callable[[Exception], None]
+    """With an error, a DoorError or one that is the server's fault."""
+
+
+FastHandler = Callable[[FastRequest], None]
+"""Answers a request now or later. May raise DoorError in place of answering."""
+
+
+class HttpFastPath:
+    """All connections of a server that have sent nothing else so far."""
+
+    def __init__(
+        self,
+        routes: Mapping[str, FastHandler],
+        *,
+        check_host: Callable[[str, str], None],
+        count_failure: Callable[[str, ApiError], None],
+        body_bytes_max: int,
+        varies_by_origin: bool,
+    ) -> None:
+        self.routes = routes
+        self.check_host = check_host
+        """Raises DoorError for an address and a `Host` that are not served."""
+        self.count_failure = count_failure
+        """Told of every request that was refused: its path, and why."""
+        self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
+        self._extra_headers = b"Vary: Origin\r\n" if varies_by_origin else b""
+        """Lines of every answer's head."""
+        self.is_ending = False
+        """Whether each answer is the last one of its connection."""
+        self.connections: set[_FastConnection] = set()
+        self.parse_head = lru_cache(maxsize=HEADS_MAX)(self._parse_head)
+        self._ok_template: tuple[str, bytes] = ("", b"")
+
+    def new_protocol(self, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter) -> asyncio.Protocol:
+        """For a new connection behind a gate. `serve` makes the protocol to which it may be handed over."""
+        return _FastConnection(self, new_fallback, limiter)
+
+    def close_idle(self, since_s: float) -> None:
+        """Closes those that have asked for nothing since then."""
+        for connection in [one for one in self.connections if one.is_idle_since(since_s)]:
+            connection.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has no answer yet."""
+        return any(connection.is_busy for connection in self.connections)
+
+    def start_shutdown(self) -> None:
+        """From now on each connection is closed with its next answer, which says so."""
+        self.is_ending = True
+        self._extra_headers += b"Connection: close\r\n"
+        self._ok_template = ("", b"")
+
+    def close_all(self) -> None:
+        """Closes all of them; what was answered is sent."""
+        for connection in list(self.connections):
+            connection.close()
+
+    def _parse_head(self, data: bytes) -> RequestHead | None:
+        """What a head says; None if it is not a plain one of a route that is served here."""
+        if data.count(b"\n") != data.count(b"\r\n"):
+            return None
+        loop = asyncio.get_running_loop()
+        parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16, max_field_size=HEAD_BYTES_MAX)
+        try:
+            messages, is_upgraded, tail = parser.feed_data(data)
+        except HttpProcessingError:
+            return None
+        if len(messages) != 1 or is_upgraded or tail:
+            return None
+        return self._to_head(messages[0][0])
+
+    def _to_head(self, message: RawRequestMessage) -> RequestHead | None:
+        headers = message.headers
+        lengths, hosts = headers.getall("Content-Length", [""]), headers.getall("Host", [""])
+        credentials = headers.getall("Authorization", [""])
+        is_plain = (
+            message.method == "POST"
+            and message.path in self.routes
+            and message.version == HttpVersion11
+            and not (message.should_close or message.chunked or message.upgrade or message.compression)
+            and not any(name in headers for name in _SLOW_PATH_HEADERS)
+            and len(lengths) == len(hosts) == len(credentials) == 1
+            and lengths[0].isascii()
+            and lengths[0].isdecimal()
+            and headers.get("Content-Type", "").partition(";")[0].strip().lower() == JSON
+        )
+        if not is_plain or not 0 < int(lengths[0]) <= self._body_bytes_max:
+            return None
+        return RequestHead(message.path, hosts[0], parse_bearer(credentials[0]), int(lengths[0]))
+
+    def encode_ok(self, body: bytes) -> bytes:
+        """An answer, with what aiohttp would have said above it."""
+        date = rfc822_formatted_time()
+        if date != self._ok_template[0]:
+            head = (
+                f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\nDate: {date}\r\n{_FIXED_HEADER_LINES}"
+            ).encode() + self._extra_headers
+            self._ok_template = (date, head.replace(b"%", b"%%") + b"Content-Length: %d\r\n\r\n%b")
+        return self._ok_template[1] % (len(body), body)
+
+    def encode_error(self, response: web.Response) -> bytes:
+        """An error as aiohttp would have sent it."""
+        body = response.body
+        assert isinstance(body, bytes)  # noqa: S101 - it was made of bytes
+        named = {
+            **response.headers,
+            "Date": rfc822_formatted_time(),
+            **RESPONSE_HEADERS,
+            "Content-Length": str(len(body)),
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        return (
+            f"HTTP/1.1 {response.status} {response.reason}\r\n{lines}".encode() + self._extra_headers + b"\r\n" + body
+        )
+
+
+class _FastConnection(asyncio.Protocol):
+    """One client. It has one request at a time; what it sends meanwhile waits."""
+
+    def __init__(
+        self, fast_path: HttpFastPath, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter
+    ) -> None:
+        self._fast_path = fast_path
+        self._new_fallback = new_fallback
+        self._limiter = limiter
+        connection = self._connection = limiter.connection
+        # Other callers use the connection of a proxy too.
+        self._caller = ForwardedRequest(connection, connection.address) if connection.is_proxy else connection
+        self._loop = asyncio.get_running_loop()
+        self._transport: Transport = None
+        self._remote = ""
+        self._path = ""
+        self._buffered = b""
+        self._last_active_s = 0.0
+        self.is_busy = False
+        """Whether a request waits for its answer."""
+        self._is_read_paused = False
+        """Not read from, because too much waits."""
+        self._is_write_paused = False
+        """Not written to, because the client does not read."""
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        tcp_keepalive(self._transport)
+        peer = transport.get_extra_info("peername")
+        self._remote = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._last_active_s = self._loop.time()
+        self._fast_path.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whatever it was
+        self._fast_path.connections.discard(self)
+        self._buffered = b""
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._resume()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_busy or self._is_write_paused or self._buffered:
+            self._buffered += data
+            if len(self._buffered) > BUFFERED_BYTES_MAX and not self._is_read_paused:
+                self._is_read_paused = True
+                self._transport.pause_reading()
+        else:
+            self._handle_data(data)
+
+    # --- requests
+
+    def _handle_data(self, data: bytes) -> None:
+        body_at = data.find(_HEAD_END, 0, HEAD_BYTES_MAX) + len(_HEAD_END)
+        head = self._fast_path.parse_head(data[:body_at]) if body_at >= len(_HEAD_END) else None
+        if head is None or len(data) < body_at + head.body_bytes:
+            self._fall_back(data)
+            return
+        end = body_at + head.body_bytes
+        self._buffered = data[end:]
+        self.is_busy = True
+        if self._connection.counted_address is not None:
+            self._connection.start_request()
+        self._path = head.path
+        request = FastRequest(head.credential, self._caller, data[body_at:end], self._send_ok, self._send_error)
+        try:
+            self._fast_path.check_host(self._remote, head.host)
+            self._fast_path.routes[head.path](request)
+        except Exception as error:  # noqa: BLE001 - told, and logged if it is not the client's
+            self._send_error(error)
+
+    def _fall_back(self, data: bytes) -> None:
+        """To aiohttp, from here on."""
+        self._fast_path.connections.discard(self)
+        served = self._new_fallback()
+        self._limiter.replace_inner(served)
+        served.connection_made(self._transport)
+        served.data_received(data)
+
+    def _send_ok(self, body: bytes) -> None:
+        self._send(self._fast_path.encode_ok(body))
+
+    def _send_error(self, error: Exception) -> None:
+        if not isinstance(error, ApiError):
+            logger.error("a request failed", exc_info=error, extra={"method": "POST", "path": self._path})
+            error = ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500)
+        else:
+            self._fast_path.count_failure(self._path, error)
+        self._send(self._fast_path.encode_error(to_error_response(error)))
+
+    def _send(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(data)
+        self._last_active_s = self._loop.time()
+        self.is_busy = False
+        if self._connection.counted_address is not None:
+            self._connection.finish_request()
+        if self._fast_path.is_ending:
+            self.close()
+        elif self._buffered:
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        """With what has waited."""
+        if self.is_busy or self._is_write_paused or not self._buffered or self._transport.is_closing():
+            return
+        data, self._buffered = self._buffered, b""
+        if self._is_read_paused:
+            self._is_read_paused = False
+            self._transport.resume_reading()
+        self._handle_data(data)
+
+    def is_idle_since(self, since_s: float) -> bool:
+        """Whether it has had nothing to do since then."""
+        return not self.is_busy and self._last_active_s < since_s
+
+    def close(self) -> None:
+        """What was written is sent first."""
+        self._transport.close()

@@ -1,0 +1,72 @@
+"""The HTTP protocol of a connection: aiohttp's, with error responses and an end of streams of the server's own."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from oncelog import error_codes
+from oncelog.server.errors import ApiError
+from oncelog.server.http_headers import RESPONSE_HEADERS
+from oncelog.server.http_requests import to_error_response
+
+MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
+"""Fixed: aiohttp's own message quotes the request, and so the credential in it."""
+
+
+class HttpProtocol(RequestHandler):
+    """An HTTP connection of aiohttp.
+
+    aiohttp answers malformed HTTP itself, without the application and its signals. It does not tell the handler of a
+    request that the client closed the connection.
+    """
+
+    __slots__ = ("_on_lost",)
+
+    _on_lost: Callable[[], None] | None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As aiohttp says."""
+        self._on_lost = None
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """As aiohttp says, and end the stream of the connection."""
+        on_lost, self._on_lost = self._on_lost, None
+        super().connection_lost(exc)
+        if on_lost is not None:
+            on_lost()
+
+    @contextmanager
+    def call_on_loss(self, on_lost: Callable[[], None]) -> Iterator[None]:
+        """Call `on_lost` when the connection is lost within the block; at once if it is lost already."""
+        if self.transport is None:
+            on_lost()
+        self._on_lost = on_lost
+        try:
+            yield
+        finally:
+            self._on_lost = None
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """As aiohttp says. The response quotes nothing of the request."""
+        super().handle_error(request, status, exc, message)  # logs, and raises if a response was begun
+        is_malformed = status < web.HTTPInternalServerError.status_code
+        code, text = (
+            (error_codes.BAD_REQUEST, MALFORMED_MESSAGE)
+            if is_malformed
+            else (error_codes.SERVER_ERROR, "the server is at fault")
+        )
+        response = to_error_response(ApiError(code, text, status=status))
+        response.headers.update(RESPONSE_HEADERS)
+        response.force_close()
+        return response

@@ -1,0 +1,181 @@
+"""Requests and answers over plain HTTP, as every door has them."""
+
+import asyncio
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from aiohttp import web
+
+from oncelog import error_codes
+from oncelog.server.errors import ApiError, encode_error
+from oncelog.server.limits import LONG_FRAME_BYTES
+
+JSON: Final = "application/json"
+ENCODINGS: Final = ("identity", "gzip", "deflate")
+_GZIP_BITS: Final = zlib.MAX_WBITS + 16
+BODY_TIMEOUT_S: Final = 60
+"""How long the body of a request may take to come."""
+HTTP_STATUS: Final = {
+    error_codes.BAD_REQUEST: 400,
+    error_codes.AUTH_FAILED: 401,
+    error_codes.FORBIDDEN: 403,
+    error_codes.NOT_FOUND: 404,
+    error_codes.HISTORY_CHANGED: 409,
+    error_codes.RATE_LIMITED: 429,
+    error_codes.SERVER_BUSY: 503,
+    error_codes.READ_ONLY: 503,
+    error_codes.QUOTA_EXCEEDED: 507,
+    error_codes.SERVER_ERROR: 500,
+}
+"""The one table from the door's errors to HTTP's."""
+_DIGITS_MAX: Final = 16
+_BAD_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+_FIELDS_MAX: Final = 1000
+"""Of a query. One that is shorter than its line may be can have no more that mean anything."""
+
+
+def get_credential(request: web.Request) -> str | None:
+    """What the client shows, if anything."""
+    return parse_bearer(request.headers.get("Authorization", ""))
+
+
+def parse_bearer(header: str) -> str | None:
+    """The credential in an `Authorization`, if it has one that we know."""
+    kind, _, credential = header.partition(" ")
+    return credential.strip() if kind.lower() == "bearer" else None
+
+
+def check_single_authorization(headers: Sequence[str]) -> None:
+    """Raise DoorError for a request with several `Authorization` headers.
+
+    A proxy may check one of them and the server another.
+    """
+    if len(headers) > 1:
+        raise ApiError(error_codes.BAD_REQUEST, "Authorization: must not be repeated", field="Authorization")
+
+
+def check_json(request: web.Request) -> None:
+    """Raises DoorError. A page of another origin can send a form without asking, but not this (CO-24)."""
+    if request.content_type != JSON:
+        raise ApiError(error_codes.BAD_REQUEST, f"Content-Type: must be {JSON}", field="Content-Type", status=415)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Raises DoorError for one that is not what its headers say: half of a chunk, no gzip."""
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        message = f"Content-Encoding: must be one of {', '.join(ENCODINGS)}"
+        raise ApiError(error_codes.BAD_REQUEST, message, field="Content-Encoding", status=415)
+    try:
+        if request.content.is_eof():
+            body = await request.read()  # it has come with the headers, as most do
+        else:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await request.read()
+    except TimeoutError:
+        message = f"body: must be there within {BODY_TIMEOUT_S} seconds"
+        raise ApiError(error_codes.BAD_REQUEST, message, field="body", status=408) from None
+    except web.RequestPayloadError:
+        raise _body_error() from None
+    if encoding == "identity" or not body:
+        return body
+    bytes_max = request.client_max_size
+    if bytes_max > LONG_FRAME_BYTES:  # what is short can become long: others must not wait for it
+        return await asyncio.to_thread(_decompress, body, encoding, bytes_max)
+    return _decompress(body, encoding, bytes_max)
+
+
+def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
+    """Raises DoorError for what is none, and HTTPRequestEntityTooLarge once it is longer than it may be: what would
+    come after that is not made at all."""
+    # Some send deflate without the header that it has by its standard, whose first byte says how it is packed.
+    has_header = body[0] & 0x0F == zlib.DEFLATED
+    bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
+    unpacking = zlib.decompressobj(bits)
+    try:
+        found = unpacking.decompress(body, bytes_max + 1)
+    except zlib.error:
+        raise _body_error() from None
+    if len(found) > bytes_max:
+        raise web.HTTPRequestEntityTooLarge(max_size=bytes_max, actual_size=len(found))
+    if not unpacking.eof or unpacking.unused_data:
+        raise _body_error()
+    return found
+
+
+def _body_error() -> ApiError:
+    return ApiError(error_codes.BAD_REQUEST, "body: is not what the headers say that it is", field="body")
+
+
+def get_path_name(request: web.Request, name: str) -> str:
+    """A name of the path, decoded once. Raises DoorError.
+
+    aiohttp's `match_info` keeps invalid UTF-8 as it was sent, and decodes `%25` afterwards: `%FF` and `%25FF` would
+    be one name.
+    """
+    resource = request.match_info.route.resource
+    assert resource is not None  # noqa: S101 - a handler that asks for a name was found by a path
+    place = resource.canonical.split("/").index(f"{{{name}}}")
+    sent = request.rel_url.raw_path.split("/")[place]
+    if _BAD_PERCENT.search(sent):
+        raise ApiError(error_codes.BAD_REQUEST, f"{name}: must write % as %25 in the path", field=name)
+    try:
+        return unquote_to_bytes(sent.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError:
+        message = f"{name}: must be UTF-8, percent-encoded, in the path"
+        raise ApiError(error_codes.BAD_REQUEST, message, field=name) from None
+
+
+def parse_query(request: web.Request) -> list[tuple[str, str]]:
+    """As it was sent. aiohttp's own puts another character in place of what is not UTF-8, and so another partition."""
+    try:
+        return parse_qsl(
+            request.rel_url.raw_query_string, keep_blank_values=True, errors="strict", max_num_fields=_FIELDS_MAX
+        )
+    except ValueError as error:
+        is_text = isinstance(error, UnicodeDecodeError)
+        message = "the query must be UTF-8" if is_text else f"the query must have at most {_FIELDS_MAX} parameters"
+        raise ApiError(error_codes.BAD_REQUEST, message, field="query") from None
+
+
+def parse_parameters(request: web.Request, names: Collection[str]) -> dict[str, str]:
+    """The parameters of a query. Raises DoorError for one that has no meaning, or is there twice."""
+    given: dict[str, str] = {}
+    for name, value in parse_query(request):
+        if name not in names:
+            raise ApiError(error_codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
+        if name in given:
+            raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
+        given[name] = value
+    return given
+
+
+def parse_number(text: str, name: str) -> int:
+    """A number of a query. Raises DoorError."""
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
+        raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be a whole number from 0 to 2^53−1", field=name)
+    return int(text)
+
+
+def to_error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An error as HTTP has it: the same words as on the WebSocket, in the body. `status` is told by HTTP itself."""
+    headers = dict(headers or {})
+    details = dict(error.details)
+    status = details.pop("status", HTTP_STATUS[error.code])
+    retry_after_ms = details.get("retry_after_ms")
+    if retry_after_ms is not None:
+        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
+    if error.code == error_codes.AUTH_FAILED:
+        headers["WWW-Authenticate"] = "Bearer"
+    response = web.Response(
+        body=b'{"error":%b}' % encode_error(ApiError(error.code, error.message, **details)),
+        status=status,
+        content_type=JSON,
+        headers=headers,
+    )
+    if details.get("field") == "body":
+        response.force_close()  # what is left of it was not read, and is in the way of a next request
+    return response

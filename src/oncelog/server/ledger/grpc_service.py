@@ -1,0 +1,463 @@
+"""The ledger door over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection beside it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Any, Final, NoReturn
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection
+from msgspec import Struct
+
+from oncelog import error_codes
+from oncelog.errors import OncelogError, SettingsError
+from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.server.auth.principal import Principal
+from oncelog.server.auth_gate import credential_ended_error, renew_each
+from oncelog.server.connection_limiter import Caller, CountedStream
+from oncelog.server.errors import UNREADABLE, ApiError, shutdown_error, to_api_error
+from oncelog.server.http_requests import check_single_authorization, parse_bearer
+from oncelog.server.ledger import grpc_codec
+from oncelog.server.ledger.health_service import Health, Reflection, end_call
+from oncelog.server.ledger.service import LedgerService
+from oncelog.server.ledger.write_batcher import DecodeWrite, WriteBatcher
+from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.storage.store import RelationshipQuery
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+SERVICE: Final = "oncelog.ledger.v1.Ledger"
+GRPC_STATUS: Final = {
+    error_codes.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    error_codes.AUTH_FAILED: grpc.StatusCode.UNAUTHENTICATED,
+    error_codes.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    error_codes.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_codes.HISTORY_CHANGED: grpc.StatusCode.FAILED_PRECONDITION,
+    error_codes.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    error_codes.SERVER_BUSY: grpc.StatusCode.UNAVAILABLE,
+    error_codes.READ_ONLY: grpc.StatusCode.UNAVAILABLE,
+    error_codes.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    error_codes.SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
+}
+"""The one table from the doors' errors to gRPC's."""
+CALLS_MAX: Final = 1000
+"""At a time, on one connection."""
+IDLE_MS: Final = 60_000
+"""Longest time that a connection without a call is kept. gRPC does not tell which connections are authenticated."""
+METADATA_BYTES_MAX: Final = 32 * 1024
+"""So that a token of the length that we allow comes through."""
+STOP_NOTICE_S: Final = 0.2
+"""For those who watch our health, or have just called, to hear that we stop."""
+QUIET_S: Final = 0.03
+"""When nobody has called for so long, nobody is on his way."""
+MESSAGE_TIMEOUT_S: Final = 60
+"""How long the message of a call may take to come."""
+CLOSE_TIMEOUT_S: Final = 1.0
+"""How long one who does not read may take to be closed."""
+Context = Any
+"""grpc.aio.ServicerContext: its types are only half there."""
+CallHandler = Callable[[Any, Principal], Awaitable[Message | bytes]]
+"""What a call is answered with, by its message and who sent it; bytes are a message as it is sent."""
+Certificate = Callable[[], tuple[bytes, bytes] | None]
+"""Key and chain, in PEM form, as they are now; None without TLS."""
+AddressLookup = Callable[[str | None, str | None], str]
+"""What failed attempts are counted by: of the peer's address, and of what a proxy says about whom it speaks for."""
+
+
+class LedgerGrpcService:
+    """The service. Who comes is asked at every call."""
+
+    def __init__(
+        self,
+        service: LedgerService,
+        *,
+        host: str,
+        port: int,
+        with_reflection: bool,
+        certificate: Certificate,
+        find_address: AddressLookup,
+        open_stream: Callable[[str], CountedStream],
+    ) -> None:
+        self._service = service
+        self._write_batcher = WriteBatcher(service)
+        self._host = host
+        self._requested_port = port
+        self._with_reflection = with_reflection
+        self._certificate = certificate
+        self._lookup_address = find_address
+        self._open_stream = open_stream
+        self.connections_max = service.limits.connections_max
+        self._server: Any = None
+        self._health: Any = None
+        self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._read_deadlines: dict[asyncio.Task[Any], float | None] = {}
+        """Who waits for a message, and until when; None for who has waited too long."""
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._call_count = 0
+        """How many calls there have been."""
+        self._is_closing = False
+        self.port = 0
+        """Where it listens."""
+
+    def __len__(self) -> int:
+        """Readers who follow blocks."""
+        return len(self._watchers)
+
+    # --- from start to stop
+
+    async def start(self) -> None:
+        """Listens. Raises SettingsError."""
+        limits = self._service.limits
+        self._server = grpc.aio.server(
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, self._new_handlers())],
+            options=[
+                ("grpc.max_receive_message_length", limits.frame_bytes_max),
+                ("grpc.max_concurrent_streams", CALLS_MAX),
+                ("grpc.max_allowed_incoming_connections", self.connections_max),
+                ("grpc.server_handshake_timeout_ms", limits.connect_timeout_ms),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+                ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+                ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+                ("grpc.keepalive_time_ms", limits.heartbeat_ms),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        self._health = Health(self._get_address)
+        others = [self._health.handler()]
+        if self._with_reflection:
+            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            others.append(Reflection(names).new_handler())
+        self._server.add_generic_rpc_handlers(others)
+        await self.set_ready(is_ready=True)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        place = f"{host}:{self._requested_port}"
+        try:
+            self.port = self._listen(place)
+            await self._server.start()
+        except RuntimeError as error:
+            raise SettingsError(f"cannot listen on {place} for gRPC: is it taken? Set grpc_port") from error
+
+    def _listen(self, place: str) -> int:
+        certificate = self._certificate()
+        if certificate is None:
+            return int(self._server.add_insecure_port(place))
+
+        def current() -> Any:
+            """Asked for at every handshake, on a thread of gRPC's. None is the one that it has."""
+            now = self._certificate()
+            return None if now is None else grpc.ssl_server_certificate_configuration([now])
+
+        initial = grpc.ssl_server_certificate_configuration([certificate])
+        return int(self._server.add_secure_port(place, grpc.dynamic_ssl_server_credentials(initial, current)))
+
+    async def set_ready(self, *, is_ready: bool) -> None:
+        """What those are told who ask for health."""
+        if self._health is not None:
+            status = health_pb2.HealthCheckResponse
+            now = status.SERVING if is_ready else status.NOT_SERVING
+            for name in ("", SERVICE):
+                await self._health.set(name, now)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more calls, and waits for those that are under way."""
+        self._is_closing = True
+        if self._server is None:
+            return
+        await self._health.enter_graceful_shutdown()
+        for task in list(self._watchers):
+            self._disconnect(task, shutdown_error())
+        # Not gRPC's own grace: whoever watches our health would use it up, and is told enough already.
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=grace_s)
+        await self._wait_for_quiet()
+        await self._server.stop(CLOSE_TIMEOUT_S if self._watchers else STOP_NOTICE_S if self._health.watching else 0)
+
+    async def _wait_for_quiet(self) -> None:
+        """Who has called and not been heard yet would be told CANCELLED by gRPC, which says nothing."""
+        until = asyncio.get_running_loop().time() + STOP_NOTICE_S
+        came = -1
+        while came != self._call_count and asyncio.get_running_loop().time() < until:
+            came = self._call_count
+            await asyncio.sleep(QUIET_S)
+
+    def renew(self) -> None:
+        """Ends the streams of those whose rights have ended."""
+        renew_each(
+            self._watchers, self._renew_watcher, lambda task, _: self._disconnect(task, credential_ended_error())
+        )
+
+    def _renew_watcher(self, task: asyncio.Task[Any]) -> None:
+        watcher = self._watchers[task]
+        current = self._service.auth_gate.refresh_principal(watcher.principal)
+        if current is None or not current.grants.may_read(watcher.scope):
+            self._disconnect(task, credential_ended_error())
+
+    def _disconnect(self, task: asyncio.Task[Any], error: ApiError) -> None:
+        self._watchers[task].error = error
+        task.cancel()
+
+    # --- calls
+
+    def _new_handlers(self) -> dict[str, Any]:
+        calls: dict[str, tuple[type[Message], CallHandler]] = {
+            "Write": (pb.WriteRequest, self._write),
+            "BatchWrite": (pb.BatchWriteRequest, self._batch_write),
+            "GetClientState": (pb.GetClientStateRequest, self._get_client_state),
+            "GetEntity": (pb.GetEntityRequest, self._get_entity),
+            "ListEntities": (pb.ListEntitiesRequest, self._list_entities),
+            "ListRelationships": (pb.ListRelationshipsRequest, self._list_relationships),
+            "CheckRelationship": (pb.CheckRelationshipRequest, self._check_relationship),
+            "GetTransaction": (pb.GetTransactionRequest, self._get_transaction),
+            "GetBlock": (pb.GetBlockRequest, self._get_block),
+            "GetProof": (pb.GetProofRequest, self._get_proof),
+        }
+        # Without a deserializer: what cannot be read is told in the door's own words, and not as an accident of gRPC's.
+        # And as streams, which on the wire is the same: so who it is is asked before the message is taken, and not
+        # when gRPC has gathered all of it, of whomever.
+        unary: dict[str, Any] = {
+            name: grpc.stream_unary_rpc_method_handler(self._new_handler(kind, answer))
+            for name, (kind, answer) in calls.items()
+        }
+        return {**unary, "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch_blocks)}
+
+    def _new_handler(self, kind: type[Message], handle: CallHandler) -> Callable[[object, Context], Awaitable[bytes]]:
+        """A function, and no `partial` of one: gRPC asks at every call what kind it is, and looks long at that."""
+
+        async def call(_: object, context: Context) -> bytes:
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101 - gRPC runs every call in one
+            self._call_count += 1
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            try:
+                told = await self._serve_call(kind, handle, context)
+            except ApiError as error:
+                await self._abort(context, error)
+            except Exception:  # asyncio.CancelledError is none: the caller has gone
+                logger.exception("a call failed")
+                await self._abort(context, ApiError(error_codes.SERVER_ERROR, "the server is at fault"))
+            self._service.counts.requests["ledger", "grpc", "ok"] += 1
+            return told
+
+        return call
+
+    async def _serve_call(self, kind: type[Message], handle: CallHandler, context: Context) -> bytes:
+        """Apart from `call`, which an error is sent from and is kept with: see `end_call`."""
+        principal = self._authenticate(context)
+        request = await self._read_message(kind, context)
+        told = await handle(request, self._service.auth_gate.recheck_principal(principal))
+        return told if isinstance(told, bytes) else told.SerializeToString()
+
+    async def _abort(self, context: Context, error: ApiError) -> NoReturn:
+        """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
+        self._service.counts.requests["ledger", "grpc", error.code] += 1
+        told = {"oncelog-code": error.code}
+        for name in ("field", "tenant", "quota", "limit", "usage", "retry_after_ms", "epoch"):
+            if name in error.details:
+                told[name.replace("_", "-")] = _to_ascii(error.details[name])
+        status, message = GRPC_STATUS[error.code], error.message
+        del error  # which knows where it was raised
+        await end_call(context, status, message, tuple(told.items()))
+
+    def _authenticate(self, context: Context) -> Principal:
+        """Raises DoorError."""
+        metadata = context.invocation_metadata() or ()  # made anew whenever it is asked for
+        headers = [value for name, value in metadata if name == "authorization"]
+        check_single_authorization(headers)
+        credential = parse_bearer(headers[0]) if headers else None
+        return self._service.auth_gate.authenticate(credential, Caller(self._find_address(context, metadata)))
+
+    def _get_address(self, context: Context) -> str:
+        return self._find_address(context, context.invocation_metadata() or ())
+
+    def _find_address(self, context: Context, metadata: Iterable[tuple[str, str]]) -> str:
+        forwarded = [value for name, value in metadata if name == "x-forwarded-for"]
+        return self._lookup_address(_parse_peer(context.peer()), ",".join(forwarded) if forwarded else None)
+
+    async def _read_message(self, kind: type[Message], context: Context) -> Any:
+        """The one message of a call, within BODY_S: by one timer for all, as one for each would take as long as the
+        reading. Raises DoorError."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - as in `_handler`
+        self._read_deadlines[task] = time.monotonic() + MESSAGE_TIMEOUT_S
+        if self._deadline_timer is None:
+            self._schedule_deadlines()
+        try:
+            data = await context.read()
+        except asyncio.CancelledError:
+            if self._read_deadlines[task] is not None:
+                raise
+            task.uncancel()
+            raise ApiError(
+                error_codes.BAD_REQUEST, f"the message must be there within {MESSAGE_TIMEOUT_S} seconds"
+            ) from None
+        finally:
+            del self._read_deadlines[task]
+        try:
+            if isinstance(data, bytes):  # and not grpc.aio.EOF
+                return kind.FromString(data)
+        except (DecodeError, RecursionError, UnicodeDecodeError):
+            pass
+        raise ApiError(error_codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
+
+    def _schedule_deadlines(self) -> None:
+        self._deadline_timer = asyncio.get_running_loop().call_later(MESSAGE_TIMEOUT_S / 60, self._cancel_overdue)
+
+    def _cancel_overdue(self) -> None:
+        """Ends the reading of those whose time is over, who know it by the None."""
+        self._deadline_timer = None
+        now_s = time.monotonic()
+        for task, until_s in list(self._read_deadlines.items()):
+            if until_s is not None and until_s < now_s:
+                self._read_deadlines[task] = None
+                task.cancel()
+        if self._read_deadlines:
+            self._schedule_deadlines()
+
+    def _write(self, request: pb.WriteRequest, principal: Principal) -> Awaitable[bytes]:
+        return self._submit_write(grpc_codec.decode_write, request, principal)
+
+    def _batch_write(self, request: pb.BatchWriteRequest, principal: Principal) -> Awaitable[bytes]:
+        return self._submit_write(grpc_codec.decode_batch, request, principal)
+
+    def _submit_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> Awaitable[bytes]:
+        """Calls of these come by the thousand: the answer is made where the verdict is told, and waited for once."""
+        if self._is_closing:
+            raise shutdown_error()
+        if request.ByteSize() > LONG_FRAME_BYTES:
+            self._write_batcher.flush()
+            return self._submit_long_write(decode, request, principal)
+        return self._write_batcher.write(decode, request, principal)
+
+    async def _submit_long_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> bytes:
+        """What is long is read in a thread: others must not wait for it."""
+        asked = await asyncio.to_thread(decode, request)
+        answer = await self._service.write(asked, principal)
+        return grpc_codec.encode_answer(answer).SerializeToString()
+
+    async def _get_client_state(self, request: pb.GetClientStateRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.client_id)
+        return grpc_codec.encode_client_state(await self._service.load_client_state(*asked, principal))
+
+    async def _get_entity(self, request: pb.GetEntityRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.key)
+        return grpc_codec.encode_entity(await self._service.load_entity(*asked, principal))
+
+    async def _list_entities(self, request: pb.ListEntitiesRequest, principal: Principal) -> Message:
+        page = await self._service.list_entities(
+            request.organization, request.vault, request.prefix, request.page_token, request.page_size, principal
+        )
+        return grpc_codec.encode_entities(page)
+
+    async def _list_relationships(self, request: pb.ListRelationshipsRequest, principal: Principal) -> Message:
+        query = RelationshipQuery(
+            scope=request.organization,
+            resource=request.resource,
+            relation=request.relation,
+            subject=request.subject,
+            limit=request.page_size,
+        )
+        return grpc_codec.encode_relationships(
+            await self._service.list_relationships(query, request.vault, request.page_token, principal)
+        )
+
+    async def _check_relationship(self, request: pb.CheckRelationshipRequest, principal: Principal) -> Message:
+        names = (request.resource, request.relation, request.subject)
+        version = await self._service.find_relationship(request.organization, request.vault, names, principal)
+        return pb.CheckRelationshipResponse(exists=version > 0, version=version)
+
+    async def _get_transaction(self, request: pb.GetTransactionRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.tx_id)
+        return grpc_codec.encode_transaction(await self._service.load_transaction(*asked, principal))
+
+    async def _get_block(self, request: pb.GetBlockRequest, principal: Principal) -> Message:
+        return grpc_codec.encode_block(
+            await self._service.load_block(request.organization, request.vault, request.height, principal)
+        )
+
+    async def _get_proof(self, request: pb.GetProofRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.tx_id)
+        return grpc_codec.encode_proof(await self._service.load_proof(*asked, principal))
+
+    # --- watching
+
+    async def _watch_blocks(self, _: object, context: Context) -> None:
+        """Writes, and does not yield: who does not read is waited for here, and can be sent away from here."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs every call in one
+        stream: CountedStream | None = None
+        try:
+            # Streams are counted after authentication: anonymous calls take no place of an address.
+            principal = self._authenticate(context)
+            stream = self._open_stream(self._get_address(context))
+            stream.set_principal(principal)
+            request = await self._read_message(pb.WatchBlocksRequest, context)
+            if self._is_closing:
+                raise shutdown_error()
+            scope = self._service.check_watchable(request.organization, request.vault, principal)
+            self._watchers[task] = _Watcher(principal, scope.name)
+            await self._service.check_height(scope, request.after_height, request.epoch)
+            self._service.counts.requests["ledger", "grpc", "ok"] += 1
+            async with aclosing(self._service.follow_blocks(scope, request.after_height)) as several:
+                async for blocks in several:
+                    for one in blocks:
+                        async with asyncio.timeout(2 * self._service.limits.heartbeat_ms / 1000):
+                            await context.write(grpc_codec.encode_block(one).SerializeToString())
+        except ApiError as error:
+            await self._abort_stream(context, error)
+        except OncelogError as error:
+            await self._abort_stream(context, to_api_error(error, UNREADABLE))
+        except TimeoutError:
+            logger.warning("a slow reader is closed", extra={"actor": self._watchers[task].principal.actor})
+            self._service.counts.slow_readers_closed += 1
+            await self._abort_stream(
+                context, ApiError(error_codes.SERVER_BUSY, "too slow: come back with the last height")
+            )
+        except asyncio.CancelledError:
+            watcher = self._watchers.get(task)
+            if watcher is None or watcher.error is None:
+                raise  # the reader has gone
+            task.uncancel()
+            await self._abort_stream(context, watcher.error)
+        finally:
+            self._watchers.pop(task, None)
+            if stream is not None:
+                stream.close()
+
+    async def _abort_stream(self, context: Context, error: ApiError) -> NoReturn:
+        """Ends a stream. Its end stands behind what was sent, and one who does not read does not take it: then it is
+        not waited for, and stays with gRPC until he reads, or his connection ends."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._abort(context, error)
+        except TimeoutError:
+            raise asyncio.CancelledError from None
+
+
+class _Watcher(Struct):
+    """One who follows blocks."""
+
+    principal: Principal
+    scope: str
+    error: ApiError | None = None
+    """Why it is sent away."""
+
+
+@lru_cache(maxsize=4096)  # one connection, many calls
+def _parse_peer(peer: str) -> str | None:
+    """Of `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`, without the port; None for another kind of peer."""
+    kind, _, rest = peer.partition(":")
+    return unquote(rest.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else None
+
+
+def _to_ascii(value: object) -> str:
+    return str(value).encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,171 @@
+"""Limits of the doors, each with a name and its unit: fixed ones of identities, then those that can be set."""
+
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.limits import RATE_MAX, WHOLE_REQUEST_ITEMS_MAX
+from oncelog.errors import SettingsError
+
+GRANTS_MAX: Final = 1000
+"""Names and prefixes that one identity may read; as many that it may write."""
+
+TOKEN_CHARACTERS_MAX: Final = 16_384
+"""A longer token is refused before anything in it is looked at."""
+TOKEN_HEADER_CHARACTERS_MAX: Final = 4096
+TOKEN_SIGNATURE_CHARACTERS_MAX: Final = 1400
+"""In base64url: of an RSA key of 8192 bits, the largest that signs anything."""
+TOKEN_KEYS_MAX: Final = 32
+"""Keys that tokens are verified with, over all files: one that names no key is tried with each that has no name."""
+TOKEN_KEY_FILE_BYTES_MAX: Final = 256 * 1024
+TLS_FILE_BYTES_MAX: Final = 1024 * 1024
+"""Largest certificate chain or private key."""
+TLS_HANDSHAKE_BYTES_MAX: Final = 16 * 1024
+"""Bytes of an incomplete TLS handshake. Browsers send about 2 KiB, and the server asks for no client certificate."""
+METRICS_CONNECTIONS_MAX: Final = 64
+"""Connections of the metrics port at a time. Prometheus and health checks need a few."""
+SECRET_BYTES_MIN: Final = 32
+"""Of a secret for HS256: as long as its hash (RFC 7518, 3.2)."""
+RSA_BITS_MIN: Final = 2048
+LEEWAY_MS_DEFAULT: Final = 30_000
+"""How far the issuer's clock may be from ours."""
+LEEWAY_MS_MAX: Final = 300_000
+TOKEN_LIFETIME_MS_DEFAULT: Final = 30 * 86_400_000
+"""30 days: a token cannot be revoked alone, so its lifetime bounds how long a stolen one is useful."""
+TOKEN_TIME_S_MAX: Final = 253_402_300_799
+"""The end of the year 9999. A time beyond it was given in milliseconds."""
+
+API_KEYS_MAX: Final = 10_000
+"""In one file, revoked ones too."""
+API_KEYS_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+API_KEY_SECRET_BYTES: Final = 32
+API_KEY_ID_BYTES: Final = 8
+
+CONNECT_BYTES_MAX: Final = 32 * 1024
+"""Of a WebSocket's frames before it has said who it is."""
+LONG_FRAME_BYTES: Final = 64 * 1024
+"""What is longer is read in a thread of its own, beside what others send."""
+INSIEME_FRAME_BYTES: Final = 64 * 1024 - len("batch-preview") + 36
+"""Largest frame of the npm package `insieme` 2.1.0: it measures its batches, of at most 64 KiB, with "batch-preview" as
+their message id, and sends them with a UUID."""
+
+SETTINGS_FILE_BYTES_MAX: Final = 1024 * 1024
+SCHEMAS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+COMPACT_DELTAS_MAX: Final = 10_000
+"""Compacted by one request; whoever wants more asks again."""
+COMPACT_ROWS_MAX: Final = 50_000
+"""Rows that one request to compact reads, to find deleted ones."""
+SETTING_NUMBER_MAX: Final = 2**53 - 1
+"""The largest whole number that a setting may be."""
+
+REQUESTS_BURST_SECONDS: Final = 5
+"""Seconds of `requests_per_second_max` that an actor can use at once: clients reconnect and retry together."""
+_MIB: Final = 2**20
+_OPTIONAL_LIMITS: Final = frozenset(
+    {
+        "auth_failures_per_minute_max",
+        "requests_per_second_max",
+        "new_events_per_second_max",
+        "frames_per_second_max",
+        "user_messages_per_second_max",
+        "chat_messages_per_second_max",
+        "user_chats_per_second_max",
+        "connections_per_address_max",
+        "connections_per_principal_max",
+        "unauthenticated_connections_max",
+    }
+)
+_RATES: Final = (
+    "new_events_per_second_max",
+    "user_messages_per_second_max",
+    "chat_messages_per_second_max",
+    "user_chats_per_second_max",
+    "user_chats_burst_max",
+)
+
+
+class ApiLimits(Struct, frozen=True, kw_only=True):
+    """What the doors of one server hold at most. What lies beyond gets an answer that says so; nothing is dropped."""
+
+    connections_max: int = 10_000
+    """Connections at a time, over all doors."""
+    connections_per_address_max: int = 5000
+    """Connections of one address, of IPv6 of one network of 64 bits. Never more than half of `connections_max`."""
+    connections_per_principal_max: int = 2500
+    """Connections of one principal. Never more than half of `connections_max`."""
+    unauthenticated_connections_max: int = 1000
+    """Connections before authentication, TLS handshakes included. Above it the oldest ones are closed."""
+    frame_bytes_max: int = 4 * _MIB
+    """Of one WebSocket frame, or of the body of one HTTP request. The npm package needs `INSIEME_FRAME_BYTES`."""
+    request_events_max: int = 1000
+    """Events that one request submits."""
+    events_in_flight_max: int = 10_000
+    """Events or messages of one connection that have no answer yet. Beyond it new ones are answered as busy."""
+    page_events_default: int = 500
+    """Events of a page, where the reader does not say how many. Never more than `page_events_max`."""
+    page_events_max: int = 1000
+    """A page that is asked for with more has this many."""
+    outbox_frames_max: int = 10_000
+    """Frames that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    outbox_bytes_max: int = 8 * _MIB
+    """Bytes that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    entity_value_bytes_max: int = _MIB
+    """Of the value of one entity of a ledger."""
+    column_value_bytes_max: int = 256 * 1024
+    """Of the value of one column of a delta, in canonical JSON."""
+    connect_timeout_ms: int = 10_000
+    """Until a connection must have sent its first request, and a WebSocket have said who it is."""
+    heartbeat_ms: int = 30_000
+    """How often a silent connection is asked whether it is still there."""
+    cycle_idle_ms: int = 2000
+    """How long an open sync cycle, with an answer waiting behind it, may ask for no further page."""
+    close_wait_ms: int = 5000
+    """How long an error that closes a WebSocket waits for the replies to requests before it."""
+    auth_failures_per_minute_max: int = 60
+    """Failed authentications from one address. 0 is no limit."""
+    new_events_per_second_max: int = 0
+    """New events of one actor, over all processes of the log; retries are not counted. 0 turns it off."""
+    requests_per_second_max: int = 2000
+    """HTTP requests, gRPC calls and WebSocket connections of one actor at this server. 0 switches it off.
+
+    After a pause an actor can make `REQUESTS_BURST_SECONDS` times as many at once.
+    """
+    frames_per_second_max: int = 5000
+    """Frames that one connection sends. 0 is no limit."""
+    message_bytes_max: int = 4096
+    """Of the content of one chat message, in UTF-8."""
+    page_messages_default: int = 100
+    """Messages of a page of a chat, where the reader does not say how many. Never more than `page_messages_max`."""
+    page_messages_max: int = 500
+    """A page that is asked for with more has this many. Pages of chats and of members too."""
+    request_members_max: int = 500
+    """Members that one request gives to a chat."""
+    user_messages_per_second_max: int = 0
+    """New messages of one user in one chat, over all processes of the log; retries are not counted. 0 turns it off."""
+    chat_messages_per_second_max: int = 0
+    """New messages in one chat, whoever sends them, over all processes of the log. 0 is no limit."""
+    user_chats_per_second_max: int = 1
+    """New chats of one user in the long run, over all processes of the log; retries are not counted. 0 turns it off."""
+    user_chats_burst_max: int = 1000
+    """New chats of one user at once, after a pause."""
+    live_chats_max: int = 10_000
+    """Chats of one connected user that are kept in memory. Messages of further chats are delivered by a look-up."""
+    delivery_ms: int = 50
+    """How long acknowledgements gather before the members of their chat are told."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            lowest = 0 if name in _OPTIONAL_LIMITS else 1
+            if type(value) is not int or not lowest <= value <= SETTING_NUMBER_MAX:
+                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
+        if self.request_events_max > WHOLE_REQUEST_ITEMS_MAX:
+            limit = f"request_events_max must be at most {WHOLE_REQUEST_ITEMS_MAX}"
+            raise SettingsError(f"{limit}, not {self.request_events_max}")
+        if self.request_members_max >= WHOLE_REQUEST_ITEMS_MAX:
+            limit = f"request_members_max must be below {WHOLE_REQUEST_ITEMS_MAX}"  # the chat itself is one item more
+            raise SettingsError(f"{limit}, not {self.request_members_max}")
+        for name in _RATES:
+            given = getattr(self, name)
+            if given > RATE_MAX:
+                raise SettingsError(f"{name} must be at most {RATE_MAX}, or 0 for no limit, not {given}")

@@ -1,0 +1,156 @@
+"""Listening sockets: every connection passes the limits before anything is done for it.
+
+`loop.create_server` reports a connection after its TLS handshake only, and drops connections without a word when the
+process has no file descriptor left. So sockets are accepted here.
+"""
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from oncelog.server.connection_limiter import Connection, ConnectionLimiter
+from oncelog.server.log_limiter import LogLimiter
+
+BACKLOG: Final = 4096
+"""Connections that the system keeps until they are accepted. The system may have a lower limit (`somaxconn`)."""
+NO_FILES_PAUSE_S: Final = 0.1
+"""Pause after `accept` failed for lack of a file descriptor. The system keeps the connections in its queue."""
+_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+AddressLookup = Callable[[str | None], tuple[str, bool]]
+"""Return the address that a peer is counted by, and whether it is a trusted proxy."""
+
+
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets for all addresses of a host. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sockets.append(_bind_socket(family, kind, protocol, address))
+    except BaseException:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+def _bind_socket(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.setblocking(False)
+        made.bind(address)
+        made.listen(BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+class Listener:
+    """Accepts connections on `sockets` until it is closed. `serve` makes the protocol of each."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        limiter: ConnectionLimiter,
+        new_protocol: Callable[[Connection], asyncio.Protocol],
+        *,
+        find_address: AddressLookup,
+        tls: ssl.SSLContext | None,
+        log_limiter: LogLimiter,
+        refusal_counts: dict[str, int],
+    ) -> None:
+        self.sockets = sockets
+        self._limiter = limiter
+        self._new_protocol = new_protocol
+        self._find_address = find_address
+        self._tls = tls
+        self._accepts_per_turn = limiter.limits.accepts_per_turn(listeners=len(sockets), with_tls=tls is not None)
+        self._log_limiter = log_limiter
+        self._refusal_counts = refusal_counts
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
+
+    def start(self) -> None:
+        """Accept connections from now on."""
+        for one in self.sockets:
+            self._loop.add_reader(one.fileno(), self._accept_batch, one)
+
+    def close(self) -> None:
+        """Accept no more connections. Open connections stay."""
+        for one in self.sockets:
+            if one.fileno() >= 0:
+                self._loop.remove_reader(one.fileno())
+                one.close()
+        for pause in self._pauses.values():
+            pause.cancel()
+
+    def _accept_batch(self, listening: socket.socket) -> None:
+        for _ in range(self._accepts_per_turn):
+            try:
+                accepted, peer = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES:
+                    self._pause(listening, error)
+                    return
+                continue  # the client closed it before it was accepted
+            self._start_connection(accepted, peer)
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        self._refusal_counts["open_files"] += 1
+        self._log_limiter.warn("a connection cannot be accepted: raise the limit of open files", error=error.strerror)
+        self._loop.remove_reader(listening.fileno())
+        self._pauses[listening] = self._loop.call_later(NO_FILES_PAUSE_S, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        del self._pauses[listening]
+        self._loop.add_reader(listening.fileno(), self._accept_batch, listening)
+
+    def _start_connection(self, accepted: socket.socket, peer: object) -> None:
+        address, is_proxy = self._find_address(str(peer[0]) if isinstance(peer, tuple) else None)
+        connection = self._limiter.accept(address, lambda: _shut_down(accepted), is_proxy=is_proxy)
+        if connection is None:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._open_connection(accepted, connection))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _open_connection(self, accepted: socket.socket, connection: Connection) -> None:
+        if connection.counted_address is None:  # closed in favour of another one
+            accepted.close()
+            return
+        options = {} if self._tls is None else {"ssl_handshake_timeout": self._limiter.limits.timeout_ms / 1000}
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._new_protocol(connection), accepted, ssl=self._tls, **options
+            )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            is_counted = connection.counted_address is None  # the limiter closed it
+            connection.close()
+            accepted.close()
+            if not is_counted:
+                self._refusal_counts["tls_handshake"] += 1
+                self._log_limiter.warn("a TLS handshake failed", address=connection.address, error=type(error).__name__)
+        except BaseException:
+            connection.close()
+            accepted.close()
+            raise
+
+
+def _shut_down(accepted: socket.socket) -> None:
+    """End a connection in its TLS handshake."""
+    with suppress(OSError):  # it is gone
+        accepted.shutdown(socket.SHUT_RDWR)

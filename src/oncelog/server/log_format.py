@@ -1,0 +1,167 @@
+"""The server's log, for the standard `logging` module: one record a line, for people (text) or machines (JSON).
+
+What a record says beyond its message comes as `logger.info("…", extra={"client_id": …})`. Most of it was sent by
+somebody: nothing in a value can end the line, start another record or make writing fail.
+"""
+
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TextIO
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["text", "json"]
+
+VALUE_CHARACTERS_MAX: Final = 8192
+"""What a longer value has beyond it is left out, and how much that was is said."""
+EXCEPTION_CHARACTERS_MAX: Final = 65_536
+DEPTH_MAX: Final = 4
+"""Of lists and objects in a value."""
+_STANDARD_FIELDS: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+_RESERVED_FIELDS: Final = frozenset({"time", "level", "logger", "message", "exception"})
+# Controls, what counts as the end of a line somewhere, what turns the direction of writing, and lone surrogates.
+_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+_UNQUOTED: Final = re.compile(r'[^\s"=\\]+')
+_SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def configure(level: Level, format: Format, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
+    """Sends all records of the process from that level on to the stream, standard error by default.
+
+    A second call takes the place of the first; handlers of others stay.
+    """
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if isinstance(one, _ServerHandler)]:
+        root.removeHandler(handler)
+    handler = _ServerHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # It has whole request lines, and a client may have put its credential there. Our metrics count requests.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+class _ServerHandler(logging.StreamHandler[TextIO]):
+    """By its class it is known to be ours."""
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-11-16T05:50:00.123Z INFO oncelog.doors message key=value key="va lue"`; exceptions indented below it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        parts = [
+            _format_time(record),
+            record.levelname,
+            _escape_text(record.name),
+            _escape_text(_format_message(record)),
+        ]
+        parts += [f"{_escape_name(name)}={_format_value(value)}" for name, value in _get_extra_fields(record).items()]
+        lines = _format_exception(self, record).splitlines()
+        return "\n".join([" ".join(parts), *(f"    {_escape_text(line)}" for line in lines)])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, all in ASCII: `time`, `level`, `logger`, `message`, the fields, and `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        fields: dict[str, Any] = {
+            "time": _format_time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _format_message(record),
+        }
+        for name, value in _get_extra_fields(record).items():
+            fields[f"{name}_" if name in _RESERVED_FIELDS else name] = value
+        exception = _format_exception(self, record)
+        if exception:
+            fields["exception"] = exception
+        return json.dumps(fields)
+
+
+# --- what a record says ---------------------------------------------------------------------------------
+
+
+def _format_time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _format_message(record: logging.LogRecord) -> str:
+    try:
+        return _shorten(record.getMessage())
+    except Exception:  # noqa: BLE001 - a record that was badly written still says something
+        return _shorten(_call_safely(str, record.msg))
+
+
+def _get_extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {str(name): _to_json_value(one) for name, one in vars(record).items() if name not in _STANDARD_FIELDS}
+
+
+def _format_exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The exception and the stack, as the record has them."""
+    texts = []
+    if record.exc_info and record.exc_info[1] is not None:
+        texts.append(_call_safely(formatter.formatException, record.exc_info))
+    elif record.exc_text:
+        texts.append(record.exc_text)
+    if record.stack_info:
+        texts.append(record.stack_info)
+    return _shorten("\n".join(texts), EXCEPTION_CHARACTERS_MAX)
+
+
+def _to_json_value(value: object, depth: int = DEPTH_MAX) -> Any:
+    """What JSON has a form for, whatever the value was."""
+    if value is None or isinstance(value, bool):
+        return value
+    if type(value) is int and value.bit_length() <= 64:
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    if depth and type(value) in (list, tuple, set, frozenset):
+        return [_to_json_value(one, depth - 1) for one in _call_safely(list, value, [])]
+    if depth and isinstance(value, Mapping):
+        pairs = _call_safely(lambda mapping: list(mapping.items()), value, [])
+        return {_shorten(_call_safely(str, name)): _to_json_value(one, depth - 1) for name, one in pairs}
+    return _shorten(_call_safely(hex if type(value) is int else str, value))
+
+
+def _call_safely(convert: Callable[[Any], Any], value: object, default: Any = None) -> Any:
+    """What is made of it; if that fails, a word that it did."""
+    try:
+        return convert(value)
+    except Exception:  # noqa: BLE001 - anything may be in a value, and the log must go on
+        return f"<{type(value).__name__} that cannot be written>" if default is None else default
+
+
+def _shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+    beyond = len(text) - characters_max
+    return text if beyond <= 0 else f"{text[:characters_max]}… ({beyond} more characters)"
+
+
+# --- as text ----------------------------------------------------------------------------------------------
+
+
+def _format_value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if _UNQUOTED.fullmatch(text) and not _UNSAFE.search(text):
+        return text
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_escape_text(quoted)}"'
+
+
+def _escape_name(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+
+
+def _escape_text(text: str) -> str:
+    return _UNSAFE.sub(_escape_match, text)
+
+
+def _escape_match(match: re.Match[str]) -> str:
+    return _SHORT_ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"

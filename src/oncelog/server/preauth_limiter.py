@@ -1,0 +1,150 @@
+"""Bytes that a connection may send before it is authenticated.
+
+A `Gate` is the protocol of a transport while its caller is unknown. It passes everything on to the protocol behind it,
+counts the bytes, and stops reading above the limit. Once the caller is authenticated it leaves the transport to the
+protocol behind it, so an authenticated connection pays nothing for it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import StreamReader
+
+from oncelog.server.connection_limiter import Connection
+
+HEAD_BYTES_MAX: Final = 128 * 1024
+"""Of an HTTP request before it is parsed: the longest request line (64 KiB) and its headers."""
+GRACE_S: Final = 0.2
+"""Time between a read above the limit and the end of the connection. The request in it may authenticate meanwhile."""
+
+Transport = Any
+"""uvloop's is an asyncio.Transport without saying so."""
+
+
+class PreauthLimiter(asyncio.Protocol):
+    """Protocol of one connection until it is authenticated. `serve` makes the protocol behind it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        new_protocol: Callable[["PreauthLimiter"], asyncio.Protocol],
+        count_refusal: Callable[[], None],
+        bytes_max: int = HEAD_BYTES_MAX,
+    ) -> None:
+        self.connection = connection
+        self._new_protocol = new_protocol
+        self._count_refusal = count_refusal
+        self._refuse: Callable[[], None] | None = None
+        """How a WebSocket is closed. None for HTTP."""
+        self._bytes_max = self._bytes_max_default = bytes_max
+        self._bytes = 0
+        self._inner: Any = None
+        self._transport: Transport = None
+        self._grace_timer: asyncio.TimerHandle | None = None
+        self._ignored_body: StreamReader | None = None
+        self._is_removed = False
+        self._is_paused = False
+
+    # --- for the connection
+
+    def remove(self) -> None:
+        """As `connections.Gate` says."""
+        if not self._is_removed:
+            self._is_removed = True
+            self._transport.set_protocol(self._inner)
+            self._resume()
+
+    def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
+        """As `connections.Gate` says."""
+        self._bytes = 0
+        self.connection.hold(0)
+        self._bytes_max = bytes_max or self._bytes_max_default
+        self._refuse = refuse
+        self._ignored_body = None
+        if self._is_removed:
+            self._is_removed = False
+            self._inner = self._transport.get_protocol()
+            self._transport.set_protocol(self)
+        self._resume()
+
+    def ignore_body(self, body: StreamReader) -> None:
+        """As `connections.Gate` says: the request was answered, and aiohttp keeps nothing of the rest."""
+        self._ignored_body = body
+
+    def replace_inner(self, inner: asyncio.Protocol) -> None:
+        """Replace the protocol behind the gate."""
+        self._inner = inner
+        if self._is_removed:
+            self._transport.set_protocol(inner)
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the protocol behind the gate."""
+        self._transport = transport
+        self.connection.byte_limit = self
+        self.connection.attach(transport)
+        self._inner = self._new_protocol(self)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release what the connection held: it must not wait for the garbage collector."""
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+        inner, self._inner = self._inner, asyncio.Protocol()
+        self._refuse = None
+        self._ignored_body = None
+        self.connection.close()
+        inner.connection_lost(exc)
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        """Pass the data on, and stop reading above the limit."""
+        if self._ignored_body is not None:
+            if not self._ignored_body.is_eof():
+                self._inner.data_received(data)
+                return
+            self._ignored_body = None
+        self._bytes += len(data)
+        self._inner.data_received(data)
+        if self._is_removed:
+            return
+        self.connection.hold(self._bytes)
+        is_closed = self.connection.counted_address is None
+        if self._bytes > self._bytes_max and self._grace_timer is None and not is_closed:
+            self._is_paused = True
+            self._transport.pause_reading()
+            self._grace_timer = asyncio.get_running_loop().call_later(GRACE_S, self._end_grace)
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        kept: bool | None = self._inner.eof_received()
+        return kept
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._inner.resume_writing()
+
+    # --- the limit
+
+    def _end_grace(self) -> None:
+        self._grace_timer = None
+        is_answering = self.connection.idle_since_ms is None and self._refuse is None
+        if not self._is_removed and not is_answering:
+            self._count_refusal()
+            (self._refuse or self.connection.abort)()
+
+    def _resume(self) -> None:
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+            self._grace_timer = None
+        if self._is_paused:
+            self._is_paused = False
+            # aiohttp may have stopped reading too, and then resumes when there is room again.
+            if not getattr(self._inner, "_reading_paused", False) and not self._transport.is_closing():
+                self._transport.resume_reading()

@@ -1,0 +1,162 @@
+"""Replies of one connection, in the order of its requests.
+
+A reply can be known before an earlier one is. The outbox keeps the place of a reply among the broadcasts; this queue
+keeps replies in the order of their requests: a reply is due when all earlier ones have been written. A reply without a
+place among the broadcasts (an error, a retry) goes right behind the reply before it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from oncelog.server.send_queue import ReplySlot, SendQueue
+
+CloseReason = tuple[int, str]
+"""Code and reason with which a connection is closed."""
+
+
+class Reply(ReplySlot):
+    """The reply to one request, from the moment that the request is accepted until it is written."""
+
+    __slots__ = ("close_reason", "follows", "is_placed", "is_ready", "next", "previous", "queue")
+
+    def __init__(self, queue: "ReplyQueue") -> None:
+        self.frame = None  # as `Answer` does, without a call: there is a reply for every write
+        self.is_due = False
+        self.queue = queue
+        self.previous: Reply | None = None
+        self.next: Reply | None = None
+        self.is_ready = False
+        """Known, and everything that must be sent before it is in the outbox."""
+        self.is_placed = False
+        """In the outbox."""
+        self.follows = False
+        """Enters the outbox behind `previous`, as soon as that one does."""
+        self.close_reason: CloseReason | None = None
+        """Set for an error that closes the connection once it is written."""
+
+    def on_written(self) -> None:
+        """As `Answer` says."""
+        self.queue.remove_written(self)
+
+
+class ReplyQueue:
+    """The replies of one connection that have not been written yet. `on_closing` is called in the middle of a flush."""
+
+    def __init__(self, send_queue: SendQueue, on_close: Callable[[CloseReason], None]) -> None:
+        self.count = 0
+        self._send_queue = send_queue
+        self._on_close = on_close
+        self._head: Reply | None = None
+        self._tail: Reply | None = None
+        self._has_gaps = False
+        """A reply may have been placed before an earlier one."""
+        self._empty_future: asyncio.Future[None] | None = None
+
+    def append(self, reply: Reply) -> None:
+        """A request has been accepted: later replies wait for the reply to it."""
+        tail = self._tail
+        if tail is None:
+            self._head = reply
+        else:
+            tail.next = reply
+            reply.previous = tail
+        self._tail = reply
+        self.count += 1
+
+    def send(self, frame: bytes, close_reason: CloseReason | None = None) -> None:
+        """Send a reply that is known at once, behind the replies to earlier requests."""
+        if self._head is None and close_reason is None:
+            self._send_queue.put(frame)
+            return
+        reply = Reply(self)
+        reply.frame, reply.close_reason = frame, close_reason
+        self.append(reply)
+        self.mark_ready(reply)
+        self.place_after_previous(reply)
+
+    def mark_ready(self, reply: Reply) -> None:
+        """The reply is ready: it is due when it is the first one."""
+        reply.is_ready = True
+        if reply.previous is None:
+            reply.is_due = True
+
+    def place(self, reply: Reply) -> None:
+        """Put the reply, ready or not, at the end of the outbox: this is its place among the broadcasts."""
+        self._send_queue.put_slot(reply)
+        reply.is_placed = True
+        following = reply.next
+        while following is not None and following.follows:
+            self._send_queue.put_slot(following)
+            following.is_placed, following.follows = True, False
+            following = following.next
+        if self._has_gaps:
+            # A later reply must not stand in front of it. Moved back, it still overtakes no broadcast.
+            for later in list(_iterate_placed(following)):
+                self._send_queue.remove_slot(later)
+                self._send_queue.put_slot(later)
+        if reply.previous is not None and not reply.previous.is_placed:
+            self._has_gaps = True
+
+    def place_after_previous(self, reply: Reply) -> None:
+        """Put a reply without a place among the broadcasts behind the reply before it."""
+        if reply.previous is not None and not reply.previous.is_placed:
+            reply.follows = True
+            return
+        later = next(_iterate_placed(reply.next), None) if self._has_gaps else None
+        if later is None:
+            self.place(reply)
+            return
+        following: Reply | None = reply
+        while following is not None and (following is reply or following.follows):
+            self._send_queue.put_slot(following, before=later)
+            following.is_placed, following.follows = True, False
+            following = following.next
+
+    def unplace(self, reply: Reply) -> None:
+        """Remove the reply from the outbox: it will be placed further back."""
+        self._send_queue.remove_slot(reply)
+        reply.is_placed = False
+        self._has_gaps = self._has_gaps or reply.next is not None
+
+    def remove_written(self, reply: Reply) -> None:
+        """The first reply has been written."""
+        following = self._head = reply.next
+        self.count -= 1
+        if following is None:
+            self._tail = None
+            self._has_gaps = False
+            self._wake()
+        else:
+            reply.next = following.previous = None
+            following.is_due = following.is_ready
+        if reply.close_reason is not None:
+            self._on_close(reply.close_reason)
+
+    async def wait_empty(self) -> None:
+        """Return when no reply waits any more, or the connection has ended."""
+        while self._head is not None:
+            if self._empty_future is None:
+                self._empty_future = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._empty_future)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        reply = self._head
+        while reply is not None:  # replies refer to each other
+            reply.previous, reply.next, reply = None, None, reply.next
+        self._head = self._tail = None
+        self.count = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._empty_future is not None:
+            self._empty_future.set_result(None)
+            self._empty_future = None
+
+
+def _iterate_placed(reply: Reply | None) -> Iterator[Reply]:
+    """Yield the replies from this one on that are in the outbox."""
+    while reply is not None:
+        if reply.is_placed:
+            yield reply
+        reply = reply.next

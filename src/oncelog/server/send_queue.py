@@ -1,0 +1,238 @@
+"""What waits to be written to one connection, in order: frames, and places of answers that are not due yet.
+
+It is written without waiting, several frames at a time. A reader that is slower than what comes for it is counted,
+warned of, and ended (CO-31).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
+from typing import Final, Protocol, cast
+
+from oncelog.core.canonical import JsonValue
+from oncelog.server.limits import ApiLimits
+from oncelog.server.metrics import Counts
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+TRANSPORT_BYTES_HIGH: Final = 64 * 1024
+"""With more than this on its way, what follows waits in the outbox, where it is counted."""
+FULL_POLL_S: Final = 0.01
+"""How long to wait for a wire that says it has room, and has none."""
+
+
+class SessionTransport(Protocol):
+    """The socket, as far as a session is concerned."""
+
+    def write(self, data: bytes) -> None:
+        """Sends frames. Never waits."""
+
+    def count_buffered_bytes(self) -> int:
+        """How much has been written and is not on its way yet."""
+
+    async def drain(self) -> None:
+        """Returns when there is room again. Raises OSError when the connection is gone."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Ends the connection after what was written."""
+
+    def abort(self) -> None:
+        """Ends it at once."""
+
+
+class ReplySlot:
+    """A place in the outbox for what is not known yet, or not due."""
+
+    __slots__ = ("frame", "is_due")
+
+    def __init__(self) -> None:
+        self.frame: bytes | None = None
+        """None until the outcome is known."""
+        self.is_due = False
+        """Known, and it may be told."""
+
+    def on_written(self) -> None:
+        """It is on its way."""
+
+
+class SendQueueOwner(Protocol):
+    """Whoever has an outbox."""
+
+    send_queue: "SendQueue"
+
+    def abort(self) -> None:
+        """Something is wrong with this one alone."""
+
+
+class WriteCoalescer:
+    """Writes what has come into outboxes at the end of a turn of the event loop, once to each."""
+
+    def __init__(self) -> None:
+        self._dirty: list[SendQueueOwner] = []
+        self._is_scheduled = False
+
+    def schedule(self, reader: SendQueueOwner) -> None:
+        """What is in its outbox is written at the end of this turn of the loop, together with what comes till then."""
+        outbox = reader.send_queue
+        if not outbox.is_dirty:
+            outbox.is_dirty = True
+            self._dirty.append(reader)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush_all)
+
+    def broadcast(
+        self, frame: bytes, readers: Iterable[SendQueueOwner], excluded: Container[SendQueueOwner] = ()
+    ) -> int:
+        """Puts the same frame into the outboxes of all but some; gives into how many."""
+        size = len(frame)
+        dirty = self._dirty
+        count = 0
+        for reader in readers:
+            if reader in excluded:
+                continue
+            outbox = reader.send_queue
+            outbox.frames.append(frame)
+            outbox.bytes += size
+            count += 1
+            if not outbox.is_dirty:
+                outbox.is_dirty = True
+                dirty.append(reader)
+        if dirty and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush_all)
+        return count
+
+    def _flush_all(self) -> None:
+        self._is_scheduled = False
+        dirty, self._dirty = self._dirty, []
+        for reader in dirty:
+            reader.send_queue.is_dirty = False
+            try:
+                reader.send_queue.flush()
+            except Exception:
+                logger.exception("what is for a reader could not be written")
+                reader.abort()
+
+
+class SendQueue:
+    """Of one connection. Whoever adds to `frames` and `bytes` sees to it that `flush` is called soon."""
+
+    def __init__(
+        self,
+        transport: SessionTransport,
+        limits: ApiLimits,
+        counts: Counts,
+        on_slow: Callable[[], None],
+        describe: Callable[[], Mapping[str, JsonValue]],
+    ) -> None:
+        self.frames: list[bytes | ReplySlot] = []
+        self.bytes = 0
+        """Of the frames that are there."""
+        self.is_dirty = False
+        """Somebody will call `flush`."""
+        self._transport = transport
+        self._limits = limits
+        self._counts = counts
+        self._on_slow = on_slow
+        self._describe = describe
+        self._slots = 0
+        self._drain_task: asyncio.Task[None] | None = None
+        self._is_warned = False
+        self._is_closed = False
+
+    def put(self, frame: bytes) -> None:
+        """At the end."""
+        self.frames.append(frame)
+        self.bytes += len(frame)
+
+    def put_slot(self, slot: ReplySlot, before: ReplySlot | None = None) -> None:
+        """Keep a place at the end, or directly before another answer that has one."""
+        if before is None:
+            self.frames.append(slot)
+        else:
+            self.frames.insert(self.frames.index(before), slot)
+        self._slots += 1
+
+    def remove_slot(self, slot: ReplySlot) -> None:
+        """Gives up the place that was kept for it, if there is one."""
+        if slot in self.frames:
+            self.frames.remove(slot)
+            self._slots -= 1
+
+    def flush(self) -> None:
+        """Writes what is there, up to an answer that is not due."""
+        if not self.frames or self._is_closed:
+            return
+        if self._drain_task is not None or self._transport.count_buffered_bytes() > TRANSPORT_BYTES_HIGH:
+            self._wait_for_capacity()
+            return
+        if self._slots:
+            data = self._take_due()
+        else:
+            data = b"".join(cast("list[bytes]", self.frames))
+            self.frames.clear()
+            self.bytes = 0
+        if data:
+            self._counts.bytes_sent += len(data)
+            self._transport.write(data)
+
+    def _take_due(self) -> bytes:
+        taken: list[bytes] = []
+        for one in self.frames:
+            if isinstance(one, ReplySlot):
+                if not one.is_due or one.frame is None:
+                    break
+                taken.append(one.frame)
+                self._slots -= 1
+                one.on_written()
+            else:
+                taken.append(one)
+                self.bytes -= len(one)
+        del self.frames[: len(taken)]
+        return b"".join(taken)
+
+    def _wait_for_capacity(self) -> None:
+        if self._drain_task is None:
+            self._drain_task = asyncio.get_running_loop().create_task(self._drain_transport())
+        limits = self._limits
+        frames, size = len(self.frames), self.bytes
+        if frames > limits.outbox_frames_max or size > limits.outbox_bytes_max:
+            self._counts.slow_readers_closed += 1
+            self._warn("a slow reader is closed")
+            self._on_slow()
+        elif not self._is_warned and (2 * frames > limits.outbox_frames_max or 2 * size > limits.outbox_bytes_max):
+            self._is_warned = True
+            self._counts.slow_readers_warned += 1
+            self._warn("a reader is slow")
+
+    def _warn(self, message: str) -> None:
+        waiting = {"waiting": len(self.frames), "waiting_bytes": self.bytes}
+        logger.warning(message, extra={**self._describe(), **waiting})
+
+    async def _drain_transport(self) -> None:
+        try:
+            with suppress(OSError):  # it is gone, and whoever receives from it hears of that
+                await self._transport.drain()
+                while self._transport.count_buffered_bytes() > TRANSPORT_BYTES_HIGH:
+                    await asyncio.sleep(FULL_POLL_S)
+                    await self._transport.drain()
+        finally:
+            self._drain_task = None
+        self._is_warned = False
+        self.flush()
+
+    async def drain(self) -> None:
+        """Returns when what was sent is on its way: a client that asks for pages gets no more than it reads."""
+        self.flush()
+        while self._drain_task is not None and not self._is_closed:
+            await asyncio.wait([self._drain_task])
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._is_closed = True
+        self.frames.clear()
+        self.bytes = self._slots = 0
+        if self._drain_task is not None:
+            self._drain_task.cancel()

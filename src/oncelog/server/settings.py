@@ -1,0 +1,434 @@
+"""The settings of a server, all of them: what they are, and how they are put together.
+
+Every struct checks itself, so settings that are there are good ones. `load` takes them from where they are made, each
+source over the one before: the defaults, a TOML file, the environment, the command line.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from itertools import combinations, pairwise
+from typing import Any, Final, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+
+from oncelog.core.limits import EVICTION_INTERVAL_MAX
+from oncelog.core.policy import TTL_MS_MAX
+from oncelog.core.tenants import Tenant, check_tenants
+from oncelog.engine.limits import Limits
+from oncelog.engine.write_gate import DiskLimits
+from oncelog.errors import SettingsError
+from oncelog.file_modes import parse_file_mode
+from oncelog.server import settings_sources as sources
+from oncelog.server.auth.api_keys import ApiKeys
+from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenticator
+from oncelog.server.auth.secret_files import SecretCheck
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.auth.tokens import Tokens, TokenSettings
+from oncelog.server.event_validator import VALIDATORS_GROUP
+from oncelog.server.limits import SETTING_NUMBER_MAX, ApiLimits
+from oncelog.server.log_format import Format, Level
+from oncelog.server.origins import Networks, normalize_origin, parse_networks
+
+GRPC_PORT_OFFSET: Final = 100
+_ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
+_VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
+
+
+class GeneralSettings(Struct, frozen=True, kw_only=True):
+    """Those that are in no table."""
+
+    store: str = "oncelog.db"
+    """The log: a file, which is made if it is not there, or a database (`postgresql://user@host/database`)."""
+    file_mode: str = "0600"
+    """Permissions of a log that is created: `0600`, or `0640` or `0660` for a group. Existing files keep theirs."""
+    check_secret_files: bool = True
+    """Whether secret files that other users may read are refused. Set it to false for secrets of a container runtime:
+    the server then logs a warning."""
+    host: str = "127.0.0.1"
+    """The address or name to listen on. `0.0.0.0` and `::` are all addresses of the machine."""
+    port: int = 7171
+    """The port to listen on. 0 is any free one."""
+    grpc: bool = True
+    """Whether the ledger is served over gRPC too, on a port of its own."""
+    grpc_port: int | None = None
+    """That port. 0 is any free one; without it the port that is 100 above `port`, or any free one where that is 0."""
+    development: bool = False
+    """Lets everybody do everything, without a credential. Only where `host` is a loopback address."""
+    validate: str | None = None
+    """The application's own validation of new events: `package.module:callable`, or an entry point's name."""
+    deltas_schemas: str | None = None
+    """A file in JSON with the tables that gateways know: `{gateway: {table: {column: type}}}`."""
+    origins: tuple[str, ...] = ()
+    """Web origins whose pages may connect besides our own: `https://app.example.org`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    read_only: bool = False
+    """Whether no new writes are taken: what is known is answered, and all can be read. SIGHUP takes it anew."""
+    tenants: tuple[Tenant, ...] = ()
+    """Quotas: of each tenant its prefix, and what it may have. They become the log's. SIGHUP takes them anew."""
+    shutdown_ms: int = 10_000
+    """How long a server that is told to stop waits for what is in flight. 0 does not wait."""
+    show_actors: bool = True
+    """Whether readers of events see the actor, `user:{sub}` or `client:{id}`. False shows the client id only."""
+    metrics: bool = True
+    """Whether `/metrics` is served."""
+    metrics_public: bool = False
+    """Whether `/metrics` on `port` needs no credential. Otherwise it needs the grant to read `oncelog/metrics`."""
+    metrics_host: str = "127.0.0.1"
+    """The address or name to listen on for `metrics_port`."""
+    metrics_port: int | None = None
+    """Another port for `/metrics`, `/healthz` and `/readyz`, without credentials. `port` has no metrics then."""
+    openapi: bool = True
+    """Whether the description of the HTTP interface is served."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.store), "store must name a file or a database")
+        parse_file_mode(self.file_mode)
+        _check(_HOST.fullmatch(self.host) is not None, "host must be an IP address or the name of a host")
+        _check(0 <= self.port <= 65_535, f"port must be a whole number from 0 to 65535, not {self.port}")
+        is_port = self.grpc_port is None or 0 <= self.grpc_port <= 65_535
+        _check(is_port, f"grpc_port must be a whole number from 0 to 65535, not {self.grpc_port}")
+        _check(_HOST.fullmatch(self.metrics_host) is not None, "metrics_host must be an IP address or a host name")
+        is_port = self.metrics_port is None or 0 <= self.metrics_port <= 65_535
+        _check(is_port, f"metrics_port must be a whole number from 0 to 65535, not {self.metrics_port}")
+        is_validate = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
+        _check(
+            is_validate,
+            f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
+        )
+        check_tenants(self.tenants)
+        _check_origins(self.origins)
+        _check_networks(self.trusted_proxies)
+        is_time = 0 <= self.shutdown_ms <= SETTING_NUMBER_MAX
+        _check(is_time, f"shutdown_ms must be a whole number from 0 on, not {self.shutdown_ms}")
+
+    @property
+    def ledger_port(self) -> int:
+        """Where the ledger is to be served over gRPC."""
+        if self.grpc_port is not None:
+            return self.grpc_port
+        return self.port + GRPC_PORT_OFFSET if 0 < self.port <= 65_535 - GRPC_PORT_OFFSET else 0
+
+    @property
+    def secret_check(self) -> SecretCheck:
+        """How the server checks the permissions of secret files."""
+        return SecretCheck.SERVER if self.check_secret_files else SecretCheck.WARN
+
+    @property
+    def origin_set(self) -> frozenset[str]:
+        """The origins in the form that `is_allowed_origin` compares."""
+        return frozenset(filter(None, map(normalize_origin, self.origins)))
+
+    @property
+    def proxy_networks(self) -> Networks:
+        """The trusted proxies, as `find_client_address` takes them."""
+        return parse_networks(self.trusted_proxies)
+
+
+class LogSettings(Struct, frozen=True, kw_only=True):
+    """What the server writes about itself."""
+
+    level: Level = "info"
+    """The lowest level that is written."""
+    format: Format = "text"
+    """A line for people, or a JSON object a line for machines."""
+
+
+class DiskSettings(Struct, frozen=True, kw_only=True):
+    """When no new writes are taken because there is little room for them, and when they are again."""
+
+    free_bytes_min: int = 256 * 2**20
+    """Free bytes of the disk of a log in a file, less its -wal; below it no new writes are taken. 0 does not look."""
+    free_again_bytes_min: int = 0
+    """From so many free bytes on they are taken again. 0 is a tenth more than `disk.free_bytes_min`."""
+    store_bytes_max: int = 0
+    """Bytes of the database, or of the file; above it no new writes are taken. 0 does not look."""
+    store_again_bytes_max: int = 0
+    """Up to so many bytes they are taken again. 0 is a tenth less than `disk.store_bytes_max`."""
+    look_ms: int = 1000
+    """How often the free bytes are looked at, and a disk that was full is tried again."""
+    store_look_ms: int = 10_000
+    """How often the bytes of the store are asked for."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value, lowest = getattr(self, name), 1 if name.endswith("_ms") else 0
+            if value < lowest:
+                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value}")
+
+    @property
+    def limits(self) -> DiskLimits:
+        """The same for the log."""
+        return DiskLimits(**msgspec.structs.asdict(self))
+
+
+class LedgerSettings(Struct, frozen=True, kw_only=True):
+    """Permanent settings of a new log. An existing log that has other values is refused at start."""
+
+    ttl_ms: int | None = None
+    """How long keys and clients are remembered after their last use, by log time. Default of a new log: 24 hours."""
+    eviction_interval: int | None = None
+    """Forgetting happens at the positions of a lane that are a multiple of this. Default of a new log: 1,000."""
+
+    def __post_init__(self) -> None:
+        highest = {"ttl_ms": TTL_MS_MAX, "eviction_interval": EVICTION_INTERVAL_MAX}
+        for name, most in highest.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise SettingsError(f"{name} must be a whole number from 1 to {most}, not {value}")
+
+
+class TlsSettings(Struct, frozen=True, kw_only=True):
+    """TLS that the server speaks itself. Both or neither."""
+
+    certificate: str | None = None
+    """A file in PEM form: the certificate, and those that lead from it to its root."""
+    private_key: str | None = None
+    """A file in PEM form with the certificate's key, not encrypted."""
+
+
+class ApiKeySettings(Struct, frozen=True, kw_only=True):
+    """API keys, as `oncelog apikey` makes them."""
+
+    file: str | None = None
+    """The file of keys. Without it there are none."""
+
+
+class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
+    """All settings, each good by itself and all together. The table `limits` is two structs here: to each its own."""
+
+    log: LogSettings = LogSettings()
+    disk: DiskSettings = DiskSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    tls: TlsSettings = TlsSettings()
+    tokens: TokenSettings | None = None
+    api_keys: ApiKeySettings = ApiKeySettings()
+    engine_limits: Limits = Limits()
+    door_limits: ApiLimits = ApiLimits()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(
+            not self.development or is_loopback(self.host),
+            "development lets everybody in, so host must be a loopback address (127.0.0.1, ::1, localhost), "
+            f"not {self.host}",
+        )
+        _check(
+            self.development or self.tokens is not None or self.api_keys.file is not None,
+            "nobody could come in: configure tokens (tokens.algorithms and tokens.key_files) or API keys "
+            "(api_keys.file), or, for a server that only its own machine can reach, set development to true",
+        )
+        _check(
+            (self.tls.certificate is None) == (self.tls.private_key is None),
+            "tls.certificate and tls.private_key must be set together, or neither of them",
+        )
+        _check(
+            self.door_limits.request_events_max <= self.engine_limits.request_items_max,
+            f"limits.request_events_max ({self.door_limits.request_events_max}) must not be above "
+            f"limits.request_items_max ({self.engine_limits.request_items_max})",
+        )
+        _check(
+            self.door_limits.request_members_max < self.engine_limits.request_items_max,
+            f"limits.request_members_max ({self.door_limits.request_members_max}) must be below "
+            f"limits.request_items_max ({self.engine_limits.request_items_max})",
+        )
+        self._check_ports()
+
+    def _check_ports(self) -> None:
+        places = {"port": (self.host, self.port)}
+        if self.grpc:
+            places["grpc_port"] = (self.host, self.ledger_port)
+        if self.metrics and self.metrics_port is not None:
+            places["metrics_port"] = (self.metrics_host, self.metrics_port)
+        for (name, (host, port)), (other, (other_host, other_port)) in combinations(places.items(), 2):
+            is_default = "grpc_port" in (name, other) and self.grpc_port is None
+            _check(
+                port == 0 or port != other_port or not _may_share_address(host, other_host),
+                f"{name} and {other} must be different, but both are {port}"
+                + (f"; grpc_port is {GRPC_PORT_OFFSET} above port unless it is set" if is_default else ""),
+            )
+
+
+def _may_share_address(host: str, other: str) -> bool:
+    """Return whether listeners of two hosts may need the same address. Names are not resolved."""
+    hosts = {host.lower(), other.lower()}
+    return len(hosts) == 1 or bool(hosts & _ALL_ADDRESSES) or ("localhost" in hosts and all(map(is_loopback, hosts)))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there: 127.0.0.0/8, ::1 and `localhost`."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise SettingsError(message)
+
+
+def _check_origins(origins: tuple[str, ...]) -> None:
+    for one in origins:
+        _check(
+            normalize_origin(one) is not None,
+            f"origins must have the form scheme://host[:port], without a path and without *, not {one!r}",
+        )
+
+
+def _check_networks(texts: tuple[str, ...]) -> None:
+    for one in texts:
+        try:
+            parse_networks([one])
+        except ValueError as error:
+            raise SettingsError(f"trusted_proxies must be IP addresses or networks: {error}") from error
+
+
+# --- put together -----------------------------------------------------------------------------------------
+
+
+class _Field(Struct, frozen=True):
+    """A setting: a field of a struct."""
+
+    of: type[Struct]
+    name: str
+    kind: Any
+    default: Any
+
+
+_TABLES: Final[Mapping[str, tuple[type[Struct], ...]]] = {
+    "": (GeneralSettings,),
+    "log": (LogSettings,),
+    "disk": (DiskSettings,),
+    "ledger": (LedgerSettings,),
+    "tls": (TlsSettings,),
+    "tokens": (TokenSettings,),
+    "api_keys": (ApiKeySettings,),
+    "limits": (Limits, ApiLimits),
+}
+_REQUIRED: Final[Mapping[type[Struct], Mapping[str, Any]]] = {
+    TokenSettings: {"algorithms": ("EdDSA",), "key_files": (KeyFile("keys", KeyKind.PEM),)}
+}
+"""Something for the fields that have no default, while others are checked one by one."""
+
+
+def _list_fields(table: str, of: type[Struct]) -> dict[str, _Field]:
+    kinds = get_type_hints(of)
+    return {
+        f"{table}.{one.name}".removeprefix("."): _Field(of, one.name, kinds[one.name], one.default)
+        for one in msgspec.structs.fields(of)
+    }
+
+
+_FIELDS: Final[Mapping[str, _Field]] = {
+    name: field
+    for table, structs in _TABLES.items()
+    for of in structs
+    for name, field in _list_fields(table, of).items()
+}
+"""Every setting by its name."""
+
+
+def load(config_path: str | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> ServerSettings:
+    """The settings of a file, over these the environment's, over these those of the command line.
+
+    Raises SettingsError for anything that is wrong with them, with the setting's name and where it was made.
+    """
+    given = {
+        **(sources.load_file(config_path, _FIELDS) if config_path is not None else {}),
+        **sources.load_environment(environment, _FIELDS),
+        **sources.load_command_line(overrides, _FIELDS),
+    }
+    values: dict[type[Struct], dict[str, Any]] = {of: {} for structs in _TABLES.values() for of in structs}
+    for name, one in given.items():
+        field = _FIELDS[name]
+        values[field.of][field.name] = _check_value(name, field, one)
+    return ServerSettings(
+        **values[GeneralSettings],
+        log=LogSettings(**values[LogSettings]),
+        disk=DiskSettings(**values[DiskSettings]),
+        ledger=LedgerSettings(**values[LedgerSettings]),
+        tls=TlsSettings(**values[TlsSettings]),
+        tokens=_new_token_settings(values[TokenSettings]),
+        api_keys=ApiKeySettings(**values[ApiKeySettings]),
+        engine_limits=Limits(**values[Limits]),
+        door_limits=ApiLimits(**values[ApiLimits]),
+    )
+
+
+def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any:
+    """The value, which is in its range: its struct says so, asked for this field alone."""
+    value = sources.decode_value(name, field.kind, sourced)
+    try:
+        field.of(**{**_REQUIRED.get(field.of, {}), field.name: value})
+    except SettingsError as error:
+        table = name.removesuffix(field.name)
+        raise SettingsError(f"{sourced.source}: {table}{error}") from error
+    return value
+
+
+def _new_token_settings(values: Mapping[str, Any]) -> TokenSettings | None:
+    if not values:
+        return None
+    for name in _REQUIRED[TokenSettings]:
+        _check(name in values, f"tokens.{name} must be set where other settings of tokens are")
+    return TokenSettings(**values)
+
+
+def new_authenticator(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticator | DevelopmentAuthenticator:
+    """Who says who comes. It knows no key before its `reload`."""
+    if settings.development:
+        return DevelopmentAuthenticator()
+    check = settings.secret_check
+    tokens = None if settings.tokens is None else Tokens(settings.tokens, now_ms, check)
+    file = settings.api_keys.file
+    return Authenticator(tokens, None if file is None else ApiKeys(file, now_ms, check))
+
+
+# --- told ---------------------------------------------------------------------------------------------------
+
+
+class SettingDescription(Struct, frozen=True):
+    """A setting for those who write or read about it."""
+
+    name: str
+    kind: str
+    default: str
+    """As TOML has it; `none`, or `required` of one that its table cannot be without."""
+    text: str
+    """The docstring of its field."""
+
+
+def describe_settings() -> list[SettingDescription]:
+    """Every setting, table by table, in the order of their fields."""
+    texts = {of: _load_docstrings(of) for structs in _TABLES.values() for of in structs}
+    return [
+        SettingDescription(
+            name, sources.describe_type(field.kind), _format_default(field.default), texts[field.of].get(field.name, "")
+        )
+        for name, field in _FIELDS.items()
+    ]
+
+
+def _format_default(value: Any) -> str:
+    if value is NODEFAULT or value is None:
+        return "none" if value is None else "required"
+    return msgspec.json.encode(value).decode()
+
+
+def _load_docstrings(of: type[Struct]) -> dict[str, str]:
+    """The text below each field. Python keeps them in the source alone."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
+    found = {}
+    for field, below in pairwise(getattr(definition, "body", [])):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(field.target)] = inspect.cleandoc(str(below.value.value))
+    return found

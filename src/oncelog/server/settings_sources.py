@@ -1,0 +1,243 @@
+"""Where settings come from: a TOML file, the environment, the command line; and what a value from there means.
+
+A setting has a name (`limits.queue_items_max`) and a kind, which is the type of its field. Whatever is wrong is a
+`SettingsError` that says where the setting was made. Values are repeated in it only where they can be no secret:
+somebody may have set a secret where its file should be.
+"""
+
+import re
+import tomllib
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.tenants import Tenant
+from oncelog.errors import SettingsError
+from oncelog.server.auth import secret_files
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.limits import SETTING_NUMBER_MAX, SETTINGS_FILE_BYTES_MAX
+
+VARIABLE_PREFIX: Final = "ONCELOG_"
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(_[0-9]+)*", re.ASCII)
+_NUMBER_CHARACTERS_MAX: Final = 40
+_FLAGS: Final = {"true": True, "false": False}
+
+
+class SourcedValue(Struct, frozen=True):
+    """A value that somebody has set, and where."""
+
+    value: object
+    source: str
+    is_text: bool
+    """From the environment or the command line, where a number is a text too."""
+
+
+# --- the three sources ----------------------------------------------------------------------------------
+
+
+def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
+    """What a TOML file sets. Raises SettingsError for one that cannot be read, is none, or has an unknown name."""
+    tables = {name.partition(".")[0] for name in names if "." in name}
+    found: dict[str, SourcedValue] = {}
+    for key, value in _load_toml(path).items():
+        if key not in tables:
+            found[key] = SourcedValue(value, path, is_text=False)
+        elif isinstance(value, dict):
+            found |= {f"{key}.{name}": SourcedValue(one, path, is_text=False) for name, one in value.items()}
+        else:
+            raise SettingsError(f"{path}: {key} must be a table")
+    for name in found:
+        _check_known(name, names, path)
+    return found
+
+
+def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, SourcedValue]:
+    """What variables set that begin with `ONCELOG_`. Raises SettingsError for one that is no setting."""
+    variables = {to_variable(name): name for name in names}
+    found = {}
+    for variable in sorted(one for one in environment if one.startswith(VARIABLE_PREFIX)):
+        _check_known(variable, variables, "environment")
+        found[variables[variable]] = SourcedValue(
+            environment[variable], f"environment variable {variable}", is_text=True
+        )
+    return found
+
+
+def load_command_line(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, SourcedValue]:
+    """What flags set. Raises SettingsError for an unknown name."""
+    for name in overrides:
+        _check_known(name, names, "command line")
+    return {name: SourcedValue(text, "command line", is_text=True) for name, text in overrides.items()}
+
+
+def to_variable(name: str) -> str:
+    """The environment variable of a setting: `ONCELOG_LIMITS__QUEUE_ITEMS_MAX`."""
+    return VARIABLE_PREFIX + name.replace(".", "__").upper()
+
+
+def _check_known(name: str, names: Collection[str], source: str) -> None:
+    if name not in names:
+        close = get_close_matches(name, names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SettingsError(f"{source}: there is no setting {name!r}{hint}")
+
+
+def _load_toml(path: str) -> dict[str, Any]:
+    data = secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX).data
+    # Not raised inside: what is caught may hold the whole file, and an error carries on what it was raised from.
+    problem = "not UTF-8"
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        pass
+    except RecursionError:
+        problem = "nested too deeply"
+    except ValueError as error:
+        problem = str(error)
+    raise SettingsError(f"{path} is no TOML: {problem}")
+
+
+# --- values ---------------------------------------------------------------------------------------------
+
+
+def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
+    """What the setting is set to, in its own type. Raises SettingsError for what cannot be that."""
+    try:
+        return _decode(kind, sourced.value, sourced.is_text)
+    except _WrongValueError as error:
+        problem = str(error)
+    raise SettingsError(f"{sourced.source}: {name} must be {problem}")
+
+
+def describe_type(kind: Any) -> str:
+    """How the documents call values of that type."""
+    if _is_optional(kind):
+        return describe_type(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return f"list of {_PLURALS[get_args(kind)[0]]}"
+    if get_origin(kind) is Literal:
+        return _describe_choices(kind)
+    return {int: "whole number", bool: "true or false", str: "text"}[kind]
+
+
+class _WrongValueError(Exception):
+    """Says what the value must be."""
+
+
+def _decode(kind: Any, value: object, is_text: bool) -> object:
+    if _is_optional(kind):
+        # An empty variable is how an environment takes back what a file has set.
+        return None if is_text and value == "" else _decode(get_args(kind)[0], value, is_text)
+    if get_origin(kind) is tuple:
+        return _decode_list(get_args(kind)[0], value, is_text)
+    if get_origin(kind) is Literal:
+        return _decode_choice(kind, value)
+    return _DECODERS[kind](value, is_text)
+
+
+def _is_optional(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def _decode_integer(value: object, is_text: bool) -> int:
+    if is_text and isinstance(value, str) and len(value) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(value):
+        value = int(value)
+    if type(value) is not int or abs(value) > SETTING_NUMBER_MAX:
+        raise _WrongValueError(f"a whole number, at most {SETTING_NUMBER_MAX}")
+    return value
+
+
+def _decode_boolean(value: object, is_text: bool) -> bool:
+    if is_text and isinstance(value, str):
+        value = _FLAGS.get(value.lower())
+    if type(value) is not bool:
+        raise _WrongValueError("true or false")
+    return value
+
+
+def _decode_text(value: object, is_text: bool) -> str:  # noqa: ARG001 - all readers take the same
+    if type(value) is not str or not value or "\0" in value:
+        raise _WrongValueError("a text, not empty and without U+0000")
+    return value
+
+
+def _decode_choice(kind: Any, value: object) -> object:
+    if value not in get_args(kind):
+        raise _WrongValueError(_describe_choices(kind))
+    return value
+
+
+def _describe_choices(kind: Any) -> str:
+    *most, last = get_args(kind)
+    return f"{', '.join(most)} or {last}"
+
+
+def _decode_list(kind: Any, value: object, is_text: bool) -> tuple[object, ...]:
+    if is_text and isinstance(value, str):
+        value = [one.strip() for one in value.split(",")] if value.strip() else []
+    what = f"a list of {_PLURALS[kind]}{', with commas between them' if is_text else ''}"
+    if type(value) is not list or "" in value:
+        raise _WrongValueError(f"{what}, none of them empty")
+    try:
+        return tuple(_DECODERS[kind](one, is_text) for one in value)
+    except _WrongValueError as error:
+        problem = str(error)
+    raise _WrongValueError(f"{what}: each must be {problem}")
+
+
+def _decode_key_file(value: object, is_text: bool) -> KeyFile:  # noqa: ARG001
+    """`kind:path`, `kind#key_id:path`, or a table of these three."""
+    if isinstance(value, str):
+        head, _, path = value.partition(":")
+        kind, mark, key_id = head.partition("#")
+        value = {"kind": kind, "path": path, "key_id": key_id if mark else None}
+    if isinstance(value, dict) and value.keys() <= set(KeyFile.__struct_fields__):
+        with suppress(msgspec.ValidationError):
+            found = msgspec.convert(value, KeyFile)
+            if "" not in (found.path, found.key_id) and "\0" not in found.path:
+                return found
+    raise _WrongValueError(_KEY_FILE_FORM)
+
+
+def _decode_tenant(value: object, is_text: bool) -> Tenant:  # noqa: ARG001
+    """A table; or the prefix, and behind it `name=number` for each of its limits."""
+    if isinstance(value, str):
+        prefix, *limits = value.split()
+        pairs = [one.partition("=") for one in limits]
+        value = {"prefix": prefix, **{name: _decode_tenant_value(name, text) for name, _, text in pairs}}
+    if isinstance(value, dict) and value.keys() <= set(Tenant.__struct_fields__):
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(value, Tenant)
+    raise _WrongValueError(_TENANT_FORM)
+
+
+def _decode_tenant_value(name: str, text: str) -> int | bool | None:
+    return text == "true" if name == "own_ids" and text in ("true", "false") else _decode_limit(text)
+
+
+def _decode_limit(text: str) -> int | None:
+    return int(text) if len(text) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(text) else None
+
+
+_TENANT_FORM: Final = (
+    '"prefix name=number …", where the names are '
+    f"{', '.join(name for name in Tenant.__struct_fields__[1:] if name != 'own_ids')}, and own_ids=true or "
+    "own_ids=false; or in a file a table with prefix and these"
+)
+_KEY_FILE_FORM: Final = (
+    f'"kind:path" or "kind#key_id:path", where the kind is {", ".join(one.value for one in KeyKind)}; or in a file '
+    "also a table with kind, path and key_id"
+)
+_DECODERS: Final[Mapping[Any, Callable[[object, bool], object]]] = {
+    int: _decode_integer,
+    bool: _decode_boolean,
+    str: _decode_text,
+    KeyFile: _decode_key_file,
+    Tenant: _decode_tenant,
+}
+_PLURALS: Final[Mapping[Any, str]] = {str: "texts", KeyFile: "key files", Tenant: "tenants"}

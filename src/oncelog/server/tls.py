@@ -1,0 +1,149 @@
+"""The server's certificate and private key: checked, loaded, and replaced while the server runs."""
+
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from oncelog.errors import SettingsError
+from oncelog.server.auth import secret_files
+from oncelog.server.auth.secret_files import FileContents
+from oncelog.server.limits import TLS_FILE_BYTES_MAX, TLS_HANDSHAKE_BYTES_MAX
+from oncelog.server.settings import ServerSettings
+
+_DESCRIPTOR_DIRECTORY: Final = Path("/dev/fd")
+
+
+class ServerCertificate:
+    """The files `tls.certificate` and `tls.private_key`. Without TLS both attributes have no value."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._paths = (settings.tls.certificate, settings.tls.private_key)
+        self._check = settings.secret_check
+        self.context: ssl.SSLContext | None = None
+        """For HTTP. `load` changes it in place, so that open listeners use the new certificate."""
+        self.pem: tuple[bytes, bytes] | None = None
+        """Private key and certificate chain, for gRPC."""
+
+    def load(self) -> None:
+        """Read each file once. Raises SettingsError, and keeps the certificate that was loaded before."""
+        chain_path, key_path = self._paths
+        if chain_path is None or key_path is None:
+            return
+        try:
+            key, chain = (
+                secret_files.read_file(key_path, TLS_FILE_BYTES_MAX),
+                secret_files.read_file(chain_path, TLS_FILE_BYTES_MAX),
+            )
+            key.check_secret("a private key", self._check)
+            context = _new_context()
+            # A wrong key leaves a context without any certificate, so a new context is tried first.
+            _load_chain(context, chain, key)
+            if self.context is None:
+                self.context = context
+            else:
+                _load_chain(self.context, chain, key)
+        except SettingsError as error:
+            raise SettingsError(f"tls.certificate and tls.private_key cannot be used: {error}") from error
+        self.pem = (key.data, chain.data)
+
+
+class LimitedHandshake(ssl.SSLObject):
+    """A TLS connection that fails if the client sends too much before the handshake is complete.
+
+    OpenSSL collects a ClientHello of up to 128 KiB, and a second one after a HelloRetryRequest.
+    """
+
+    incoming: ssl.MemoryBIO
+    """Bytes of the client that OpenSSL has not read yet."""
+    handshake_bytes = 0
+
+    def do_handshake(self) -> None:
+        """Continue the handshake. The event loop calls it after every read."""
+        arrived = self.incoming.pending
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:  # incomplete: all of these bytes belong to the handshake
+            self.handshake_bytes += arrived
+            if self.handshake_bytes <= TLS_HANDSHAKE_BYTES_MAX:
+                raise
+            message = f"the handshake has more than {TLS_HANDSHAKE_BYTES_MAX} bytes"
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, message) from None
+
+
+class ServerContext(ssl.SSLContext):
+    """The TLS context of a server, with limited handshakes."""
+
+    sslobject_class = LimitedHandshake
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        """As `ssl.SSLContext` says. The event loop calls it for every connection."""
+        made = super().wrap_bio(incoming, *arguments, **options)
+        assert isinstance(made, LimitedHandshake)  # noqa: S101 - `sslobject_class`
+        made.incoming = incoming
+        return made
+
+
+def _new_context() -> ssl.SSLContext:
+    """Return a context with the defaults of `ssl.create_default_context` for servers."""
+    context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, chain: FileContents, key: FileContents) -> None:
+    """Use a certificate and its key. Raises SettingsError."""
+    try:
+        with _open_path(chain) as chain_path, _open_path(key) as key_path:
+            # With a password, even an empty one: OpenSSL would ask for that of an encrypted key on the terminal.
+            context.load_cert_chain(chain_path, key_path, password="")
+    except ssl.SSLError as error:
+        raise SettingsError(_describe_problem(error, chain, key)) from error
+    except OSError as error:
+        raise SettingsError(f"{chain.path} and {key.path} cannot be loaded: {error.strerror}") from error
+
+
+def _describe_problem(error: ssl.SSLError, chain: FileContents, key: FileContents) -> str:
+    """Describe why OpenSSL refused the files: its own errors name neither of them."""
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"the private key in {key.path} is not the key of the certificate in {chain.path}"
+    if b"ENCRYPTED" in key.data:
+        return f"the private key in {key.path} is encrypted, and the server has no password. Store it without one"
+    for contents, kind in ((chain, "CERTIFICATE"), (key, "PRIVATE KEY")):
+        if f"{kind}-----".encode() not in contents.data:
+            return f"{contents.path} has no {kind.lower()} in PEM form"
+    return f"{chain.path} or {key.path} is refused by OpenSSL: {error.reason or error}"
+
+
+@contextmanager
+def _open_path(contents: FileContents) -> Iterator[str]:
+    """Yield a path from which OpenSSL, which takes paths only, reads the bytes that were read before.
+
+    The file itself may have been replaced meanwhile. Its own path is used where the system has no paths of descriptors.
+    """
+    with _open_memory_file() as descriptor:
+        source = _DESCRIPTOR_DIRECTORY / str(descriptor)
+        if not os.access(source, os.R_OK):
+            yield contents.path
+            return
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(contents.data)
+        os.lseek(descriptor, 0, os.SEEK_SET)  # systems on which the path shares the descriptor's position
+        yield str(source)
+
+
+@contextmanager
+def _open_memory_file() -> Iterator[int]:
+    """Yield the descriptor of an empty file without a name, in memory where the system supports that."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("oncelog-tls", os.MFD_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()

@@ -1,0 +1,249 @@
+"""WebSockets of a door: aiohttp's socket on one side, a session of the door's on the other."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from oncelog.server.auth.principal import Principal
+from oncelog.server.auth_gate import AuthGate, renew_each
+from oncelog.server.connection_limiter import Caller
+from oncelog.server.limits import CONNECT_BYTES_MAX, ApiLimits
+from oncelog.server.metrics import Counts
+from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH, SendQueue, SessionTransport
+from oncelog.server.websocket_frames import CloseCode, encode_close_frame
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+_TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
+FRAME_OVERHEAD_BYTES: Final = 1024
+"""Frame headers and pings around the first message."""
+CLOSE_WAIT_S: Final = 2.0
+"""How long a client that is sent away has to agree."""
+
+
+class WebSocketSession(Protocol):
+    """One connection without its socket."""
+
+    address: str
+    principal: Principal | None
+    send_queue: SendQueue
+
+    def receive(self, data: bytes) -> Awaitable[None] | None:
+        """A text frame. What it gives is to be awaited before the next."""
+
+    def receive_binary(self) -> None:
+        """A binary frame: there are none."""
+
+    async def receive_oversize(self) -> None:
+        """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
+
+    async def wait_for_replies(self) -> None:
+        """Return when the replies to all accepted requests have been handed to the connection."""
+
+    def renew(self, principal: Principal | None) -> None:
+        """The rights of now; None if there are none any more."""
+
+    def fail(self, error: Exception) -> None:
+        """Something that this connection cannot go on with."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Ends the connection, after what is in the outbox and can be written. Then nothing more is."""
+
+    def on_disconnect(self) -> None:
+        """The connection is gone."""
+
+
+S = TypeVar("S", bound=WebSocketSession)
+
+
+class _ClosedTransport(asyncio.Transport):
+    """Takes the place of a transport whose connection is over."""
+
+    def is_closing(self) -> bool:
+        """As asyncio says."""
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        """As asyncio says."""
+        return 0
+
+    def abort(self) -> None:
+        """As asyncio says."""
+
+
+_CLOSED_TRANSPORT: Final = _ClosedTransport()
+
+
+class WebSocketSessionTransport:
+    """Writes frames straight to the transport: one that goes to a thousand readers is encoded once, for all of them.
+
+    aiohttp answers pings and closes; every write of its and of ours is of whole frames, so that they do not mix.
+    """
+
+    def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
+        self._request = request
+        self._transport = transport
+        # Of TLS the limits are others, and one would wait for room that is there by that measure.
+        transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
+
+    def write(self, data: bytes) -> None:
+        """As `Wire` says."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def count_buffered_bytes(self) -> int:
+        """As `Wire` says."""
+        return self._transport.get_write_buffer_size()
+
+    async def drain(self) -> None:
+        """As `Wire` says."""
+        await self._request.writer.drain()
+
+    def close(self, code: int, reason: str) -> None:
+        """As `Wire` says: tells the client, and waits for it to agree. The socket is not shut before.
+
+        If it were while the client still sends, the client's system would throw away what it has not read yet, and
+        with it the reason.
+        """
+        self.write(encode_close_frame(code, reason))
+        asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self.abort)
+
+    def abort(self) -> None:
+        """As `Wire` says."""
+        self._transport.abort()
+
+    def release(self) -> None:
+        """Forget the transport of a connection that is over."""
+        self._transport = _CLOSED_TRANSPORT
+
+    def refuse_first_message(self) -> None:
+        """Close the connection: too many bytes arrived before it was authenticated. What arrived is not kept."""
+        self.write(
+            encode_close_frame(CloseCode.TOO_LARGE, f"the first message must have at most {CONNECT_BYTES_MAX} bytes")
+        )
+        self._transport.close()
+
+
+class _WebSocket(web.WebSocketResponse):
+    """aiohttp closes the connection of a frame that is too large with a bare code. This adds the reason."""
+
+    session: WebSocketSession | None = None
+    session_transport: WebSocketSessionTransport | None = None
+    frame_bytes_max = 0
+
+    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
+        """As aiohttp says."""
+        if code == CloseCode.TOO_LARGE and self.session is not None and not self.closed:
+            principal = self.session.principal
+            logger.log(
+                logging.INFO if principal is None else logging.WARNING,
+                "a frame is larger than limits.frame_bytes_max; the connection is closed",
+                extra={"address": self.session.address, "actor": None if principal is None else principal.actor},
+            )
+            await self.session.receive_oversize()
+            message = b"limits.frame_bytes_max is %d: send smaller requests" % self.frame_bytes_max
+        return await super().close(code=code, message=message, drain=drain)
+
+    async def write_eof(self) -> None:  # type: ignore[override]  # as in aiohttp
+        """End the response, and release the received bytes and the transport, which has buffers of TLS: the object is
+        part of a cycle, and may wait for long until it is collected."""
+        await super().write_eof()
+        if self.session_transport is not None:
+            self.session_transport.release()
+        self.session = self.session_transport = None
+        self._parser = self._reader = self._writer = self._exception = None
+
+
+class WebSocketSessions(Generic[S]):
+    """All connections of a door. `new_session` makes the session of one, from its wire and its caller."""
+
+    def __init__(
+        self,
+        auth_gate: AuthGate,
+        limits: ApiLimits,
+        counts: Counts,
+        new_session: Callable[[SessionTransport, Caller], S],
+    ) -> None:
+        self._auth_gate = auth_gate
+        self._limits = limits
+        self._counts = counts
+        self._new_session = new_session
+        self._sessions: set[S] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def serve(self, request: web.Request, caller: Caller) -> web.WebSocketResponse:
+        """One connection, from its first frame to its last."""
+        limits = self._limits
+        socket = _WebSocket(
+            # Frames are written by us, and the same bytes go to all: there is no state of a compression in them.
+            compress=False,
+            heartbeat=limits.heartbeat_ms / 1000,
+            max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
+            decode_text=False,
+        )
+        await socket.prepare(request)
+        transport = request.transport
+        if transport is None:  # it is gone already
+            return socket
+        wire = WebSocketSessionTransport(request, transport)
+        session = self._new_session(wire, caller)
+        caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, wire.refuse_first_message)
+        socket.session, socket.session_transport, socket.frame_bytes_max = session, wire, limits.frame_bytes_max
+        self._sessions.add(session)
+        self._counts.ws_connections += 1
+        timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, self._check_connected, session)
+        try:
+            await _receive_all(socket, session)
+        finally:
+            timer.cancel()
+            session.on_disconnect()
+            self._sessions.discard(session)
+            self._counts.ws_connections -= 1
+        return socket
+
+    def _check_connected(self, session: S) -> None:
+        if session.principal is None:
+            self._counts.connections_refused["timeout"] += 1
+            session.close(CloseCode.POLICY, "no connect message arrived in time")
+
+    def renew(self) -> None:
+        """Looks at the rights of all: expired ones end (CO-23), changed ones are those of now."""
+        renew_each(self._sessions, self._renew_session, lambda session, error: session.fail(error))
+
+    def _renew_session(self, session: S) -> None:
+        principal = session.principal
+        if principal is not None:
+            current = self._auth_gate.refresh_principal(principal)
+            if current is not principal:
+                session.renew(current)
+
+    async def wait_for_replies(self) -> None:
+        """Return when the replies to all accepted requests have been handed to the connections."""
+        await asyncio.gather(*(session.wait_for_replies() for session in self._sessions))
+
+    def fail_all(self, error: Exception) -> None:
+        """Lets all of them go: the log cannot be read."""
+        for session in list(self._sessions):
+            session.fail(error)
+
+    def close_all(self) -> None:
+        """Tells all that the server goes away. Their answers have been written before."""
+        for session in list(self._sessions):
+            session.close(CloseCode.GOING_AWAY, "the server is being stopped")
+
+
+async def _receive_all(socket: web.WebSocketResponse, session: WebSocketSession) -> None:
+    async for message in socket:
+        if message.type is _TEXT:
+            waiting = session.receive(message.data)
+            if waiting is not None:
+                await waiting
+        elif message.type is WSMsgType.BINARY:
+            session.receive_binary()
+        else:
+            break

@@ -1,0 +1,48 @@
+"""Frames of a WebSocket as a server writes them (RFC 6455): whole, not masked, so that one is the same for all."""
+
+from functools import lru_cache
+from struct import Struct as Packing
+from typing import Final
+
+import orjson
+
+_TEXT_FRAME: Final = 0x81
+_CLOSE_FRAME: Final = 0x88
+_REASON_BYTES_MAX: Final = 123
+_pack_length_16: Final = Packing("!BBH").pack
+_pack_length_64: Final = Packing("!BBQ").pack
+
+
+class CloseCode:
+    """Why a connection ends."""
+
+    GOING_AWAY: Final = 1001
+    POLICY: Final = 1008
+    TOO_LARGE: Final = 1009
+    SERVER_ERROR: Final = 1011
+
+
+@lru_cache(maxsize=4096)
+def encode_json_text(text: str) -> str:
+    """A name in JSON. Most are written again and again."""
+    return orjson.dumps(text).decode()
+
+
+def encode_frame(message: bytes) -> bytes:
+    """A text message as a frame (5.2)."""
+    return encode_frame_header(len(message)) + message
+
+
+def encode_frame_header(length: int) -> bytes:
+    """What stands before a text of so many bytes."""
+    if length < 126:
+        return bytes((_TEXT_FRAME, length))
+    if length < 65_536:
+        return _pack_length_16(_TEXT_FRAME, 126, length)
+    return _pack_length_64(_TEXT_FRAME, 127, length)
+
+
+def encode_close_frame(code: int, reason: str) -> bytes:
+    """The end of a connection (5.5.1)."""
+    payload = code.to_bytes(2, "big") + reason.encode()[:_REASON_BYTES_MAX]
+    return bytes((_CLOSE_FRAME, len(payload))) + payload

@@ -1,0 +1,24 @@
+"""SQL that lies in files: statements by their names, and scripts apart."""
+
+import re
+from importlib.resources.abc import Traversable
+from typing import Final
+
+_NAMED_STATEMENT: Final = re.compile(r"^-- name: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
+
+
+def parse_statements(text: str) -> dict[str, str]:
+    """The statements of a file, each under a line `-- name: NAME`."""
+    return {name: _COMMENT.sub("", statement).strip() for name, statement in _NAMED_STATEMENT.findall(text)}
+
+
+def split_script(script: str) -> list[str]:
+    """The single statements of a script. None of ours has a semicolon inside."""
+    return [part.strip() for part in _COMMENT.sub("", script).split(";") if part.strip()]
+
+
+def list_scripts(directory: Traversable) -> list[tuple[int, str]]:
+    """The scripts of a directory whose names begin with four digits, by their numbers."""
+    scripts = [entry for entry in directory.iterdir() if entry.name.endswith(".sql")]
+    return sorted((int(entry.name[:4]), entry.read_text(encoding="utf-8")) for entry in scripts)

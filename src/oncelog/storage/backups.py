@@ -1,0 +1,299 @@
+"""Backup and restore. A copy gets its name only when it is whole and on the disk.
+
+A log is more than its file: what has been committed last may still be in the write-ahead log beside it. So copies are
+made by SQLite's own backup, from one read transaction, while others go on writing.
+"""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncelog.core.rules.leaps import find_highest_number
+from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
+from oncelog.file_modes import OWNER_ONLY, create_file
+from oncelog.storage.clock import JUMP_MS_MAX, SystemClock
+from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, count_records
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, connect, is_foreign_database, load_metadata
+from oncelog.storage.sqlite.moved_marker import save_marker
+from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES, open_partial_copy
+from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, to_store_error
+from oncelog.storage.sqlite.record_queries import load_gaps, load_heads
+from oncelog.storage.sqlite.schema_migration import migrate_schema
+from oncelog.storage.sqlite.writer import Writer
+from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, Progress
+from oncelog.storage.verify.sqlite import verify_file, verify_quickly
+
+logger: Final = logging.getLogger("oncelog.sqlite")
+
+SLICE_PAGES: Final = 1024
+"""Copied at once: 4 MiB, between two looks at whether someone wants to stop."""
+
+LEAPS_SCHEMA_VERSION: Final = 10
+"""The schema from which on a log has leaps."""
+
+ReportProgress = Callable[[Progress], None]
+
+
+class BackupResult(Struct, frozen=True):
+    """What a backup holds."""
+
+    epoch: str
+    records: int
+    bytes: int
+
+
+class RestoreResult(Struct, frozen=True):
+    """What has become of a backup."""
+
+    old_epoch: str
+    new_epoch: str
+    above: int
+    """All numbers continue above this one."""
+    records: int
+    bytes: int
+    kept: str | None
+    """Where the log is now that stood there before."""
+
+
+def backup(
+    source: str, destination: str, report: ReportProgress, *, force: bool = False, file_mode: int = OWNER_ONLY
+) -> BackupResult:
+    """Copies a log as it is at this moment. Others may be writing; what they commit from now on is not in the copy.
+
+    `file_mode` is the mode of the copy, whatever that of the log is. Raises StoreError if the destination exists
+    (unless `force`) or is a log that is open.
+    """
+    target = Path(destination)
+    _check_target(target, source, force=force)
+    with open_read_transaction(source) as (connection, file), _create_partial_copy(target) as unfinished:
+        copied = _copy(connection, file, unfinished, report, file_mode)
+        _check_target(target, source, force=force)  # copying may have taken long
+        _publish_copy(unfinished, target)
+    return copied
+
+
+def restore(  # noqa: PLR0913 - the options of the command
+    source: str,
+    destination: str,
+    report: ReportProgress,
+    *,
+    force: bool = False,
+    full: bool = False,
+    above: int | None = None,
+    file_mode: int = OWNER_ONLY,
+    operator: Operator = NO_OPERATOR,
+) -> RestoreResult:
+    """Makes a backup the log, under a new epoch: whoever has read further than it goes must be told.
+
+    All numbers continue above every number that the lost history may have given out (`Store.renew_epoch`).
+
+    The backup is checked first. With `force` a log that is there, damaged or not, is kept under another name; it must
+    not be open. Somebody else's database is never replaced: raises NotALogError.
+    `file_mode` is the mode of the new log. The restore records name the `operator`.
+    """
+    target = Path(destination)
+    _check_destination_free(target, source, force=force)
+    is_older = _is_older_schema(source)
+    if not is_older:
+        _verify_backup(source, source, report, full=full)
+    with (
+        open_read_transaction(source, allow_older=True) as (connection, file),
+        _create_partial_copy(target) as unfinished,
+    ):
+        copied = _copy(connection, file, unfinished, report, file_mode)
+        if is_older:
+            # A backup is never changed, and what it lacks of the current schema cannot be verified.
+            _migrate_copy(unfinished)
+            _verify_backup(source, str(unfinished), report, full=full)
+        renewed = _start_new_history(unfinished, above, _read_replaced_log(target), operator)
+        kept = _move_aside(target) if force else None
+        _check_destination_free(target, source, force=False, kept=kept)
+        _publish_copy(unfinished, target)
+    return RestoreResult(file.epoch, renewed.new_epoch, renewed.above, copied.records, copied.bytes, kept)
+
+
+def _is_older_schema(source: str) -> bool:
+    with open_read_transaction(source, allow_older=True) as (_, file):
+        return file.schema_version < SCHEMA_VERSION
+
+
+def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool) -> None:
+    """Verify the backup, or a copy of it that has the current schema. Raises ContradictionError."""
+    if not full:
+        report(Progress("structure"))
+        with open_read_transaction(path) as (connection, _):
+            verify_quickly(connection)
+        return
+    for finding in verify_file(path):
+        if isinstance(finding, Progress):
+            report(finding)
+        elif isinstance(finding, Inconsistency):
+            raise InconsistencyError(f"{source} is not a good backup: {finding.message}")
+
+
+def _migrate_copy(partial: Path) -> None:
+    with closing(connect(ExistingFileDriver(query_only=False), str(partial))) as connection:
+        migrate_schema(connection, load_metadata(connection, str(partial)).schema_version)
+
+
+def _check_target(target: Path, source: str, *, force: bool) -> None:
+    if target.is_dir():
+        raise StoreError(f"{target} is a directory; name a file in it.")
+    if target.exists():
+        if Path(source).exists() and target.samefile(source):
+            raise StoreError(f"{target} is the log itself.")
+        if not force:
+            raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
+    beside = _list_side_files(target)
+    if beside:
+        # SQLite would apply it to the copy, and nothing would be left of either.
+        raise StoreError(f"{beside[0]} exists: {target} is a log that is open, or was not closed. Choose another name.")
+
+
+def _check_destination_free(target: Path, source: str, *, force: bool, kept: str | None = None) -> None:
+    if target.is_dir():
+        raise StoreError(f"{target} is a directory; name a file in it.")
+    if target.exists() and Path(source).exists() and target.samefile(source):
+        raise StoreError(f"{target} is the backup itself; restore it under another name.")
+    _check_not_foreign(target)
+    there = _list_side_files(target) + ([target] if target.exists() and kept is None else [])
+    if there and not force:
+        raise StoreError(
+            f"{there[0]} exists. Choose another name; with --force what is there is kept beside the new log."
+        )
+
+
+def _check_not_foreign(target: Path) -> None:
+    if is_foreign_database(str(target)):
+        raise NotALogError(
+            f"{target} is an SQLite database, but not a log of Oncelog's, so no log takes its place, not even with "
+            "--force. Choose another name, or move it away. Nothing was changed."
+        )
+
+
+def _list_side_files(target: Path) -> list[Path]:
+    return [beside for suffix in SIDE_FILE_SUFFIXES if (beside := Path(f"{target}{suffix}")).exists()]
+
+
+@contextmanager
+def _create_partial_copy(target: Path) -> Iterator[Path]:
+    """As `making`, and errors of SQLite's are told in our words."""
+    try:
+        with open_partial_copy(target) as unfinished:
+            yield unfinished
+    except sqlite3.Error as error:
+        raise to_store_error(error, str(target)) from error
+
+
+def _copy(
+    connection: sqlite3.Connection, metadata: LogMetadata, partial: Path, report: ReportProgress, file_mode: int
+) -> BackupResult:
+    """From inside the connection's read transaction, so that it never has to start again."""
+    positions = {lane: head.position for lane, head in load_heads(connection).items()}
+
+    def report_pages(_status: int, remaining: int, total: int) -> None:
+        report(Progress("copying", total - remaining, total))
+
+    if not create_file(str(partial), file_mode):
+        raise StoreUnavailableError(f"{partial} exists already")
+    with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
+        # Until it has its name it may be lost as a whole, so nothing is waited for before the end.
+        copy.execute("PRAGMA journal_mode = OFF")
+        copy.execute("PRAGMA synchronous = OFF")
+        connection.backup(copy, pages=SLICE_PAGES, progress=report_pages)
+    with open_read_transaction(str(partial), allow_older=True) as (copied, found):
+        if found != metadata or positions != {lane: head.position for lane, head in load_heads(copied).items()}:
+            raise InconsistencyError("the copy is not what was copied; is the disk in order?")
+        has_leaps = found.schema_version >= LEAPS_SCHEMA_VERSION
+        records = count_records(load_heads(copied), load_gaps(copied) if has_leaps else {})
+    return BackupResult(metadata.epoch, records, partial.stat().st_size)
+
+
+def _read_replaced_log(target: Path) -> ReplacedLog:
+    """Return epoch and highest number of the log that a restore replaces; empty if none can be read."""
+    if not target.exists():
+        return NO_REPLACED_LOG
+    try:
+        with open_read_transaction(str(target), allow_older=True) as (connection, about):
+            return ReplacedLog(about.epoch, find_highest_number(load_heads(connection).values()))
+    except StoreError as error:
+        logger.warning("the log that is replaced cannot be read, so its numbers are not known: %s", error)
+        return NO_REPLACED_LOG
+
+
+def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, operator: Operator) -> EpochRenewal:
+    """A history of its own from here on, also where the log that was backed up has been moved into a database."""
+    with closing(connect(ExistingFileDriver(query_only=False), str(partial))) as connection:
+        save_marker(connection, None)
+    return renew_epoch(str(partial), above, replaced, operator)
+
+
+def renew_epoch(
+    path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
+) -> EpochRenewal:
+    """Start a new history of a log that nothing else has open, as `Store.renew_epoch`. `replaced`: see `build_leap_request`."""
+    session = Writer(path, ExistingFileDriver(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
+    try:
+        session.open(None)
+        return session.renew_epoch(above, replaced, operator)
+    finally:
+        session.close()
+
+
+def _publish_copy(partial: Path, target: Path) -> None:
+    """On the disk first, then the name, then the name on the disk: whoever finds the name finds all of it."""
+    if _list_side_files(partial):
+        raise StoreUnavailableError(f"{partial} could not be closed")
+    _fsync(partial, os.O_RDONLY)
+    partial.replace(target)
+    _fsync(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _move_aside(target: Path) -> str | None:
+    """Keeps the log that is there, with all that belongs to it. Gives its new name, or None if there was nothing."""
+    _check_not_foreign(target)  # copying may have taken long
+    if target.exists():
+        checkpoint_and_close(target)
+    beside = _list_side_files(target)
+    if not target.exists() and not beside:
+        return None
+    number = 1
+    while any(Path(f"{target}.before-restore-{number}{suffix}").exists() for suffix in ("", *SIDE_FILE_SUFFIXES)):
+        number += 1
+    kept = Path(f"{target}.before-restore-{number}")
+    for left in beside:
+        left.rename(f"{kept}{left.name.removeprefix(target.name)}")
+    if target.exists():
+        try:
+            os.link(target, kept)  # the old log keeps its name until the new one takes it
+        except OSError:
+            target.rename(kept)
+    return str(kept)
+
+
+def checkpoint_and_close(target: Path) -> None:
+    """Moves the write-ahead log into the file, and makes sure that nobody else has it open: raises StoreError."""
+    driver: Any = ExistingFileDriver(query_only=False)
+    try:
+        driver.check(str(target))
+        with closing(connect(driver, str(target))) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except (NotALogError, sqlite3.DatabaseError, UnicodeError):
+        return  # damaged so much that it may be anything: it is moved as it is, with what lies beside it
+    if Path(f"{target}-wal").exists():  # the last one out deletes it
+        raise StoreError(f"{target} is open in another process. Stop what uses it first.")

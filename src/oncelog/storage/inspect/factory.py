@@ -1,0 +1,16 @@
+"""Who looks at a log, by what names it."""
+
+from oncelog.storage.address import import_with_driver, is_address
+from oncelog.storage.inspect.inspector import Inspector
+from oncelog.storage.inspect.sqlite import FileInspector
+
+
+def create_inspector(log: str) -> Inspector:
+    """For the path of a file, or the address of a database.
+
+    Raises SettingsError for an address that cannot be read, and where the database's driver is not installed.
+    """
+    if not is_address(log):
+        return FileInspector(log)
+    inspector: Inspector = import_with_driver("oncelog.storage.inspect.postgres").inspector_of(log)
+    return inspector

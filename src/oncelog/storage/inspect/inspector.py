@@ -1,0 +1,118 @@
+"""What the commands that look at a log need of it, whatever database it lies in."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from oncelog.core.proof import Block
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.values import KeyIdentity, LaneHead, Record
+from oncelog.storage.clock import Clock, ClockMark
+from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, LaneGaps, Operator
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.store import Consumer, KeyStatus
+from oncelog.storage.verify.findings import DEFAULT_OPTIONS, ExportedHead, Finding, VerifyOptions
+
+SCAN_PAGE_RECORDS: Final = 50_000
+"""Records that a statement of `LogView.scan_records` reads; progress is reported after each."""
+
+
+class ClockStatus(Struct, frozen=True):
+    """The clock that a log's time comes from, and what is known of it."""
+
+    clock: Clock
+    name: str
+    """What people call it."""
+    mark: ClockMark
+    """What it showed at a commit, as far as this machine can tell."""
+    newest_ms: int
+    """The time of the newest commit; 0 if there is none."""
+    blind_reason: str
+    """Why a jump could not be seen, where the mark is not of this start of this machine."""
+
+
+class LogView(Protocol):
+    """A log in one read transaction."""
+
+    metadata: LogMetadata
+
+    def load_heads(self) -> Mapping[int, LaneHead]:
+        """Of the lanes that have been written to."""
+
+    def load_gaps(self) -> Mapping[int, LaneGaps]:
+        """What leaps have passed over in these lanes."""
+
+    def list_internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store.internal_records`."""
+
+    def count_audit_records(self) -> int:
+        """Count the audit records."""
+
+    def list_policies(self) -> list[tuple[str, str]]:
+        """Names and declarations."""
+
+    def list_consumers(self) -> list[Consumer]:
+        """All of them, with how far each is behind."""
+
+    def list_usage(self) -> list[tuple[Tenant, Usage]]:
+        """The tenants with their quotas, and what each has."""
+
+    def count_erasures(self) -> int:
+        """How many there have been."""
+
+    def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
+        """As `Store.get_key_status`, but for the time."""
+
+    def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
+        """Those of the identities that have a record, by the key index."""
+
+    def iterate_streams(self) -> Iterator[str]:
+        """The scopes of all streams."""
+
+    def iterate_clients(self) -> Iterator[tuple[str, str, str]]:
+        """Policy, scope and name of the clients whose sequences are remembered."""
+
+    def find_leases(self, key: bytes, limit: int) -> list[KeyIdentity]:
+        """The identities under which a key has a lease."""
+
+    def estimate_records(self) -> int:
+        """Estimate the number of records; 0 if the database has no estimate."""
+
+    def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
+        """Read all records. For each page yield the number of records, and the identities of records with the keys."""
+
+    def find_record(self, lane: int, position: int) -> Record | None:
+        """What stands at a place."""
+
+    def find_block(self, lane: int, height: int) -> Block | None:
+        """The block of a height."""
+
+    def get_clock_status(self) -> ClockStatus:
+        """What is known of the clock."""
+
+    def get_sizes(self) -> dict[str, Any]:
+        """What only this database has to say of itself, for `oncelog stats`."""
+
+
+class Inspector(Protocol):
+    """Looks at a log that is there. None of it makes a log or migrates one.
+
+    Every method raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError.
+    """
+
+    def open_view(self) -> AbstractContextManager[LogView]:
+        """A view, which ends with the block."""
+
+    def verify(self, head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS) -> Iterator[Finding]:
+        """Goes through a log. The last finding is a Lie, the first one found, or Passed; before it comes Progress."""
+
+    def confirm_clock(self) -> None:
+        """Believes the clock."""
+
+    def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+        """Start a new history: another epoch, and numbers that continue above those of the lost one (CO-12).
+
+        Raises SettingsError for an `above` that is below a number of the log.
+        """

@@ -1,0 +1,172 @@
+"""Leaps as a store keeps them: their numbers in one text, stored with the log's state. `core.leaps` defines leaps.
+
+The text is in the row that every transaction reads anyway, so a log that was never restored pays nothing for it.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from oncelog.core.gaps import Gap, count_missing_numbers
+from oncelog.core.limits import GIVEN_ABOVE_MAX, LEAP_ABOVE_MAX
+from oncelog.core.rules.leaps import CLOCK_BEHIND_MS_MAX, choose_leap_number, find_highest_number, find_last_commit_ms
+from oncelog.core.values import LaneHead, Leap, Request
+from oncelog.errors import CorruptError, SettingsError
+from oncelog.storage.metadata import LogMetadata
+
+logger: Final = logging.getLogger("oncelog.stores")
+
+_LEAPS_DECODER: Final = msgspec.json.Decoder(tuple[int, ...])
+
+
+class EpochRenewal(Struct, frozen=True):
+    """A new history of a log: its epochs, and the number above which all its numbers continue."""
+
+    old_epoch: str
+    new_epoch: str
+    above: int
+
+
+class ReplacedLog(Struct, frozen=True):
+    """The log that a restore replaces: its epoch, and the highest number that it has given out."""
+
+    epoch: str = ""
+    highest_number: int = 0
+
+
+NO_REPLACED_LOG: Final = ReplacedLog()
+
+
+@lru_cache(maxsize=8)
+def decode_leaps(text: str | None) -> tuple[int, ...]:
+    """Decode the numbers of all leaps, in ascending order. Raises CorruptError."""
+    if text is None:
+        return ()
+    try:
+        return _LEAPS_DECODER.decode(text)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"the list of the log's leaps cannot be read: {error}") from error
+
+
+PREVIOUS_EPOCHS_MAX: Final = 100
+"""Restores whose previous epochs are returned: the newest ones."""
+
+
+class Operator(Struct, frozen=True):
+    """The caller that restores a log, for the bodies of the restore records."""
+
+    actor: str = ""
+    os_user: str = ""
+    """The user of the operating system. Nothing proves this name, so it is not the actor."""
+
+
+NO_OPERATOR: Final = Operator()
+
+
+class _RestoreBody(Struct):
+    previous_epoch: str
+    replaced_epoch: str = ""
+
+
+def decode_previous_epochs(bodies: Iterable[bytes]) -> tuple[str, ...]:
+    """Return the epochs that the restore records with these bodies name as ended. An erased body names none."""
+    named: list[str] = []
+    for body in bodies:
+        with suppress(msgspec.MsgspecError):
+            restored = msgspec.json.decode(body, type=_RestoreBody)
+            named += [restored.previous_epoch, restored.replaced_epoch]
+    return tuple(dict.fromkeys(filter(None, named)))
+
+
+def encode_leaps(leaps: Sequence[int], above: int) -> str:
+    """Encode the numbers of all leaps, with a new one."""
+    return orjson.dumps([*leaps, above]).decode()
+
+
+def build_leap_request(
+    heads: Mapping[int, LaneHead],
+    about: LogMetadata,
+    above: int | None,
+    now_ms: int,
+    new_epoch: str,
+    replaced: ReplacedLog = NO_REPLACED_LOG,
+    operator: Operator = NO_OPERATOR,
+) -> tuple[Request, EpochRenewal]:
+    """Return the batch of a leap. Raises SettingsError for a number that is too low or too high.
+
+    `replaced` is the log that this one replaces, and `operator` the caller, where these are known.
+    """
+    given_out = replaced.highest_number
+    highest = max(find_highest_number(heads.values()), given_out)
+    chosen = above
+    if chosen is None:
+        chosen = max(choose_leap_number(heads.values(), about.created_ms, now_ms), highest)
+        behind_ms = find_last_commit_ms(heads.values(), about.created_ms) - now_ms
+        if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > given_out:
+            logger.warning(
+                "the clock is %d ms behind the log's last commit, so that the time since then is not known, and the "
+                "numbers continue only %d above the highest one. If the lost history may have given out more, run "
+                "`oncelog epoch LOG --renew --above N` before the log is used",
+                behind_ms,
+                chosen - highest,
+            )
+    if chosen < highest:
+        raise SettingsError(
+            f"above must be at least {highest}, the highest number that the log has given out, not {chosen}"
+        )
+    most = GIVEN_ABOVE_MAX if above is not None and highest < GIVEN_ABOVE_MAX else LEAP_ABOVE_MAX
+    if chosen > most:
+        hint = ", so that later restores find higher numbers" if above is not None else ": give a number, with --above"
+        raise SettingsError(f"above must be at most {most}, not {chosen}{hint}")
+    body: dict[str, str | int] = {"above": chosen, "epoch": new_epoch, "previous_epoch": about.epoch, "type": "restore"}
+    if replaced.epoch:
+        body["replaced_epoch"] = replaced.epoch
+    if operator.actor:
+        body |= {"actor": operator.actor, "os_user": operator.os_user}
+    return Request((Leap(chosen, orjson.dumps(body)),)), EpochRenewal(about.epoch, new_epoch, chosen)
+
+
+class LaneGaps(NamedTuple):
+    """What leaps have passed over in a lane."""
+
+    positions: tuple[Gap, ...] = ()
+    heights: tuple[Gap, ...] = ()
+
+    @classmethod
+    def from_leaps(cls, leaps: Sequence[int], ends_before: Sequence[tuple[int, int]]) -> "LaneGaps":
+        """`before` has the last position and the last height before each leap."""
+        pairs = list(zip(leaps, ends_before, strict=True))
+        return cls(
+            tuple((position, above + 1) for above, (position, _) in pairs),
+            tuple((height, above + 1) for above, (_, height) in pairs),
+        )
+
+
+NO_GAPS: Final = LaneGaps()
+
+
+def count_records(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) -> int:
+    """Count the records up to the heads."""
+    return sum(
+        head.position - count_missing_numbers(gaps.get(lane, NO_GAPS).positions, 0, head.position)
+        for lane, head in heads.items()
+    )
+
+
+def count_blocks(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) -> int:
+    """Count the blocks up to the heads."""
+    return sum(
+        head.height - count_missing_numbers(gaps.get(lane, NO_GAPS).heights, 0, head.height)
+        for lane, head in heads.items()
+    )
+
+
+def is_across_leap(leaps: Sequence[int], cursor: int, newest: int) -> bool:
+    """Whether numbers may be missing between a cursor and the newest number of the order that it reads."""
+    return any(cursor <= above < newest for above in leaps)

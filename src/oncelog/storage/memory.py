@@ -1,0 +1,721 @@
+"""A log in memory: the tables that every store has, as dictionaries. Nothing is durable."""
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import merge
+from operator import itemgetter
+from threading import Lock
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
+
+from oncelog.core.gaps import RESTORE_POLICY
+from oncelog.core.identity import compute_lane
+from oncelog.core.internal_records import is_internal
+from oncelog.core.plan import Plan, Validate, plan
+from oncelog.core.policy import Policy
+from oncelog.core.proof import SALT_BYTES, Block, hash_body
+from oncelog.core.read_set import ReadSet
+from oncelog.core.row_codec import encode_row
+from oncelog.core.rules.members import get_effective_role
+from oncelog.core.stored_bytes import utf8_bytes
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.values import (
+    Changes,
+    KeyIdentity,
+    LaneHead,
+    Record,
+    RecordAct,
+    Remembered,
+    Request,
+    RequestedSettings,
+    Role,
+    Settings,
+    Snapshot,
+    Verdict,
+)
+from oncelog.errors import ClosedError
+from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
+from oncelog.storage.erasure import build_erased_row
+from oncelog.storage.leaps import (
+    NO_OPERATOR,
+    PREVIOUS_EPOCHS_MAX,
+    EpochRenewal,
+    Operator,
+    build_leap_request,
+    decode_previous_epochs,
+)
+from oncelog.storage.metadata import LogMetadata, new_epoch, new_settings
+from oncelog.storage.side_state import TABLES, build_member_change_rows
+from oncelog.storage.store import (
+    BatchResult,
+    Consumer,
+    Draw,
+    EncodeViews,
+    EntityPage,
+    Evidence,
+    KeyStatus,
+    MemberChange,
+    MemberCursor,
+    MemberPage,
+    Membership,
+    MembershipPage,
+    Page,
+    Query,
+    RecordViewPage,
+    RelationshipPage,
+    RelationshipQuery,
+    RowPage,
+    ScopedBlock,
+    SideState,
+    StreamMember,
+    build_act_request,
+    encode_partitions,
+    merge_by_log_time,
+    plan_batch,
+    seal_blocks,
+    select_new_policies,
+    to_record_view,
+)
+from oncelog.storage.tenants import (
+    CountStart,
+    SizeRow,
+    StateRow,
+    UsageCount,
+    compute_usage_after,
+    decode_tenants,
+    encode_tenants,
+    is_counted_for_stream,
+    list_tenants,
+)
+
+_Key = TypeVar("_Key")
+_CHANGE_FIELDS: Final = tuple(name for name in Changes.__struct_fields__ if name not in ("records", "leap"))
+
+
+class MemoryLog:
+    """Decides batches on what it remembers, and remembers what was decided. Threads may share it.
+
+    `draw` gives random bytes for the salts of the record hashes; `bytes` in its place gives zeros, and two logs
+    that are fed alike are then alike to the last hash.
+    """
+
+    def __init__(self, settings: Settings | None = None, draw: Callable[[int], bytes] = os.urandom) -> None:
+        self.snapshot = Snapshot(settings=settings or Settings())
+        self.records: list[Record] = []
+        self.salts: list[bytes] = []
+        self.blocks: list[Block] = []
+        self.leaps: list[int] = []
+        """The numbers above which it continued."""
+        self._draw = draw
+        self._lock = Lock()
+
+    def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
+        """One verdict an item, request by request."""
+        with self._lock:
+            decided = plan(batch, self.snapshot, now_ms, validate)
+            self.save(decided.changes)
+        return decided.verdicts
+
+    def save(self, changes: Changes) -> None:
+        """Closes the blocks and takes over the changes, which must have been planned on this log as it stands."""
+        self.keep(seal_blocks(Plan([], changes), [self._draw(SALT_BYTES) for _ in changes.records]))
+
+    def keep(self, decided: BatchResult) -> None:
+        """Takes over what was decided on this log as it stands, blocks and all."""
+        self.blocks.extend(decided.sealed.blocks)
+        self.records.extend(decided.changes.records)
+        self.salts.extend(decided.salts)
+        for name in _CHANGE_FIELDS:
+            self._apply_changes(name, getattr(decided.changes, name))
+        self._get_table("past_members").update(dict.fromkeys(decided.changes.members, True))
+        if decided.changes.leap:
+            self.leaps.append(decided.changes.leap)
+            self._apply_changes("floors", dict.fromkeys(self.snapshot.streams, decided.changes.leap))
+
+    def _apply_changes(self, name: str, changed: Mapping[Any, Any]) -> None:
+        table = self._get_table(name)
+        for key, value in changed.items():
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
+
+    def erase(self, index: int) -> bytes:
+        """Drops body and salt of a record, and gives the hash that stays of them. Whoever sends it again is told so."""
+        record = self.records[index]
+        kept_hash = hash_body(self.salts[index], record.body)
+        self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
+        values = self._erase_values(record)
+        if self.snapshot.tenants is not None:
+            erased = [_measure_record(record)[:5], build_erased_row(record.scope, values)]
+            self.keep_usage(compute_usage_after(self.snapshot.usage, self.snapshot.tenants, erased))
+        client = record.client if record.client_sequence else ""
+        identity = (record.policy, record.scope, client)
+        for name, key in (("keys", record.key), ("sequences", record.client_sequence)):
+            table = self._get_table(name)
+            remembered = table.get((*identity, key))
+            if remembered is not None and remembered.receipt == record.receipt:
+                table[*identity, key] = replace(remembered, erased=True)
+        return kept_hash
+
+    def _erase_values(self, record: Record) -> int:
+        """Erase the values of entities that a record set. Returns the bytes that tenants were charged for."""
+        entities = self._get_table("entities")
+        time_ms = self.snapshot.heads[record.lane].log_time_ms
+        size = 0
+        for (scope, key), entity in entities.items():
+            if scope == record.scope and entity.version == record.sequence:
+                size += len(entity.value) if entity.is_live(time_ms) else 0
+                entities[scope, key] = replace(entity, value=b"", erased=True)
+        return size
+
+    def keep_usage(self, changed: Mapping[str, Usage | None]) -> None:
+        """What tenants have by now; None of those that are no more."""
+        self._apply_changes("usage", changed)
+
+    def touch(self, lane: int) -> None:
+        """Something in the lane has changed that is neither a record nor in its head."""
+        heads = self._get_table("heads")
+        heads[lane] = replace(heads[lane], revision=heads[lane].revision + 1)
+
+    def _get_table(self, name: str) -> dict[Any, Any]:
+        table: dict[Any, Any] = getattr(self.snapshot, name)
+        return table
+
+
+class MemoryStore:
+    """A log that ends with its process, for tests and for trying things out. See `stores.protocol.Store`."""
+
+    def __init__(
+        self,
+        settings: Settings | RequestedSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        draw: Draw = os.urandom,
+        jump_ms_max: int = JUMP_MS_MAX,
+    ) -> None:
+        self._log = MemoryLog(new_settings(settings), draw)
+        self._record_index = _RecordIndex()
+        self._clock = clock or SystemClock()
+        self._draw = draw
+        self._jump_ms_max = jump_ms_max
+        self._mark = ClockMark()
+        self._policies: dict[str, Policy] = {}
+        self._tenants: str | None = None
+        self._body_hashes: dict[int, bytes] = {}
+        self._erasures = 0
+        self._epoch = new_epoch()
+        self._created_ms = self._clock.wall_ms()
+        self._is_open = False
+
+    @property
+    def epoch(self) -> str:
+        """As `Store` says."""
+        return self._epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Store` says."""
+        return self._log.snapshot.settings
+
+    async def open(self) -> None:
+        """As `Store` says."""
+        self._is_open = True
+
+    async def close(self) -> None:
+        """As `Store` says. What is in it stays until the store itself goes."""
+        self._is_open = False
+
+    def create_sibling(self) -> None:
+        """As `Store` says: the log is in the memory of this store."""
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """As `Store` says."""
+        self._check_open()
+        self._policies.update(select_new_policies(self._policies, policies))
+        return dict(self._policies)
+
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
+        """As `Store` says."""
+        log = self._check_open()
+        mark, jumped = self._mark.propose(self._clock, self._jump_ms_max)
+        decided = plan_batch(batch, log.snapshot, mark.time_ms, validate, self._draw)
+        decided.erasures = self._erasures
+        if decided.changes.is_empty:
+            return decided
+        if jumped is not None and not decided.changes.leap:
+            raise jumped
+        self._record_index.add(decided, len(log.records), self.settings.lanes)
+        log.keep(decided)
+        self._mark = self._mark if jumped is not None else mark
+        return decided
+
+    async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """As `Store` says."""
+        keys = self._check_open().snapshot.keys
+        return [keys.get(identity) for identity in identities]
+
+    async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
+        """As `Store` says."""
+        snapshot = self._check_open().snapshot
+        remembered = snapshot.keys.get(identity)
+        record, lane = None, self._get_lane(identity[1])
+        positions: tuple[int, ...] = ()
+        if remembered is not None:
+            lane = remembered.receipt.lane
+            record = self._get_record(lane, remembered.receipt.position)
+            positions = tuple(
+                one.position
+                for one in (self._log.records[index] for index in self._record_index.get_lane(lane).indexes)
+                if one.identity == identity
+            )
+        head = snapshot.heads.get(lane) or LaneHead()
+        mark, _ = self._mark.propose(self._clock, self._jump_ms_max)
+        client_entry = snapshot.clients.get(identity[:3])
+        return KeyStatus(record, snapshot.leases.get(identity), head, mark.time_ms, positions, client_entry)
+
+    async def read(self, query: Query) -> Page:
+        """As `Store` says."""
+        return self._read_page(query, None)
+
+    def _read_page(self, query: Query, policy: str | None) -> Page:
+        self._check_open()
+        newest = self._get_newest(query.stream, query.lane)
+        query = query.clamp(newest, self._epoch)
+        upto = newest if query.upto is None else query.upto
+        records: list[Record] = []
+        following, size = query.after, 0
+        for number, record in self._iterate_records(query, upto):
+            if policy is not None and record.policy != policy:
+                continue
+            size += len(record.body)
+            if len(records) == query.limit or (records and size > query.bytes_max):
+                return Page(records, following, upto, has_more=True, newest=newest)
+            records.append(record)
+            following = number
+        return Page(records, max(upto, query.after), upto, has_more=False, newest=newest)
+
+    async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
+        """As `Store` says."""
+        page = self._read_page(query, policy)
+        briefs = [to_record_view(record) for record in page.records]
+        shown = [encode(briefs)] if briefs else []
+        return RecordViewPage(shown, len(briefs), page.next, page.upto, page.has_more, page.newest)
+
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store` says."""
+        self._check_open()
+        found = (record for record in self._log.records if is_internal(record))
+        return merge_by_log_time((record for record in found if record.position > after.get(record.lane, 0)), limit)
+
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        """As `Store` says."""
+        self._check_open()
+        numbers = self._record_index.get_stream(stream).numbers
+        place = bisect_right(numbers, upto) - count
+        return numbers[place] if place >= 0 else 0
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        """As `Store` says."""
+        self._check_open()
+        numbers = self._record_index.get_stream(stream).numbers
+        place = min(bisect_right(numbers, after) + count, len(numbers)) - 1
+        return max(after, numbers[place]) if place >= 0 else after
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """As `Store` says."""
+        return dict(sorted(self._check_open().snapshot.heads.items()))
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        """As `Store` says."""
+        self._check_open()
+        block = self._record_index.blocks.get((lane, height))
+        if block is None:
+            raise LookupError(f"lane {lane} has no block of height {height}")
+        return block, [self._get_evidence(lane, block.first_position + index) for index in range(block.count)]
+
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        """As `Store` says."""
+        self._check_open()
+        found = []
+        heights = self._record_index.heights.get(lane, [])
+        first = bisect_right(heights, after)
+        for height in heights[first : first + limit]:
+            block = self._record_index.blocks[lane, height]
+            records = self._iterate_block_records(block)
+            found.append(
+                ScopedBlock(
+                    block, tuple(record.position for record in records if record.sequence and record.scope == scope)
+                )
+            )
+        return found
+
+    def _iterate_block_records(self, block: Block) -> Iterator[Record]:
+        for position in range(block.first_position, block.first_position + block.count):
+            yield self._get_record(block.lane, position)
+
+    async def side_state(self, read_set: ReadSet) -> SideState:
+        """As `Store` says."""
+        snapshot = self._check_open().snapshot
+        found = Snapshot(settings=self.settings)
+        found.heads = {lane: snapshot.heads.get(lane) or LaneHead() for lane in read_set.lanes}
+        for table in TABLES:
+            values = getattr(snapshot, table.name)
+            setattr(found, table.name, {key: values[key] for key in getattr(read_set, table.name) if key in values})
+        mark, jumped = self._mark.propose(self._clock, self._jump_ms_max)
+        return SideState(found, mark.time_ms if jumped is None else 0)
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        """As `Store` says."""
+        lane = compute_lane(scope, self.settings.lanes)
+        time_ms = (await self.side_state(ReadSet(lanes={lane}))).get_time_ms(lane)
+        wanted = [
+            (key, entity)
+            for (where, key), entity in self._log.snapshot.entities.items()
+            if where == scope and key.startswith(prefix) and key > after and entity.is_live(time_ms)
+        ]
+        wanted.sort(key=itemgetter(0))
+        return EntityPage.from_entities(wanted, limit, bytes_max)
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        """As `Store` says."""
+        found = sorted(
+            (
+                (name, row_id, row)
+                for (where, name, row_id), row in self._check_open().snapshot.rows.items()
+                if where == scope and table in ("", name) and (name, row_id) > after
+            ),
+            key=itemgetter(0, 1),
+        )
+        lengths = [sum(len(value) for value in row.values.values()) for _, _, row in found]
+        return RowPage.from_rows(found, lengths, limit, bytes_max)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """As `Store` says."""
+        asked = (query.resource, query.relation, query.subject)
+        after = (*query.after[:2], query.subject or query.after[2])
+        found = sorted(
+            (resource, relation, subject, version)
+            for (scope, resource, relation, subject), version in self._check_open().snapshot.relationships.items()
+            if scope == query.scope
+            and (resource, relation, subject) > after
+            and all(map(_matches_filter, asked, (resource, relation, subject)))
+        )
+        return RelationshipPage(found[: query.limit], len(found) > query.limit)
+
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        """As `Store` says."""
+        snapshot = self._check_open().snapshot
+        names = sorted(member for where, member in snapshot.members if where == scope and member > after)
+        found = [
+            StreamMember.from_row(name, snapshot.acknowledged.get((scope, name), 0), self._is_owner(scope, name))
+            for name in names
+        ]
+        return MemberPage.from_members(found, limit)
+
+    def _is_owner(self, scope: str, member: str) -> bool:
+        snapshot = self._log.snapshot
+        found = snapshot.members.get((scope, member))
+        return found is not None and get_effective_role(found, snapshot.rosters[scope]) is Role.OWNER
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        """As `Store` says."""
+        snapshot = self._check_open().snapshot
+        found = [
+            Membership.from_row(
+                scope,
+                snapshot.streams.get(scope, 0),
+                snapshot.acknowledged.get((scope, name), 0),
+                self._is_owner(scope, name),
+            )
+            for scope, name in sorted(snapshot.members)
+            if name == member and scope > after and scope.startswith(prefix)
+        ]
+        return MembershipPage.from_memberships(found, limit)
+
+    async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
+        """As `Store` says."""
+        snapshot = self._check_open().snapshot
+        changed = sorted(
+            (revision, scope, member, kind)
+            for (where, scope, member, kind), revision in self._record_index.member_changes.items()
+            if where == lane and (revision, scope, member, kind) > after
+        )
+        return [
+            MemberChange.from_row(
+                revision,
+                scope,
+                member,
+                kind,
+                (scope, member) in snapshot.members,
+                snapshot.acknowledged.get((scope, member), 0),
+                self._is_owner(scope, member),
+            )
+            for revision, scope, member, kind in changed[:limit]
+        ]
+
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
+        """As `Store` says."""
+        log = self._check_open()
+        indexes = [self._record_index.find_index(lane, position) for position in sorted(set(positions))]
+        erased = [index for index in indexes if index is not None and not log.records[index].erased]
+        if erased and act is not None:
+            await self.commit([build_act_request(act, lane, self.settings.lanes, len(erased))])  # first: it may raise
+        for index in erased:
+            self._body_hashes[index] = log.erase(index)
+        if erased:
+            log.touch(lane)
+            self._erasures += 1
+        return len(erased)
+
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
+        """As `Store` says."""
+        log, text = self._check_open(), encode_tenants(tenants)
+        if text == self._tenants:
+            return False
+        count = UsageCount(CountStart(self._tenants, self._erasures, {}), tenants)  # first: it may refuse the quotas
+        if act is not None:
+            await self.commit([build_act_request(act, 0, self.settings.lanes)])
+        count.add(map(_measure_record, log.records))
+        count.add_state(_measure_state(log.snapshot))
+        count.add_members((scope, 1, utf8_bytes(member)) for scope, member in log.snapshot.past_members)
+        log.snapshot.tenants, self._tenants = decode_tenants(text), text
+        log.keep_usage({**dict.fromkeys(count.removed_prefixes), **count.usage})
+        return True
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Store` says."""
+        known = self._check_open().snapshot.usage
+        return [(tenant, known[tenant.prefix]) for tenant in list_tenants(self._tenants)]
+
+    async def erasures(self) -> int:
+        """As `Store` says."""
+        self._check_open()
+        return self._erasures
+
+    async def consumers(self) -> list[Consumer]:
+        """As `Store` says."""
+        kept = sorted(self._check_open().snapshot.consumers.items())
+        return [
+            Consumer(scope, name, cursor, self._record_index.count_after(scope, cursor))
+            for (scope, name), cursor in kept
+        ]
+
+    async def scrub(self) -> bool:
+        """As `Store` says."""
+        self._check_open()
+        return True
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """As `Store` says: nobody else has it."""
+
+    def free_bytes(self) -> int | None:
+        """As `Store` says: nobody knows."""
+        return None
+
+    async def size_bytes(self) -> int | None:
+        """As `Store` says: nor this."""
+        return None
+
+    async def probe(self) -> None:
+        """As `Store` says."""
+        self._check_open()
+
+    async def confirm_clock(self) -> None:
+        """As `Store` says."""
+        self._check_open()
+        self._mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
+
+    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+        """As `Store` says."""
+        log = self._check_open()
+        about = LogMetadata(0, self._epoch, self.settings, b"", self._created_ms)
+        now_ms = self._mark.get_latest_ms(self._clock)
+        request, renewed = build_leap_request(log.snapshot.heads, about, above, now_ms, new_epoch(), operator=operator)
+        await self.commit([request])
+        self._epoch = renewed.new_epoch
+        return renewed
+
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """As `Store` says."""
+        records = self._check_open().records
+        restored = [one.body for one in records if one.policy == RESTORE_POLICY and one.lane == 0]
+        return decode_previous_epochs(restored[-PREVIOUS_EPOCHS_MAX:])
+
+    # --- inside
+
+    def _check_open(self) -> MemoryLog:
+        if not self._is_open:
+            raise ClosedError("the log in memory is not open")
+        return self._log
+
+    def _get_lane(self, scope: str) -> int:
+        return compute_lane(scope, self.settings.lanes) if scope else 0
+
+    def _get_newest(self, stream: str | None, lane: int) -> int:
+        snapshot = self._log.snapshot
+        if stream is not None:
+            return snapshot.streams.get(stream, 0)
+        return (snapshot.heads.get(lane) or LaneHead()).position
+
+    def _get_record(self, lane: int, position: int) -> Record:
+        return self._log.records[self._record_index.get_index(lane, position)]
+
+    def _iterate_records(self, query: Query, upto: int) -> Iterator[tuple[int, Record]]:
+        """What is asked for in order, each with its number in that order."""
+        if query.stream is not None:
+            for sequence, index in self._record_index.get_stream(query.stream).iterate_between(query.after, upto):
+                yield sequence, self._log.records[index]
+            return
+        for position in self._iterate_positions(query, upto):
+            yield position, self._get_record(query.lane, position)
+
+    def _iterate_positions(self, query: Query, upto: int) -> Iterator[int]:
+        if not query.partitions:
+            yield from (
+                position for position, _ in self._record_index.get_lane(query.lane).iterate_between(query.after, upto)
+            )
+            return
+        orders = [
+            [
+                number
+                for number, _ in self._record_index.get_partition(query.lane, name).iterate_between(query.after, upto)
+            ]
+            for name in query.partitions
+        ]
+        last = 0
+        for position in merge(*orders):
+            if position != last:  # a record may be in several of them
+                yield position
+            last = position
+
+    def _get_evidence(self, lane: int, position: int) -> Evidence:
+        index = self._record_index.get_index(lane, position)
+        record, salt = self._log.records[index], self._log.salts[index]
+        kept_hash = self._body_hashes.get(index)
+        return Evidence(record, salt, hash_body(salt, record.body) if kept_hash is None else kept_hash)
+
+
+class _NumberIndex:
+    """Numbers in ascending order, with gaps where the log has leapt, and where the record of each one is."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.indexes: list[int] = []
+
+    def add(self, number: int, index: int) -> None:
+        """Add a record, which must have the highest number."""
+        self.numbers.append(number)
+        self.indexes.append(index)
+
+    def find(self, number: int) -> int | None:
+        """Return the index of the record with a number, or None."""
+        place = bisect_left(self.numbers, number)
+        return self.indexes[place] if place < len(self.numbers) and self.numbers[place] == number else None
+
+    def iterate_between(self, after: int, upto: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the numbers above one and up to another."""
+        places = range(bisect_right(self.numbers, after), bisect_right(self.numbers, upto))
+        return ((self.numbers[place], self.indexes[place]) for place in places)
+
+
+_EMPTY_INDEX: Final = _NumberIndex()
+
+
+class _RecordIndex:
+    """Where in a log's list of records those of each order are, so that no reader looks through all of them."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, _NumberIndex] = {}
+        """Of each lane, by position."""
+        self.streams: dict[str, _NumberIndex] = {}
+        """Of each stream, by sequence."""
+        self.partitions: dict[tuple[int, str], _NumberIndex] = {}
+        """The positions in each partition of a lane."""
+        self.blocks: dict[tuple[int, int], Block] = {}
+        """By lane and height."""
+        self.heights: dict[int, list[int]] = {}
+        """Of each lane, in order."""
+        self.member_changes: dict[tuple[int, str, str, int], int] = {}
+        """The revision of the newest change, by lane, scope, member and kind."""
+
+    def add(self, result: BatchResult, index: int, lanes: int) -> None:
+        """Notes records that are about to be appended from `index` on."""
+        for lane, scope, member, kind, revision in build_member_change_rows(result.changes, lanes):
+            self.member_changes[lane, scope, member, kind] = revision
+        for block in result.sealed.blocks:
+            self.blocks[block.lane, block.height] = block
+            self.heights.setdefault(block.lane, []).append(block.height)
+        for record in result.changes.records:
+            _get_or_create_index(self.lanes, record.lane).add(record.position, index)
+            if record.sequence:
+                _get_or_create_index(self.streams, record.scope).add(record.sequence, index)
+            for partition in dict.fromkeys(record.partitions):
+                _get_or_create_index(self.partitions, (record.lane, partition)).add(record.position, index)
+            index += 1
+
+    def get_lane(self, lane: int) -> _NumberIndex:
+        """Return the records of a lane. A look-up of an unknown name stores nothing; the same holds below."""
+        return self.lanes.get(lane, _EMPTY_INDEX)
+
+    def get_stream(self, stream: str) -> _NumberIndex:
+        """Return the records of a stream."""
+        return self.streams.get(stream, _EMPTY_INDEX)
+
+    def get_partition(self, lane: int, partition: str) -> _NumberIndex:
+        """Return the records of a partition."""
+        return self.partitions.get((lane, partition), _EMPTY_INDEX)
+
+    def find_index(self, lane: int, position: int) -> int | None:
+        """Of the record at a position; None if there is none."""
+        return self.get_lane(lane).find(position)
+
+    def get_index(self, lane: int, position: int) -> int:
+        """The same of a record that must be there."""
+        index = self.find_index(lane, position)
+        if index is None:
+            raise LookupError(f"lane {lane} has no record at position {position}")
+        return index
+
+    def count_after(self, stream: str, cursor: int) -> int:
+        """Count the records of a stream, or of lane 0 where none is named, after a cursor."""
+        numbers = (self.get_stream(stream) if stream else self.get_lane(0)).numbers
+        return len(numbers) - bisect_right(numbers, cursor)
+
+
+def _get_or_create_index(indexes: dict[_Key, _NumberIndex], name: _Key) -> _NumberIndex:
+    """Return the order of a name, and create it for its first record."""
+    order = indexes.get(name)
+    if order is None:
+        order = indexes[name] = _NumberIndex()
+    return order
+
+
+def _measure_record(record: Record) -> SizeRow:
+    names = sum(map(utf8_bytes, (record.scope, record.client, record.actor))) + len(record.key)
+    partitions = encode_partitions(record.partitions)
+    return (
+        record.position,
+        is_counted_for_stream(record.sequence, record.policy, record.actor),
+        record.scope,
+        partitions,
+        len(record.body),
+        names,
+    )
+
+
+def _measure_state(snapshot: Snapshot) -> Iterator[StateRow]:
+    for (scope, key), entity in snapshot.entities.items():
+        head = snapshot.heads[compute_lane(scope, snapshot.settings.lanes)]
+        if entity.is_live(head.log_time_ms):
+            yield scope, 1, utf8_bytes(key), len(entity.value)
+    for scope, *names in snapshot.relationships:
+        yield scope, 1, sum(map(utf8_bytes, names)), 0
+    for (scope, table, row_id), row in snapshot.rows.items():
+        yield scope, 1, utf8_bytes(table) + utf8_bytes(row_id), len(encode_row(row))
+
+
+def _matches_filter(wanted: str, name: str) -> bool:
+    return wanted in ("", name)

@@ -1,0 +1,217 @@
+"""The database that a log is moved into. Until the end no gateway opens it (`oncelog_state.move`).
+
+Whatever comes here comes in transactions that leave it fit to go on from: how far a move has come is known by what is
+there, and by nothing else. Every call to it comes to an end (`limiting.py`).
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from oncelog.core.values import LaneHead
+from oncelog.errors import CorruptError, StoreError
+from oncelog.storage.address import redact_address
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.migrate.source import MigrationSource
+from oncelog.storage.migrate.timeout_connection import TimeoutConnection
+from oncelog.storage.migrate.values import (
+    BLOCK_COLUMNS,
+    COUNT_NAMES,
+    PARTITION_RECORD_COLUMNS,
+    POLICY_COLUMNS,
+    RECORD_COLUMNS,
+    TARGET_SQL,
+    LaneProgress,
+    PendingMove,
+    RecordSlice,
+    RowTuple,
+    SourceState,
+)
+from oncelog.storage.postgres.connection import Timeouts, check_standby, connect, pass_barrier
+from oncelog.storage.postgres.database import check_database, create_log, load_any_metadata, migrate_schema
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
+from oncelog.storage.postgres.record_queries import load_heads
+from oncelog.storage.postgres.side_state_tables import compute_digest, has_digest, to_columns
+from oncelog.storage.postgres.statements import SCHEMA_VERSION, SQL
+from oncelog.storage.side_state import STORED_TABLES, SideStateTable
+
+LOCK_TIMEOUT_MS: Final = 10_000
+"""For another mover, which may be one that was killed and whose session the server has not ended yet."""
+CALL_TIMEOUT_MS: Final = 60_000
+"""For the answer to a statement, or for a COPY of a slice. Then the session is let go."""
+LOCKED_CALL_TIMEOUT_MS: Final = 30_000
+"""The same while nobody can write to the file."""
+RECORD_EXTRA_US: Final = 100
+"""So much longer, for each record there is, may take what grows with the log: to count, to vacuum, to drop rows."""
+_TIMEOUTS: Final = Timeouts(lane_ms=60_000)
+_MOVE_DECODER: Final = msgspec.json.Decoder(PendingMove)
+
+
+@asynccontextmanager
+async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
+    """A database that can be written to, for one mover. Raises OncelogErrors, never an error of PostgreSQL's."""
+    name = redact_address(address)
+    try:
+        connection = TimeoutConnection(await connect(address, _TIMEOUTS), CALL_TIMEOUT_MS)
+        try:
+            await check_standby(connection, _TIMEOUTS)
+            await pass_barrier(connection)
+            await check_database(connection, name)
+            await _acquire_lock(connection, name)
+            yield MigrationTarget(connection, name)
+        except BaseException:
+            connection.terminate()
+            raise
+        with suppress(*POSTGRES_ERRORS):  # all is done, and durable
+            await connection.close(LOCK_TIMEOUT_MS)
+    except POSTGRES_ERRORS as error:
+        ours = translate_error(error, name)
+        if ours is error:
+            raise StoreError(f"{name}: {error}") from error
+        raise ours from error
+
+
+async def _acquire_lock(connection: TimeoutConnection, name: str) -> None:
+    """And counts whole tables, which gateways never do."""
+    await connection.execute(f"SET enable_seqscan = on; SET lock_timeout = {LOCK_TIMEOUT_MS}")
+    try:
+        await connection.execute(TARGET_SQL["alone"])
+    except asyncpg.LockNotAvailableError as error:
+        raise StoreError(f"another `oncelog move` into {name} is under way") from error
+    await connection.execute(f"SET lock_timeout = {_TIMEOUTS.lock_ms}")
+
+
+class MigrationTarget:
+    """Of one session."""
+
+    def __init__(self, connection: TimeoutConnection, name: str) -> None:
+        self._connection = connection
+        self.name = name
+
+    def use_locked_limit(self) -> AbstractContextManager[None]:
+        """While the file is locked."""
+        return self._connection.use_limit(LOCKED_CALL_TIMEOUT_MS)
+
+    # --- what is there
+
+    async def load_metadata(self) -> tuple[LogMetadata, PendingMove | None] | None:
+        """The log that is there, and the move that it has still to wait for. None if there is no log."""
+        if not await self._connection.fetchval(SQL["is_there"]):
+            return None
+        about = await load_any_metadata(self._connection, self.name)
+        text = await self._connection.fetchval(SQL["move"])
+        try:
+            return about, None if text is None else _MOVE_DECODER.decode(text)
+        except msgspec.MsgspecError as error:
+            raise CorruptError(f"{self.name} says of a move what no move says: {error}") from error
+
+    async def load_progress(self) -> dict[int, LaneProgress]:
+        """How far the copying of each lane has come."""
+        rows = await self._connection.fetch(TARGET_SQL["reached"])
+        return {lane: LaneProgress(position, height) for lane, position, height in rows}
+
+    async def load_block(self, lane: int, height: int) -> RowTuple | None:
+        """The columns of a block."""
+        row = await self._connection.fetchrow(SQL["block"], lane, height)
+        return None if row is None else tuple(row)
+
+    async def count_erasures(self) -> int:
+        """How many erasures of the source are known to have been taken over."""
+        return int(await self._connection.fetchval(SQL["erasures"]))
+
+    async def load_heads(self) -> dict[int, LaneHead]:
+        """The heads of all lanes."""
+        return await load_heads(self._connection)
+
+    async def count_rows(self, records: int) -> dict[str, int]:
+        """How many there are of everything that is copied. There should be so many records."""
+        connection = self._connection
+        with self._extend_limit(records):
+            found = dict(zip(COUNT_NAMES, await connection.fetchrow(TARGET_SQL["counts"]), strict=True))
+            for table in STORED_TABLES:
+                found[table.name] = await connection.fetchval(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
+        return found
+
+    # --- what comes
+
+    async def begin(self, source: LogMetadata, erasures: int, move: PendingMove) -> None:
+        """Makes a log like the one in the source, without a record."""
+        async with self._connection.transaction():
+            await self._connection.execute(SQL["alone"])
+            await create_log(self._connection, source.settings, source.created_ms, source.epoch, source.index_secret)
+            await self._connection.execute(TARGET_SQL["begin"], _encode_move(move), erasures)
+
+    async def resume(self, metadata: LogMetadata) -> None:
+        """An earlier version of Oncelog may have begun the move."""
+        if metadata.schema_version < SCHEMA_VERSION:
+            async with self._connection.transaction():
+                await self._connection.execute(SQL["alone"])
+                await migrate_schema(self._connection, metadata.schema_version)
+
+    async def save_slice(self, part: RecordSlice) -> None:
+        """All of a slice, or nothing of it.
+
+        Its COMMIT waits for no disk and no standby: that of `replace` does, which comes after all of them. What a
+        server loses before that is copied again by the next run.
+        """
+        async with self._connection.transaction():
+            await self._connection.execute("SET LOCAL synchronous_commit = off")
+            await self._copy("records", RECORD_COLUMNS, part.records)
+            await self._copy("partition_records", PARTITION_RECORD_COLUMNS, part.partition_records)
+            await self._copy("blocks", BLOCK_COLUMNS, part.blocks)
+
+    async def erase(self, pages: Iterator[list[RowTuple]], records: int) -> None:
+        """Drops bodies that have been erased in the source since they were copied, and what was kept of them."""
+        for page in pages:
+            await self._connection.execute(TARGET_SQL["erase"], *to_columns(page))
+        with self._extend_limit(records):
+            await self._connection.execute("VACUUM oncelog_records")
+
+    async def replace_side_state(self, source: MigrationSource, state: SourceState) -> None:
+        """Everything that is no record, in place of whatever an earlier attempt has left. The source is locked."""
+        connection = self._connection
+        async with connection.transaction():
+            await connection.execute(SQL["alone"])
+            for table in STORED_TABLES:
+                with self._extend_limit(state.record_count):
+                    await connection.execute(f"DELETE FROM oncelog_{table.name}")  # noqa: S608
+                for page in source.iterate_side_state(table):
+                    await self._copy_side_state(table, page)
+            await connection.execute("DELETE FROM oncelog_policies")
+            await self._copy("policies", POLICY_COLUMNS, source.list_policies())
+            await connection.execute(TARGET_SQL["set_erasures"], state.erasures)
+            await connection.execute(SQL["set_tenants"], state.tenants, state.usage_version)
+            await connection.execute(SQL["set_leaps"], state.leaps)
+            await connection.execute(SQL["forget_clocks"])
+            if state.clock.boot:  # a gateway on the same machine notices if the database's clock is far ahead of it
+                await connection.execute(SQL["save_clock"], *msgspec.structs.astuple(state.clock))
+            if state.heads:
+                lanes = [(lane, *msgspec.structs.astuple(head)) for lane, head in sorted(state.heads.items())]
+                await connection.execute(SQL["save_lanes"], *to_columns(lanes))
+
+    async def finish(self, move: PendingMove) -> None:
+        """From now on gateways may open it."""
+        async with self._connection.transaction():
+            if await self._connection.fetchval(TARGET_SQL["end"], _encode_move(move)) is None:
+                raise StoreError(f"{self.name} has been changed by somebody else while the log was moved there")
+
+    async def _copy_side_state(self, table: SideStateTable, rows: list[Any]) -> None:
+        columns = ("lane", *table.keys, *table.values)
+        if has_digest(table):
+            end = 1 + len(table.keys)
+            columns, rows = (*columns, "digest"), [(*row, compute_digest(row[1:end])) for row in rows]
+        await self._copy(table.name, columns, rows)
+
+    async def _copy(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
+        if rows:
+            await self._connection.copy_rows(f"oncelog_{table}", columns, rows)
+
+    def _extend_limit(self, records: int) -> AbstractContextManager[None]:
+        return self._connection.extend_limit(records * RECORD_EXTRA_US // 1000)
+
+
+def _encode_move(move: PendingMove) -> str:
+    return msgspec.json.encode(move).decode()

@@ -1,0 +1,251 @@
+"""A log through its caller's own session: what it writes and what the caller writes are one transaction.
+
+Callers of one key take turns by a lock on the key; the lane is held only at the end, while the memory of the call is
+written, so that a function that takes long keeps nobody else from the lane. The caller's function must not end the
+transaction: if it does, PostgreSQL rolls it back (the table oncelog_shared).
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import asyncpg
+from msgspec.structs import replace
+
+from oncelog.core.policy import Policy
+from oncelog.core.values import KeyIdentity, Receipt, Record, Request, Submission, Verdict
+from oncelog.errors import ClosedError, InFlightError, SettingsError, StoreUnavailableError, TransactionError
+from oncelog.storage.clock import JUMP_MS_MAX, Clock
+from oncelog.storage.postgres import record_queries
+from oncelog.storage.postgres.connection import WEAK_COMMIT_MODES, Connection, collect_warnings
+from oncelog.storage.postgres.database import load_metadata
+from oncelog.storage.postgres.database_clock import DatabaseClock
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
+from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.postgres.transaction import StoreTransaction, encode_policy
+from oncelog.storage.store import Query
+
+IDLE_TIMEOUT: Final = "30s"
+"""How long the caller's function may leave its session without a statement, before the server ends it."""
+LANE_TIMEOUT: Final = "5s"
+"""The same while the lane is held, and for how long it is waited for."""
+COMMIT_TIMEOUT_S: Final = 10**6
+"""A connection may have a limit for its commands. Beyond it asyncpg would cancel the COMMIT on the server as well."""
+CANCELLED_WAIT_S: Final = 1.0
+"""For so long a caller who is cancelled waits for his COMMIT; then its socket is let go."""
+TOKEN_BYTES: Final = 16
+_ABSENT_TOKEN: Final = b"never there"
+_PREVIEW_RETRY_AFTER_MS: Final = 1
+"""Tells the decision that a new write is not taken: it is only asked about."""
+_RETRY_HINT: Final = "; call again with the same key"
+_DATABASE_NAME: Final = "the connection's database"
+
+
+class BorrowedTransaction:
+    """The log in the database of a connection. Used as the connection is: by one task at a time."""
+
+    def __init__(self, connection: Connection, *, clock: Clock | None = None) -> None:
+        if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+            raise TypeError(f"a connection of asyncpg is shared, not {type(connection).__name__}")
+        self._connection = connection
+        self._clock = clock
+        self._token = b""
+        self._loaded_transaction: StoreTransaction | None = None
+
+    @asynccontextmanager
+    async def transaction(
+        self, policy: Policy, identity: KeyIdentity, *, waits: bool, wait_ms: int | None
+    ) -> AsyncIterator["BorrowedTransaction"]:
+        """Keeps others from the key inside, and commits at the end; rolls back if anything is raised.
+
+        Raises InFlightError where another caller has the key, and this one does not want to wait, or no longer.
+        """
+        connection = self._connection
+        if connection.is_in_transaction():
+            raise TransactionError("a transaction is open on this connection: commit it or roll it back before")
+        async with _translate_errors():
+            if self._loaded_transaction is None:
+                self._loaded_transaction = StoreTransaction(
+                    await load_metadata(connection, _DATABASE_NAME), self._create_clock(), secrets.token_bytes
+                )
+            await self._declare(policy)
+            await self._check_synchronous()
+            transaction = connection.transaction(isolation="read_committed", readonly=False)
+            await transaction.start()
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        try:
+            async with _translate_errors():
+                await self._begin(identity, waits, wait_ms)
+            yield self
+            async with _translate_errors():
+                await _commit(connection)
+        except BaseException:
+            if not _is_closed(connection) and connection.is_in_transaction():
+                with suppress(*POSTGRES_ERRORS):
+                    await transaction.rollback()
+            raise
+        self._loaded_transaction.confirm()
+        with suppress(*POSTGRES_ERRORS):
+            await connection.execute(SQL["notify"], f"oncelog_{self._loaded_transaction.metadata.epoch}", "")
+
+    @asynccontextmanager
+    async def guard_transaction(self) -> AsyncIterator[None]:
+        """The caller's own statements. Raises TransactionError if one of them ended the transaction.
+
+        What they did is undone if they raise; what was done before them stands.
+        """
+        connection = self._connection
+        savepoint = connection.transaction()
+        await savepoint.start()
+        try:
+            yield
+        except BaseException as error:
+            await self._check_in_transaction(error)
+            await savepoint.rollback()
+            raise
+        await self._check_in_transaction(None)
+        async with _translate_errors():
+            await savepoint.commit()
+
+    async def _declare(self, policy: Policy) -> None:
+        """In a transaction of its own: others must not wait with it for the caller's function."""
+        connection = self._connection
+        if not await connection.fetchval(SQL["is_declared"], policy.name, encode_policy(policy)):
+            async with connection.transaction():
+                await self._store_transaction.declare(connection, [policy])
+
+    # --- inside a transaction
+
+    async def preview(self, submission: Submission) -> Verdict:
+        """What would become of it, with RATE_LIMITED if it is new and nothing stands in its way."""
+        return await self._decide(replace(submission, retry_after_ms=_PREVIEW_RETRY_AFTER_MS))
+
+    async def commit(self, submission: Submission) -> Verdict:
+        """Decides it. It is durable when the transaction has ended."""
+        async with _translate_errors():
+            await self._connection.execute(SQL["end_shared"], self._token)
+        return await self._decide(submission)
+
+    async def end(self) -> None:
+        """There is nothing to commit: it was known."""
+        async with _translate_errors():
+            await self._connection.execute(SQL["end_shared"], self._token)
+
+    async def load_record(self, receipt: Receipt) -> Record:
+        """The record at a place."""
+        query = Query(lane=receipt.lane, after=receipt.position - 1, upto=receipt.position, limit=1)
+        about = self._store_transaction.metadata
+        async with _translate_errors():
+            page = await record_queries.read_page(self._connection, query, about.settings.lanes, about.epoch)
+        return page.records[0]
+
+    async def _decide(self, submission: Submission) -> Verdict:
+        batch: Sequence[Request] = [Request((submission,))]
+        needs = self._store_transaction.compute_read_set(batch)
+        async with _translate_errors():
+            if not submission.retry_after_ms:
+                # The function may have set it for its transaction, and what is told must be on the disk.
+                await self._connection.execute(SQL["be_durable"])
+                await self._connection.execute(SQL["limit_idle"], LANE_TIMEOUT)
+                await self._connection.execute(SQL["limit_lock"], LANE_TIMEOUT)
+                await self._connection.execute(SQL["lock_lanes"], sorted(needs.lanes))
+            decided = await self._store_transaction.commit(self._connection, batch, needs, None)
+        return decided.verdicts[0][0]
+
+    async def _begin(self, identity: KeyIdentity, waits: bool, wait_ms: int | None) -> None:
+        connection = self._connection
+        await connection.execute(SQL["limit_shared"], IDLE_TIMEOUT)
+        await connection.execute(SQL["begin_shared"], self._token, _ABSENT_TOKEN)
+        key = self._store_transaction.hash_identity(identity)
+        if not waits:
+            if not await connection.fetchval(SQL["try_lock_key"], key):
+                raise InFlightError("another caller works on it")
+            return
+        if wait_ms is None:
+            await connection.execute(SQL["lock_key"], key)
+            return
+        before = await connection.fetchval("SHOW lock_timeout")
+        await connection.execute(SQL["limit_lock"], f"{wait_ms}ms")
+        try:
+            await connection.execute(SQL["lock_key"], key)
+        except asyncpg.LockNotAvailableError as error:
+            raise InFlightError("another caller still works on it") from error
+        await connection.execute(SQL["limit_lock"], before)
+
+    @property
+    def _store_transaction(self) -> StoreTransaction:
+        if self._loaded_transaction is None:
+            raise ClosedError("the log has not been looked at")
+        return self._loaded_transaction
+
+    def _create_clock(self) -> DatabaseClock:
+        return DatabaseClock(self._clock, JUMP_MS_MAX)
+
+    async def _check_synchronous(self) -> None:
+        if await self._connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
+            raise SettingsError(
+                "the connection must have synchronous_commit = on (or remote_apply): what is not synced can be lost"
+            )
+
+    async def _check_in_transaction(self, error: BaseException | None) -> None:
+        """The caller's statements may have ended it, and begun another: then our row is not in it."""
+        connection = self._connection
+        if _is_closed(connection):
+            raise StoreUnavailableError(f"the session was lost while the function ran{_RETRY_HINT}") from error
+        if connection.is_in_transaction():
+            try:
+                if await connection.fetchval(SQL["is_shared"], self._token):
+                    return
+            except asyncpg.InFailedSQLTransactionError:
+                return  # it stands, and can only be rolled back: to the savepoint, or whole
+        raise TransactionError(
+            "the function must not end its transaction (COMMIT, ROLLBACK): what it wrote before that was rolled back"
+        ) from error
+
+
+def _is_closed(connection: Connection) -> bool:
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:  # a pool takes a connection back when its session is lost
+        return True
+
+
+async def _commit(connection: Connection) -> None:
+    """Ends the transaction. The COMMIT is never cancelled, whatever becomes of its caller.
+
+    A server that waits for a standby would stop waiting, and show the commit to everybody as if a standby had it.
+    """
+    commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_TIMEOUT_S))
+    with collect_warnings(connection) as warnings:
+        try:
+            said = await asyncio.shield(commit)
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await asyncio.wait([commit], timeout=CANCELLED_WAIT_S)
+            if not commit.done():
+                connection.terminate()
+                await asyncio.wait([commit])
+                commit.exception()
+            raise
+        finally:
+            if not _is_closed(connection):
+                # The transaction was begun through asyncpg, which offers no way to end it with a limit of ours.
+                own: Any = getattr(connection, "_con", connection)
+                own._top_xact = None  # noqa: SLF001
+    if said != "COMMIT" or warnings:
+        raise StoreUnavailableError(f"COMMIT was answered with {said}: {'; '.join(warnings)}{_RETRY_HINT}")
+
+
+@asynccontextmanager
+async def _translate_errors() -> AsyncIterator[None]:
+    try:
+        yield
+    except asyncpg.ForeignKeyViolationError as error:
+        raise TransactionError("the transaction was ended before its end; it was rolled back") from error
+    except POSTGRES_ERRORS as error:
+        ours = translate_error(error, _DATABASE_NAME, _RETRY_HINT)
+        if ours is error:
+            raise
+        raise ours from error

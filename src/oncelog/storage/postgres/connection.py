@@ -1,0 +1,228 @@
+"""Sessions with the server: how each is set up, and what it must do before anything that it reads is believed."""
+
+import asyncio
+import errno
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Final
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+from msgspec import Struct
+
+from oncelog.errors import SettingsError
+from oncelog.storage.address import BAD_ADDRESS, redact_address
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS
+from oncelog.storage.postgres.statements import SQL
+
+WEAK_COMMIT_MODES: Final = ("off", "local", "remote_write")
+STATEMENTS_MAX: Final = 256
+_TRANSACTION_TIMEOUT_VERSION: Final = 17
+_ERRNO_PATTERN: Final = re.compile(r"\[Errno (\d+)\]")
+_REFUSED_ERRNOS: Final = {errno.ECONNREFUSED, errno.EADDRNOTAVAIL}
+
+Connection = Any
+"""asyncpg has no types."""
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    """How long a gateway waits, and how long others wait for it. In milliseconds."""
+
+    connect_ms: int = 5_000
+    """For a session with one of the hosts."""
+    lane_ms: int = 5_000
+    """A gateway that holds a lane and says nothing for so long loses it: the server ends its session."""
+    commit_ms: int = 30_000
+    """For the answer to COMMIT. Then the session is abandoned, and the outcome found out on another one."""
+    patience_ms: int = 15_000
+    """After a session is lost, for so long the same batch is tried again on others before those who wait are told."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= 3_600_000:
+                raise SettingsError(f"{name} must be a whole number from 1 to 3600000, not {value!r}")
+
+    @property
+    def lock_ms(self) -> int:
+        """For a lane that another gateway holds. Longer than that one can hold it in silence."""
+        return 2 * self.lane_ms
+
+    @property
+    def transaction_ms(self) -> int:
+        """For all that comes before COMMIT: beyond it nobody is there any more."""
+        return self.lock_ms + 2 * self.lane_ms
+
+
+async def connect(address: str, timeouts: Timeouts) -> Connection:
+    """A session with the server that can be written to, the first of those that the address names.
+
+    Each is waited for as long as one may take: one that says nothing must not keep us from the next. Raises
+    SettingsError for an address that cannot be read.
+    """
+    errors: list[BaseException] = []
+    for one in split_address(address):
+        try:
+            return await _connect_host(one, timeouts)
+        except POSTGRES_ERRORS as error:
+            errors.append(error)
+    raise select_error(errors)
+
+
+def select_error(errors: Sequence[BaseException]) -> BaseException:
+    """Of what several servers said: that nobody is there says least, that one is a standby a little more."""
+    there = [error for error in errors if not is_refused(error)]
+    other = [error for error in there if not isinstance(error, asyncpg.TargetServerAttributeNotMatched)]
+    return next(iter(other or there), errors[-1])
+
+
+def is_refused(error: BaseException) -> bool:
+    """Nobody listens there, or there is no such host, or it does not speak TLS (a plain ConnectionError)."""
+    if type(error) is OSError and error.errno is None:  # asyncio's, of a host with several addresses: of all of them
+        found = {int(number) for number in _ERRNO_PATTERN.findall(str(error))}
+        return bool(found) and found <= _REFUSED_ERRNOS
+    return isinstance(error, ConnectionRefusedError | socket.gaierror) or type(error) is ConnectionError
+
+
+def split_address(address: str) -> list[str]:
+    """One for each host that the address names, in their order."""
+    parts = urlsplit(address)
+    if "@" in parts.path:  # a password with a slash in it: what comes behind that would be told as a database's name
+        raise SettingsError(BAD_ADDRESS)
+    user, at, hosts = parts.netloc.rpartition("@")
+    if "," in hosts:
+        return [urlunsplit(parts._replace(netloc=user + at + host)) for host in hosts.split(",")]
+    parameters = dict(parse_qsl(parts.query))
+    named, ports = parameters.get("host", "").split(","), parameters.get("port", "").split(",")
+    if len(named) == 1:
+        return [address]
+    ports = ports if len(ports) == len(named) else ports[:1] * len(named)
+    each = [parameters | {"host": host, "port": port} for host, port in zip(named, ports, strict=True)]
+    return [urlunsplit(parts._replace(query=urlencode({k: v for k, v in one.items() if v}))) for one in each]
+
+
+async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
+    parameters = parse_qs(urlsplit(address).query)
+    try:
+        connection = await asyncpg.connect(
+            address,
+            timeout=timeouts.connect_ms / 1000,
+            server_settings=_build_session_settings(timeouts),
+            # All that a session uses, for as long as it lives (`preparing`).
+            statement_cache_size=STATEMENTS_MAX,
+            max_cached_statement_lifetime=0,
+            max_cacheable_statement_size=0,
+            target_session_attrs=None if "target_session_attrs" in parameters else "read-write",
+        )
+    except TimeoutError as error:
+        raise TimeoutError(f"the server does not answer within {timeouts.connect_ms} ms") from error
+    except asyncpg.UndefinedObjectError as error:
+        raise SettingsError(f"the server does not know a parameter of the address: {error}") from error
+    except asyncpg.ClientConfigurationError as error:
+        raise SettingsError(f"{redact_address(address)}: {error}") from error
+    except (ValueError, TypeError):
+        raise SettingsError(BAD_ADDRESS) from None  # what it says may be a piece of the password
+    try:
+        with terminate_after(connection, timeouts.connect_ms):
+            await _enable_synchronous_commit(connection)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+@contextmanager
+def terminate_after(connection: Connection, limit_ms: int) -> Iterator[None]:
+    """Lets the socket go if it takes longer. (Cancelled, asyncpg would ask the server to cancel as well.)"""
+    timer = asyncio.get_running_loop().call_later(limit_ms / 1000, connection.terminate)
+    try:
+        yield
+    except AttributeError as error:
+        # asyncpg has no protocol left if the connection is terminated between the two round trips of a statement.
+        if connection.is_closed():
+            raise asyncpg.ConnectionDoesNotExistError("the connection was terminated during a statement") from error
+        raise
+    finally:
+        timer.cancel()
+
+
+async def pass_barrier(connection: Connection) -> None:
+    """Commits a write of its own, before anything is read.
+
+    After a fail-over, or a crash of the server, a session may see a commit that no standby has yet: nobody waits for it
+    any more. If it were told, and the server lost, it would be gone. Once a later write has been made durable it is
+    durable as well.
+    """
+    async with check_replicated(connection, "the barrier"):
+        await connection.execute(SQL["barrier"])
+
+
+async def check_standby(connection: Connection, timeouts: Timeouts) -> None:
+    """Raises TimeoutError where a session of ours has waited for a standby for long: another would wait as well.
+
+    Those whose program has ended go on to wait on the server, and would use up its connections.
+    """
+    if await connection.fetchval(SQL["waits_for_long"], timeouts.connect_ms / 1000):
+        raise TimeoutError("the server does not commit: it waits for a standby that is away")
+
+
+@asynccontextmanager
+async def check_replicated(connection: Connection, label: str = "COMMIT") -> AsyncIterator[None]:
+    """Raises ConnectionAbortedError for what is committed inside and was not waited for: it may be here alone."""
+    with collect_warnings(connection) as warnings:
+        yield
+        await asyncio.sleep(0)
+    if warnings:
+        raise ConnectionAbortedError(f"{label} was not waited for: {warnings[0]}")
+
+
+@contextmanager
+def collect_warnings(connection: Connection) -> Iterator[list[str]]:
+    """What the server warns of meanwhile. asyncpg hands it over in the turn of the loop after the statement's end.
+
+    A COMMIT whose wait for a standby an operator has ended is answered like any other, but for a warning: it can be
+    seen by all, and may be on this server alone.
+    """
+    warnings: list[str] = []
+
+    def add_warning(_: Connection, message: Any) -> None:
+        if message.severity_en == "WARNING":
+            warnings.append(str(message))
+
+    connection.add_log_listener(add_warning)
+    try:
+        yield warnings
+    finally:
+        with suppress(asyncpg.InterfaceError):  # it has been closed, or a pool has taken it back
+            connection.remove_log_listener(add_warning)
+
+
+def _build_session_settings(timeouts: Timeouts) -> dict[str, str]:
+    """What a session of ours is set to, whatever the database or the role has as its default."""
+    return {
+        "application_name": "oncelog",
+        "lock_timeout": str(timeouts.lock_ms),
+        # A gateway that was cut off or frozen while it holds a lane must not stop the others.
+        "idle_in_transaction_session_timeout": str(timeouts.lane_ms),
+        "tcp_user_timeout": str(timeouts.lane_ms),
+        # What would end a COMMIT that waits for a standby: it would be seen by others, and be on no standby.
+        "statement_timeout": "0",
+        "client_connection_check_interval": "0",
+        "idle_session_timeout": "0",
+        "default_transaction_isolation": "read committed",
+        # Plans are made once, when tables may be empty, and used when there are millions: always by the indexes.
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "jit": "off",
+    }
+
+
+async def _enable_synchronous_commit(connection: Connection) -> None:
+    if await connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
+        await connection.execute("SET synchronous_commit = on")
+    if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_VERSION:
+        await connection.execute("SET transaction_timeout = 0")

@@ -1,0 +1,614 @@
+"""The PostgreSQL store: one session that writes, a few that read, one that is woken by other gateways."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, Final, TypeVar
+
+import asyncpg
+from msgspec.structs import replace
+
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.proof import Block, hash_body
+from oncelog.core.read_set import ReadSet
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.values import (
+    KeyIdentity,
+    LaneHead,
+    Record,
+    RecordAct,
+    Remembered,
+    Request,
+    RequestedSettings,
+    Settings,
+    Snapshot,
+)
+from oncelog.errors import ClosedError, CorruptError, LogReplacedError
+from oncelog.storage.address import redact_address
+from oncelog.storage.clock import JUMP_MS_MAX, Clock
+from oncelog.storage.erasure import RecordContent
+from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator, build_leap_request
+from oncelog.storage.metadata import LogMetadata, new_epoch
+from oncelog.storage.postgres import delta_queries, ledger_queries, member_queries, notify, record_queries
+from oncelog.storage.postgres import tenants as tenants_of_database
+from oncelog.storage.postgres.connection import (
+    Connection,
+    Timeouts,
+    check_standby,
+    connect,
+    is_refused,
+    pass_barrier,
+    terminate_after,
+)
+from oncelog.storage.postgres.database import create_or_open, load_metadata
+from oncelog.storage.postgres.database_clock import CLOCK_SAVE_MS, DatabaseClock
+from oncelog.storage.postgres.erasure import erase_values
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, translate_error
+from oncelog.storage.postgres.key_status import load_key_status
+from oncelog.storage.postgres.notify import Notifier
+from oncelog.storage.postgres.session_factory import SessionFactory
+from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.postgres.transaction import StoreTransaction
+from oncelog.storage.postgres.writer import Backoff, Writer
+from oncelog.storage.record_rows import DAMAGE_ERRORS
+from oncelog.storage.store import (
+    BatchResult,
+    Consumer,
+    Draw,
+    EncodeViews,
+    EntityPage,
+    Evidence,
+    KeyStatus,
+    MemberChange,
+    MemberCursor,
+    MemberPage,
+    MembershipPage,
+    Page,
+    Query,
+    RecordViewPage,
+    RelationshipPage,
+    RelationshipQuery,
+    RowPage,
+    ScopedBlock,
+    SideState,
+    build_act_request,
+    plan_batch,
+)
+from oncelog.storage.tenants import COUNT_ATTEMPTS_MAX, CountStart, UsageCount, is_counted_for_stream, list_tenants
+from oncelog.storage.tenants import encode_tenants as kept_text
+
+logger: Final = logging.getLogger("oncelog.postgres")
+
+READERS: Final = 4
+MIGRATE_MS: Final = 3_600_000
+"""How long opening a log may take: a migration may build the indexes of large tables."""
+VACUUM_MS: Final = 3_600_000
+
+T = TypeVar("T")
+
+
+class PostgresStore:
+    """A log in a database. See `stores.protocol.Store` for what each method promises."""
+
+    def __init__(
+        self,
+        address: str,
+        settings: Settings | RequestedSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        draw: Draw = os.urandom,
+        jump_ms_max: int = JUMP_MS_MAX,
+        timeouts: Timeouts | None = None,
+        keep_clock_ms: int = CLOCK_SAVE_MS,
+    ) -> None:
+        self._address = address
+        self._name = redact_address(address)
+        self._requested_settings = settings
+        self._draw = draw
+        self._timeouts = timeouts or Timeouts()
+        self._create_clock = partial(DatabaseClock, clock, jump_ms_max, keep_clock_ms)
+        self._clock = self._create_clock()
+        self._has_own_clock = clock is not None
+        self._store_transaction: StoreTransaction | None = None
+        self._sessions = SessionFactory(address, self._timeouts, self._check_same_log)
+        self._writer = Writer(self._sessions.create, self._name, self._timeouts)
+        self._durable_positions: dict[int, int] = {}
+        """Up to which position each lane is known to be as durable as the server makes its commits."""
+        self._epoch_checked_s = 0.0
+        """Time of the event loop at the last check of the epoch, except for checks by commits."""
+        self._erasing_transaction = ""
+        """The transaction behind which VACUUM is to come."""
+        self._pool: Any = None
+        self._notifies_others = True
+        self._notifier: Notifier | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def epoch(self) -> str:
+        """As `Store` says."""
+        return self._metadata.epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Store` says."""
+        return self._metadata.settings
+
+    @property
+    def _metadata(self) -> LogMetadata:
+        if self._store_transaction is None:
+            raise ClosedError(f"the log {self._name} has not been opened")
+        return self._store_transaction.metadata
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        """As `Store` says. Any number of processes may have it open."""
+        patience = Backoff(self._name, self._timeouts.patience_ms)
+        while self._store_transaction is None:
+            try:
+                self._store_transaction = await self._open_log()
+            except POSTGRES_ERRORS as error:
+                # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
+                if not is_lost(error) or is_refused(error):
+                    raise translate_error(error, self._name) from error
+                await patience.wait(error)
+        about = self._store_transaction.metadata
+        self._pool = await asyncpg.create_pool(
+            connect=self._connect_reader, min_size=0, max_size=READERS, reset=_skip_reset
+        )
+        if self._notifies_others:
+            self._notifier = Notifier(self._sessions.create, self._poll_session, f"oncelog_{about.epoch}")
+        await self._recount_usage()
+
+    async def _open_log(self) -> StoreTransaction:
+        connection = await connect(self._address, self._timeouts)
+        try:
+            with terminate_after(connection, self._timeouts.commit_ms):
+                await check_standby(connection, self._timeouts)
+                await pass_barrier(connection)
+            now_ms = self._clock.now_ms(0) if self._has_own_clock else None
+            with terminate_after(connection, MIGRATE_MS):
+                about = await create_or_open(connection, self._name, self._requested_settings, now_ms)
+            with terminate_after(connection, self._timeouts.commit_ms):
+                await _warn_of_fsync_off(connection, self._name)
+                await connection.close()
+        finally:
+            connection.terminate()
+        return StoreTransaction(about, self._clock, self._draw)
+
+    async def close(self) -> None:
+        """As `Store` says."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._notifier is not None:
+            await self._notifier.close()
+        self._sessions.close()
+        await self._writer.close()
+        timer = asyncio.get_running_loop().call_later(self._timeouts.connect_ms / 1000, pool.terminate)
+        try:
+            await pool.close()
+        except POSTGRES_ERRORS:
+            pool.terminate()
+        finally:
+            timer.cancel()
+
+    def create_sibling(self) -> "PostgresStore":
+        """As `Store` says: with separate sessions, as another server has them. It does not wake other servers."""
+        store = PostgresStore(self._address, draw=self._draw, timeouts=self._timeouts)
+        store._clock = self._create_clock()
+        store._store_transaction = StoreTransaction(self._metadata, store._clock, self._draw)
+        store._notifies_others = False
+        return store
+
+    async def _connect_reader(self, *_: Any, **__: Any) -> Connection:
+        return await self._sessions.create()
+
+    async def _check_same_log(self, connection: Connection) -> None:
+        about = await load_metadata(connection, self._name)
+        writing = self._store_transaction
+        if writing is None or about.epoch not in (writing.metadata.epoch, writing.next_epoch):
+            raise LogReplacedError(
+                f"{self._name} has another log than the one that was opened, or a new epoch: start this process again"
+            )
+
+    # --- writing
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """As `Store` says."""
+        writing = self._check_open()
+
+        async def work(connection: Connection) -> Mapping[str, Policy]:
+            await self._check_epoch(connection)
+            return await writing.declare(connection, policies)
+
+        return await self._transact_without_lanes(work)
+
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
+        """As `Store` says."""
+        writing = self._check_open()
+        needs = writing.compute_read_set(batch)
+        if not needs.lanes:  # all of it is malformed
+            return plan_batch(batch, Snapshot(settings=self.settings), 0, validate, self._draw, needs.faults)
+
+        async def work(connection: Connection) -> BatchResult:
+            return await writing.commit(connection, batch, needs, validate)
+
+        decided = await self._transact(needs.lanes, work, lambda decided: decided.sealed.blocks)
+        writing.confirm()
+        self._record_durable({lane: head.position for lane, head in decided.changes.heads.items()})
+        if not decided.changes.is_empty and self._notifier is not None:
+            self._notifier.notify()
+        return decided
+
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
+        """As `Store` says."""
+        writing = self._check_open()
+        wanted = sorted(set(positions))
+        erased = 0
+
+        async def work(connection: Connection) -> int:
+            nonlocal erased
+            await self._check_epoch(connection)
+            rows = await connection.fetch(SQL["bodies"], lane, wanted)
+            if rows:
+                hashes = [hash_body(salt, body) for _, salt, body, *_ in rows]
+                await connection.execute(SQL["erase"], lane, [row[0] for row in rows], hashes)
+                sizes = [(row[0], is_counted_for_stream(*tuple(row)[3:6]), row[6], row[7], len(row[2])) for row in rows]
+                contents = [RecordContent(row[3], row[6], row[8], row[2]) for row in rows]
+                values = await erase_values(connection, lane, contents)
+                await tenants_of_database.release_usage(connection, [*sizes, *values])
+                await connection.execute(SQL["touch_lane"], lane)
+                await connection.execute(SQL["count_erasure"])
+                self._erasing_transaction = await connection.fetchval(SQL["own_transaction"])
+                if act is not None:
+                    await _commit_audit_record(
+                        writing, connection, build_act_request(act, lane, self.settings.lanes, len(rows))
+                    )
+            # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
+            erased = max(erased, len(rows))
+            return erased
+
+        await self._transact((lane,), work, lambda _: ())
+        self._notify_others()
+        return erased
+
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
+        """As `Store` says."""
+        text = kept_text(tenants)
+        for tried in count(1):
+            begun = await self._read(tenants_of_database.load_count_start)
+            if begun.is_counted(text):
+                return False
+            counted = UsageCount(begun, tenants)
+            for lane, newest in begun.positions.items() if counted.is_needed else ():
+                after = 0
+                while rows := await self._read(tenants_of_database.load_sizes, lane, after, newest):
+                    counted.add(rows)
+                    after = rows[-1][0]
+            if await self._replace_tenants(text, counted, begun, act, is_last=tried >= COUNT_ATTEMPTS_MAX):
+                return True
+        raise AssertionError("it is tried until it is done")
+
+    async def _replace_tenants(
+        self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
+    ) -> bool:
+        writing = self._check_open()
+        before = counted.usage
+
+        async def work(connection: Connection) -> bool:
+            await self._check_epoch(connection)
+            counted.usage = dict(before)  # it may be begun again
+            is_done = await connection.fetchval(SQL["tenants"]) == text  # by a COMMIT whose answer was lost
+            is_replaced = await tenants_of_database.replace_tenants(connection, text, counted, start, is_last=is_last)
+            if is_replaced and not is_done and act is not None:
+                await _commit_audit_record(writing, connection, build_act_request(act, 0, self.settings.lanes))
+            return is_replaced
+
+        is_replaced = await self._transact(range(self.settings.lanes + 1), work, lambda _: ())
+        self._notify_others()
+        return is_replaced
+
+    def _notify_others(self) -> None:
+        """Wake the other servers: an audit record may have been committed. The clock that it was given is not kept."""
+        if self._notifier is not None:
+            self._notifier.notify()
+
+    async def _recount_usage(self) -> None:
+        """Count usage that was counted by an earlier version of Oncelog."""
+        begun = await self._read(tenants_of_database.load_count_start)
+        if not begun.is_counted(begun.text):
+            await self.set_tenants(list_tenants(begun.text))
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Store` says."""
+        return await self._read(tenants_of_database.load_usage)
+
+    async def scrub(self) -> bool:
+        """As `Store` says, as far as tables go: the write-ahead log, its archive and backups are the operator's."""
+        if await self._read(self._vacuum, limit_ms=VACUUM_MS):
+            self._erasing_transaction = ""
+            return True
+        return False
+
+    def free_bytes(self) -> int | None:
+        """As `Store` says: nobody can see the server's disk from here."""
+        return None
+
+    async def size_bytes(self) -> int | None:
+        """As `Store` says: of the whole database, whoever else is in it."""
+        return int(await self._read(_load_database_size))
+
+    async def probe(self) -> None:
+        """As `Store` says."""
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(SQL["touch_state"])
+
+        await self._transact_without_lanes(work)
+
+    async def confirm_clock(self) -> None:
+        """As `Store` says. All gateways believe it."""
+
+        async def work(connection: Connection) -> None:
+            mark = self._clock.create_mark(await connection.fetchval(SQL["time"]))
+            await connection.execute(SQL["count_confirmation"])
+            await connection.execute(SQL["forget_clocks"])
+            await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
+
+        await self._transact_without_lanes(work)
+
+    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+        """As `Store` says. All lanes are locked."""
+        writing = self._check_open()
+        epoch = writing.next_epoch = new_epoch()
+        lanes = range(self.settings.lanes + 1)
+        renewed: EpochRenewal | None = None
+
+        async def work(connection: Connection) -> BatchResult:
+            nonlocal renewed
+            state = await writing.load_state(connection, lanes)
+            now_ms = self._clock.get_latest_ms(state.database_ms, state.confirmations, state.clock)
+            request, renewed = build_leap_request(state.heads, self._metadata, above, now_ms, epoch, operator=operator)
+            decided = await writing.commit(connection, [request], writing.compute_read_set([request]), None)
+            await connection.execute(SQL["set_epoch"], epoch)
+            return decided
+
+        decided = await self._transact(lanes, work, lambda decided: decided.sealed.blocks)
+        writing.confirm()
+        self._record_durable({lane: head.position for lane, head in decided.changes.heads.items()})
+        writing.metadata = replace(writing.metadata, epoch=epoch)
+        if renewed is None:
+            raise AssertionError("a leap that was committed was decided")
+        return renewed
+
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """As `Store` says."""
+        return await self._read(record_queries.list_previous_epochs)
+
+    # --- reading
+
+    async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """As `Store` says."""
+        writing = self._check_open()
+        needs = ReadSet(keys=set(identities))
+        snapshot = await self._read(lambda connection: writing.load_snapshot(connection, needs, {}))
+        return [snapshot.keys.get(identity) for identity in identities]
+
+    async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
+        """As `Store` says."""
+        return await self._read(self._load_key_status, identity)
+
+    async def read(self, query: Query) -> Page:
+        """As `Store` says."""
+        return await self._read(record_queries.read_page, query, self.settings.lanes, self.epoch)
+
+    async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
+        """As `Store` says."""
+        return await self._read(record_queries.read_views, query, policy, encode, self.epoch)
+
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store` says."""
+        return await self._read(record_queries.list_internal_records, after, limit)
+
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(record_queries.find_sequence_before, stream, upto, count, self.settings.lanes)
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(record_queries.find_sequence_after, stream, after, count, self.settings.lanes)
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """As `Store` says."""
+        return await self._read(record_queries.load_heads)
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        """As `Store` says."""
+        return await self._read(record_queries.load_block, lane, height)
+
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        """As `Store` says."""
+        return await self._read(ledger_queries.list_blocks, lane, after, limit, scope)
+
+    async def side_state(self, read_set: ReadSet) -> SideState:
+        """As `Store` says."""
+        return await self._read(ledger_queries.load_side_state, read_set, self.settings, self._clock)
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        """As `Store` says."""
+        bounds = (scope, prefix, after, limit, bytes_max)
+        return await self._read(ledger_queries.list_entities, bounds, self.settings, self._clock)
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        """As `Store` says."""
+        return await self._read(delta_queries.list_rows, (scope, table, after, limit, bytes_max), self.settings)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """As `Store` says."""
+        return await self._read(ledger_queries.list_relationships, query, self.settings)
+
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        """As `Store` says."""
+        return await self._read(member_queries.list_members, scope, after, limit, self.settings)
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        """As `Store` says."""
+        return await self._read(member_queries.list_memberships, member, prefix, after, limit)
+
+    async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
+        """As `Store` says."""
+        return await self._read(member_queries.list_member_changes, lane, after, limit)
+
+    async def erasures(self) -> int:
+        """As `Store` says."""
+        return await self._read(_count_erasures)
+
+    async def consumers(self) -> list[Consumer]:
+        """As `Store` says."""
+        return await self._read(record_queries.list_consumers)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """As `Store` says."""
+        if self._notifier is not None:
+            self._notifier.listen(wake)
+
+    # --- inside
+
+    def _check_open(self) -> StoreTransaction:
+        if self._pool is None or self._store_transaction is None:
+            raise ClosedError(f"the log {self._name} is closed")
+        self._store_transaction.check_renewed()
+        return self._store_transaction
+
+    async def _poll_session(self, connection: Connection) -> None:
+        """Check now and then, for a process that only reads, that server and epoch are still the same."""
+        await self._sessions.poll(connection)
+        await self._check_epoch(connection)
+
+    async def _check_epoch(self, connection: Connection) -> None:
+        """Raise LogReplacedError if another process has renewed the epoch. Commits read it with the heads."""
+        self._check_open().check_epoch(await connection.fetchval(SQL["epoch"]))
+        self._epoch_checked_s = asyncio.get_running_loop().time()
+
+    async def _check_epoch_if_due(self, connection: Connection) -> None:
+        """Check the epoch after a read, in a process that does not follow the log and so has no other check."""
+        if asyncio.get_running_loop().time() - self._epoch_checked_s >= notify.POLL_MS / 1000:
+            await self._check_epoch(connection)
+
+    async def _load_key_status(self, connection: Connection, identity: KeyIdentity) -> KeyStatus:
+        writing = self._check_open()
+        standing = await load_key_status(connection, identity, writing.metadata)
+        database_ms, _, confirmations, *kept = await connection.fetchrow(SQL["look_at_state"], self._clock.boot)
+        mark, _ = self._clock.propose(database_ms, confirmations, (kept[0], kept[1]))
+        return replace(standing, time_ms=mark.time_ms)
+
+    async def _vacuum(self, connection: Connection) -> bool:
+        """False while somebody can still see what was erased, and so VACUUM leaves it."""
+        self._erasing_transaction = self._erasing_transaction or await connection.fetchval(SQL["own_transaction"])
+        if not await connection.fetchval(SQL["is_behind_all"], self._erasing_transaction):
+            return False
+        try:
+            await connection.execute("VACUUM oncelog_records, oncelog_entities")
+        except asyncpg.LockNotAvailableError:  # another VACUUM is at it
+            return False
+        return True
+
+    async def _transact_without_lanes(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        return await self._transact((), work, lambda _: ())
+
+    async def _transact(
+        self, lanes: Any, work: Callable[[Connection], Awaitable[T]], blocks: Callable[[T], Sequence[Block]]
+    ) -> T:
+        """Goes on though its caller does not: a statement that is cancelled is cancelled on the server as well."""
+        self._check_open()
+
+        async def run_locked() -> T:
+            async with self._writer.lock:
+                return await self._writer.transact(lanes, work, blocks)
+
+        return await self._run_shielded(run_locked())
+
+    async def _run_shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return await asyncio.shield(task)
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: its caller may have gone
+
+    async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
+        """Goes on though its caller does not: asyncpg would have to ask the server to cancel, and wait for that."""
+        self._check_open()
+        return await self._run_shielded(self._read_with_retries(function, *arguments, limit_ms=limit_ms))
+
+    async def _read_with_retries(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int) -> T:
+        """On a session of those that read. One that was lost meanwhile is tried again on another, with patience."""
+        patience = Backoff(self._name, self._timeouts.patience_ms)
+        while True:
+            self._check_open()
+            try:
+                async with self._pool.acquire(timeout=self._timeouts.patience_ms / 1000) as connection:
+                    # A network that loses all it is given must not stop those who follow.
+                    with terminate_after(connection, limit_ms or self._timeouts.transaction_ms):
+                        result = await function(connection, *arguments)
+                        await self._check_epoch_if_due(connection)
+                        await self._check_durable(connection)
+                        return result
+            except POSTGRES_ERRORS as error:
+                if self._pool is None:
+                    raise ClosedError(f"the log {self._name} is closed") from error
+                if not is_lost(error):
+                    raise translate_error(error, self._name) from error
+                await patience.wait(error)
+            except DAMAGE_ERRORS as error:
+                raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
+
+    async def _check_durable(self, connection: Connection) -> None:
+        """Returns when all that was read on the session before is on a standby, if any is waited for.
+
+        A commit whose wait for the standby was broken off, as by a server that is shut down because it was cut off, is
+        shown to all, and may be lost with that server. Whoever has been told of it could not be told that it is gone.
+        So what nobody has acknowledged here yet is told only when a barrier behind it has been passed.
+        """
+        if not self._sessions.waits_for_standbys:
+            return
+        seen: dict[int, int] = dict(await connection.fetch(SQL["positions"]))
+        if any(position > self._durable_positions.get(lane, 0) for lane, position in seen.items()):
+            await pass_barrier(connection)
+            self._record_durable(seen)
+
+    def _record_durable(self, positions: Mapping[int, int]) -> None:
+        for lane, position in positions.items():
+            self._durable_positions[lane] = max(position, self._durable_positions.get(lane, 0))
+
+
+async def _commit_audit_record(transaction: StoreTransaction, connection: Connection, request: Request) -> None:
+    """Commit an audit record in a transaction that other statements are part of, and that holds its lane."""
+    await transaction.commit(connection, [request], transaction.compute_read_set([request]), None)
+
+
+async def _skip_reset(_connection: Connection) -> None:
+    """Between two readers: none of ours leaves anything behind in its session."""
+
+
+async def _load_database_size(connection: Connection) -> Any:
+    return await connection.fetchval(SQL["database_size"])
+
+
+async def _count_erasures(connection: Connection) -> int:
+    return int(await connection.fetchval(SQL["erasures"]))
+
+
+async def _warn_of_fsync_off(connection: Connection, name: str) -> None:
+    if await connection.fetchval("SHOW fsync") != "on":
+        logger.warning("%s runs with fsync off: what is committed can be lost with the power", name)

@@ -1,0 +1,251 @@
+"""What happens inside of a write transaction, whoever began it and on whose session: load, decide, save.
+
+The lanes have been locked, in ascending order, and nothing that is remembered from before is believed. Nothing follows
+in memory before COMMIT has returned (`confirm`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.read_set import ReadSet, build_read_set
+from oncelog.core.rules.event_ids import collect_event_identities
+from oncelog.core.rules.quotas import collect_usage_keys
+from oncelog.core.tenants import Tenants
+from oncelog.core.values import (
+    KeyIdentity,
+    LaneHead,
+    Receipt,
+    Record,
+    Remembered,
+    Request,
+    SequenceIdentity,
+    Snapshot,
+)
+from oncelog.errors import LogReplacedError, StoreUnavailableError
+from oncelog.storage.clock import ClockMark
+from oncelog.storage.key_hash import hash_identity
+from oncelog.storage.leaps import decode_leaps, encode_leaps
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.postgres import side_state_tables
+from oncelog.storage.postgres.database_clock import DatabaseClock
+from oncelog.storage.postgres.expiry import ExpirySweep
+from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.store import BatchResult, Draw, encode_partitions, plan_batch, select_new_policies
+from oncelog.storage.tenants import decode_tenants
+
+_POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
+_LANE_COLUMN: Final = 8
+"""In a row of the statement `state`: here the columns of the lane begin."""
+
+
+def encode_policy(policy: Policy) -> str:
+    """A policy's declaration."""
+    return msgspec.json.encode(policy).decode()
+
+
+class TransactionState(msgspec.Struct):
+    """What the log says once its lanes are locked."""
+
+    database_ms: int
+    erasures: int
+    confirmations: int
+    clock: tuple[int | None, int | None]
+    heads: dict[int, LaneHead]
+    tenants: Tenants | None
+    """Whom to count for; None for nobody."""
+    leaps: tuple[int, ...] = ()
+    """The numbers above which the log continued after restores."""
+
+
+def build_begin(lanes: Iterable[int]) -> str:
+    """Begins a transaction and locks lanes, on one way to the server: all that others did before is seen after it."""
+    numbers = ", ".join(str(int(lane)) for lane in sorted(lanes))
+    if not numbers:
+        return "BEGIN"
+    return f"BEGIN; SELECT 1 FROM oncelog_lanes WHERE lane IN ({numbers}) ORDER BY lane FOR NO KEY UPDATE"  # noqa: S608
+
+
+class StoreTransaction:
+    """Of one log. Used by one transaction at a time."""
+
+    def __init__(self, metadata: LogMetadata, clock: DatabaseClock, draw: Draw) -> None:
+        self.metadata = metadata
+        self.clock = clock
+        self._draw = draw
+        self._expiry_sweep = ExpirySweep()
+        self._mark: ClockMark | None = None
+        self.next_epoch = ""
+        """Epoch that `renew` of this store may have committed."""
+        self.renewed_epoch = ""
+        """Epoch that another process has set; empty if none is known."""
+
+    def check_epoch(self, epoch: str) -> None:
+        """Raise LogReplacedError if another process has renewed the epoch of the log: `oncelog epoch --renew`."""
+        if epoch in (self.metadata.epoch, self.next_epoch):
+            return
+        self.renewed_epoch = epoch
+        self.check_renewed()
+
+    def check_renewed(self) -> None:
+        """Raise LogReplacedError if it is known that another process has renewed the epoch."""
+        if self.renewed_epoch:
+            raise LogReplacedError(
+                f"the log has a new epoch, {self.renewed_epoch}, and was opened with {self.metadata.epoch}: start this "
+                "process again"
+            )
+
+    def compute_read_set(self, batch: Sequence[Request]) -> ReadSet:
+        """What a batch needs; its lanes are to be locked."""
+        return build_read_set(batch, self.metadata.settings)
+
+    async def commit(
+        self, connection: Any, batch: Sequence[Request], read_set: ReadSet, validate: Validate | None
+    ) -> BatchResult:
+        """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`."""
+        self._mark = None
+        state = await self.load_state(connection, read_set.lanes)
+        mark, jumped = self.clock.propose(state.database_ms, state.confirmations, state.clock)
+        if state.tenants is not None:
+            read_set.usage, read_set.past_members = collect_usage_keys(batch, state.tenants, read_set.faults)
+            read_set.keys |= collect_event_identities(batch, state.tenants, read_set.faults)
+        if state.leaps:
+            read_set.floors = read_set.streams
+        snapshot = await self.load_snapshot(connection, read_set, state.heads)
+        snapshot.tenants = state.tenants
+        decided = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, read_set.faults)
+        decided.erasures = state.erasures
+        if decided.changes.is_empty:
+            return decided
+        if jumped is not None and not decided.changes.leap:
+            raise jumped
+        await self._save(connection, decided)
+        decided.evicted_clients = await self._expiry_sweep(connection, state.heads, decided.changes)
+        if decided.changes.leap:
+            await connection.execute(SQL["set_leaps"], encode_leaps(state.leaps, decided.changes.leap))
+            await connection.execute(SQL["set_floors"], decided.changes.leap)
+        if jumped is not None:
+            return decided
+        if self.clock.is_save_due(mark, state.clock):
+            await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
+        self._mark = mark
+        return decided
+
+    def confirm(self) -> None:
+        """The transaction has been committed: only now does memory follow."""
+        if self._mark is not None:
+            self.clock.remember(self._mark)
+            self._mark = None
+
+    async def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """Keeps what is new and gives all; raises PolicyError for what contradicts."""
+        await connection.execute(SQL["alone"])
+        rows = await connection.fetch(SQL["policies"])
+        known = {name: _POLICY_DECODER.decode(declaration) for name, declaration in rows}
+        declared = select_new_policies(known, policies)
+        for name, policy in declared.items():
+            await connection.execute(SQL["declare_policy"], name, encode_policy(policy))
+        return known | declared
+
+    async def load_state(self, connection: Any, lanes: Iterable[int]) -> TransactionState:
+        """What the log says by now. Raises LogReplacedError if it has another epoch than when it was opened."""
+        wanted = sorted(lanes)
+        rows = await connection.fetch(SQL["state"], wanted, self.clock.boot)
+        if len(rows) != len(wanted):
+            raise StoreUnavailableError("the log's lanes are not all there; it is not the log that was opened")
+        heads = {row[_LANE_COLUMN]: LaneHead(*tuple(row)[_LANE_COLUMN + 1 :]) for row in rows}
+        database_ms, erasures, confirmations, elapsed_ms, time_ms, tenants, leaps, epoch = tuple(rows[0])[:_LANE_COLUMN]
+        self.check_epoch(epoch)
+        clock = (elapsed_ms, time_ms)
+        return TransactionState(
+            database_ms, erasures, confirmations, clock, heads, decode_tenants(tenants), decode_leaps(leaps)
+        )
+
+    async def load_snapshot(self, connection: Any, read_set: ReadSet, heads: Mapping[int, LaneHead]) -> Snapshot:
+        """What a decision needs."""
+        snapshot = Snapshot(settings=self.metadata.settings, heads=heads)
+        if read_set.keys:
+            snapshot.keys = await self._load_keys(connection, read_set.keys)
+        if read_set.sequences:
+            snapshot.sequences = await self._load_sequences(connection, read_set.sequences)
+        await side_state_tables.load_tables(connection, read_set, snapshot)
+        return snapshot
+
+    async def _load_keys(self, connection: Any, wanted: set[KeyIdentity]) -> dict[KeyIdentity, Remembered]:
+        rows = await connection.fetch(SQL["keys"], [self.hash_identity(identity) for identity in wanted])
+        keys = {}
+        for row in rows:
+            _, _, _, _, _, client_sequence, policy, scope, client, key, _, _ = row
+            identity = (policy, scope, client if client_sequence else "", key)
+            if identity in wanted:
+                keys[identity] = _decode_remembered(row)
+        return keys
+
+    async def _load_sequences(
+        self, connection: Any, wanted: set[SequenceIdentity]
+    ) -> dict[SequenceIdentity, Remembered]:
+        rows = await connection.fetch(SQL["sequences"], [self.hash_identity(identity) for identity in wanted])
+        sequences = {}
+        for row in rows:
+            identity = (row[6], row[7], row[8], row[5])
+            if identity in wanted:
+                sequences[identity] = _decode_remembered(row)
+        return sequences
+
+    def hash_identity(self, identity: KeyIdentity | SequenceIdentity) -> int:
+        """What an identity is found by."""
+        return hash_identity(self.metadata.index_secret, identity)
+
+    async def _save(self, connection: Any, decided: BatchResult) -> None:
+        changes = decided.changes
+        heads = side_state_tables.to_columns(
+            [(lane, *msgspec.structs.astuple(head)) for lane, head in sorted(changes.heads.items())]
+        )
+        records = changes.records
+        if records:
+            partitions = sorted((one.lane, name, one.position) for one in records for name in one.partitions)
+            # Not by COPY, which would be faster: a session that is frozen or cut off inside of one is not idle, so that
+            # the server does not end it, and asyncpg waits for ever where it is lost.
+            await connection.execute(
+                SQL["save"],
+                *side_state_tables.to_columns(
+                    [self._encode_record(*one) for one in zip(records, decided.salts, strict=True)]
+                ),
+                *(side_state_tables.to_columns(partitions) or [()] * 3),
+                *side_state_tables.to_columns([msgspec.structs.astuple(block) for block in decided.sealed.blocks]),
+                *heads,
+            )
+        else:
+            await connection.execute(SQL["save_lanes"], *heads)
+        await side_state_tables.save_tables(connection, changes, self.metadata.settings.lanes)
+
+    def _encode_record(self, record: Record, salt: bytes) -> tuple[Any, ...]:
+        number = record.client_sequence
+        sequence = (record.policy, record.scope, record.client, number)
+        return (
+            record.lane,
+            record.position,
+            record.sequence,
+            record.log_time_ms,
+            record.height,
+            number,
+            self.hash_identity(record.identity) if record.key else None,
+            self.hash_identity(sequence) if number else None,
+            record.policy,
+            record.scope,
+            record.client,
+            record.key,
+            record.fingerprint,
+            record.actor,
+            encode_partitions(record.partitions),
+            salt,
+            record.body,
+        )
+
+
+def _decode_remembered(row: Sequence[Any]) -> Remembered:
+    lane, position, sequence, log_time_ms, height, client_sequence, _, _, _, _, fingerprint, erased = row
+    return Remembered(Receipt(lane, position, sequence, log_time_ms, height, client_sequence), fingerprint, erased)

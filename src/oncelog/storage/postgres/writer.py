@@ -1,0 +1,191 @@
+"""The writer's session: one transaction at a time, begun anew on another session when one is lost.
+
+A COMMIT is never cancelled: a server that waits for a standby would stop waiting, and show the commit to everybody as
+if a standby had it. The socket is let go instead, and what became of the COMMIT is found out on a new session, behind
+the locks that the old one had. Nothing is told before that is known.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final, TypeVar
+
+from oncelog.core.proof import Block
+from oncelog.errors import StoreUnavailableError
+from oncelog.storage.postgres.connection import Connection, Timeouts, collect_warnings, terminate_after
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, is_transient, translate_error
+from oncelog.storage.postgres.prepared_statements import prepare_statements
+from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.postgres.transaction import build_begin
+
+logger: Final = logging.getLogger("oncelog.postgres")
+
+PAUSE_S_MIN: Final = 0.01
+PAUSE_S_MAX: Final = 0.5
+RETRY_HINT: Final = "; submit again under the same identity"
+
+T = TypeVar("T")
+Work = Callable[[Connection], Awaitable[T]]
+GetBlocks = Callable[[T], Sequence[Block]]
+
+
+class _UnknownOutcomeError(Exception):
+    """The session was lost after COMMIT was sent, or it was not waited for to the end. The cause is beside it."""
+
+
+class Writer:
+    """Not for two tasks at once: whoever writes takes its turn (`turn`)."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], name: str, timeouts: Timeouts) -> None:
+        self._connect = connect
+        self._name = name
+        self._timeouts = timeouts
+        self._connection: Connection | None = None
+        self.lock = asyncio.Lock()
+
+    async def transact(self, lanes: Iterable[int], work: Work[T], blocks: GetBlocks[T]) -> T:
+        """Does the work in a transaction that holds the lanes, once, and gives what it said when that is durable.
+
+        `work` may be begun again. `blocks` are those that it has written: by them it is known again. Where it wrote
+        none it must be of a kind that can be done twice. Raises StoreUnavailableError if it was not done, or if nobody
+        can tell.
+        """
+        lanes = sorted(lanes)
+        patience = Backoff(self._name, self._timeouts.patience_ms, RETRY_HINT)
+        while True:
+            done: T | None = None
+            try:
+                async with self._transaction(lanes) as connection:
+                    done = await work(connection)
+            except _UnknownOutcomeError as unknown:
+                written = blocks(done) if done is not None else ()
+                if written and await self._is_committed(lanes, written, patience, unknown):
+                    return done  # type: ignore[return-value]
+                await patience.wait(unknown)
+            except POSTGRES_ERRORS as error:
+                if not (is_lost(error) or is_transient(error)):
+                    raise translate_error(error, self._name, RETRY_HINT) from error
+                await patience.wait(error)
+            else:
+                return done
+
+    def abandon(self) -> None:
+        """Lets the socket go, as it is."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        """Ends the session."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(*POSTGRES_ERRORS):
+                await self._run_within(connection, self._timeouts.connect_ms, connection.close())
+
+    # --- what became of a COMMIT
+
+    async def _is_committed(
+        self, lanes: Sequence[int], blocks: Sequence[Block], backoff: "Backoff", unknown: BaseException
+    ) -> bool:
+        """On a new session. Its locks wait until the old transaction has ended, if it has not."""
+        roots = ([one.lane for one in blocks], [one.height for one in blocks], [one.root for one in blocks])
+        logger.warning("a session was lost at COMMIT; what became of it is being found out: %s", unknown)
+        while True:
+            try:
+                # Committed, and not a mere look: it is told as durable, and so must be what it stands before.
+                async with self._transaction(lanes) as connection:
+                    found = await connection.fetchval(SQL["roots"], *roots)
+            except (_UnknownOutcomeError, *POSTGRES_ERRORS) as error:
+                await backoff.wait(error)
+            else:
+                logger.warning("it was %s", "committed" if found else "not committed")
+                return bool(found)
+
+    # --- sessions
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Connection]:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._open_session()
+        try:
+            yield self._connection
+        except BaseException as error:
+            # Whatever is not the statement's own fault, the session is not used again; also if we are being stopped.
+            if not isinstance(error, Exception) or isinstance(error, _UnknownOutcomeError) or is_lost(error):
+                self.abandon()
+            raise
+
+    async def _open_session(self) -> Connection:
+        connection = await self._connect()
+        try:
+            await prepare_statements(connection, self._timeouts.connect_ms)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    @asynccontextmanager
+    async def _transaction(self, lanes: Sequence[int]) -> AsyncIterator[Connection]:
+        """Holds the lanes, and is committed at the end of the block. What fails, its beginning too, is undone."""
+        async with self._session() as connection:
+            limit_ms = self._timeouts.transaction_ms
+            try:
+                await self._run_within(connection, limit_ms, connection.execute(build_begin(lanes)))
+                with terminate_after(connection, limit_ms):
+                    yield connection
+            except BaseException:
+                await self._roll_back(connection)
+                raise
+            await self._commit(connection)
+
+    async def _commit(self, connection: Connection) -> None:
+        with collect_warnings(connection) as warnings:
+            try:
+                said = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
+            except POSTGRES_ERRORS as error:
+                if is_lost(error):
+                    raise _UnknownOutcomeError(str(error)) from error
+                raise
+            await asyncio.sleep(0)
+        if warnings:
+            raise _UnknownOutcomeError(warnings[0])
+        if said != "COMMIT":
+            raise StoreUnavailableError(f"{self._name}: COMMIT was answered with {said}{RETRY_HINT}")
+
+    async def _roll_back(self, connection: Connection) -> None:
+        if connection.is_closed():
+            return
+        try:
+            await self._run_within(connection, self._timeouts.lane_ms, connection.execute("ROLLBACK"))
+        except POSTGRES_ERRORS:
+            connection.terminate()
+
+    async def _run_within(self, connection: Connection, limit_ms: int, call: Awaitable[T]) -> T:
+        with terminate_after(connection, limit_ms):
+            return await call
+
+
+class Backoff:
+    """How long the same thing is tried again."""
+
+    def __init__(self, name: str, limit_ms: int, hint: str = "") -> None:
+        self._name = name
+        self._hint = hint
+        self._limit_s = limit_ms / 1000
+        self._deadline: float | None = None
+        """From the first time that it is needed."""
+        self._pause_s = 0.0
+
+    async def wait(self, error: BaseException) -> None:
+        """Returns when it is time to try again. Raises what the error means if there has been enough of it."""
+        if isinstance(error, _UnknownOutcomeError):
+            error = error.__cause__ or StoreUnavailableError(f"{self._name}: {error}{self._hint}")
+        now_s = asyncio.get_running_loop().time()
+        if self._deadline is None:
+            self._deadline = now_s + self._limit_s
+        if now_s + self._pause_s > self._deadline:
+            raise translate_error(error, self._name, self._hint) from error
+        logger.debug("it is tried again on another session: %s: %s", type(error).__name__, error)
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(max(PAUSE_S_MIN, 2 * self._pause_s), PAUSE_S_MAX)

@@ -1,0 +1,50 @@
+"""Records from rows that begin with lane and position, as most databases have them, and damage in rows."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from oncelog.core.proof import hash_body
+from oncelog.core.values import Record
+from oncelog.storage.store import Evidence
+
+DAMAGE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, TypeError)
+"""Raised while a stored value is decoded or used that no log has written.
+
+SQLite stores a value of any type in any column, so a damaged file can have text where the log stores a number.
+"""
+
+_decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
+
+
+def decode_record(row: Iterable[Any]) -> Record:
+    """A record from the columns of a page's statement."""
+    (lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, number, partitions,
+     body) = row  # fmt: skip
+    return Record(
+        lane,
+        position,
+        sequence,
+        log_time_ms,
+        height,
+        policy,
+        scope,
+        key,
+        fingerprint,
+        actor,
+        client,
+        number,
+        _decode_partitions(partitions),
+        b"" if body is None else body,
+        body is None,
+    )
+
+
+def decode_evidence(row: Iterable[Any]) -> Evidence:
+    """A record with all that its hash is made of: salt and the hash of an erased body stand behind the body."""
+    *columns, body, salt, kept_hash = row
+    if body is None:
+        return Evidence(decode_record((*columns, body)), b"", kept_hash)
+    return Evidence(decode_record((*columns, body)), salt, hash_body(salt, body))

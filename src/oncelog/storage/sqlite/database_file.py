@@ -1,0 +1,342 @@
+"""The file: is it a log, is it one we can read, and how a connection to it is made.
+
+Whatever is not ours is left as it is. The first look is at the header's bytes, without SQLite, because even opening a
+file in WAL mode can write beside it.
+"""
+
+import os
+import secrets
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from oncelog.core.values import RequestedSettings, Settings
+from oncelog.errors import (
+    CorruptError,
+    DiskFullError,
+    NewerSchemaError,
+    NotALogError,
+    SettingsError,
+    StoreUnavailableError,
+    UnstorableError,
+)
+from oncelog.file_modes import OWNER_ONLY, create_or_report
+from oncelog.sql_files import split_script
+from oncelog.storage.key_hash import SECRET_BYTES
+from oncelog.storage.metadata import LogMetadata, check_settings, new_epoch, new_settings
+from oncelog.storage.sqlite.moved_marker import check_not_moved
+from oncelog.storage.sqlite.schema_migration import migrate_schema
+from oncelog.storage.sqlite.statements import SQL, load_migrations
+
+APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
+SCHEMA_VERSION: Final = load_migrations()[-1][0]
+BUSY_TIMEOUT_MS: Final = 10_000
+"""How long a writer waits for another process's transaction."""
+_BUSY_POLL_MS: Final = 5
+CHECKPOINT_PAGES: Final = 4000
+"""The write-ahead log is moved into the file when it has come to this (16 MB)."""
+CACHE_KIB: Final = 32_768
+
+HEADER_BYTES: Final = 100
+_MAGIC: Final = b"SQLite format 3\0"
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
+_UNAVAILABLE_ERRORS: Final = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_IOERR",
+    "SQLITE_CANTOPEN",
+    "SQLITE_READONLY",
+)
+_CORRUPT_ERRORS: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_UNSTORABLE_ERRORS: Final = ("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_RANGE")
+_UNIQUE_ERRORS: Final = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_ROWID")
+
+
+class Driver(Protocol):
+    """How connections are made. The tests have one whose disk fails."""
+
+    is_shared: bool
+    """Whether there can be several connections to a file at once."""
+
+    def check(self, path: str) -> None:
+        """Raises NotALogError if the file is certainly not a log. Changes nothing."""
+
+    def create(self, path: str) -> None:
+        """Create an empty file, with the mode of new logs, if it is missing. Raises StoreUnavailableError."""
+
+    def connect(self, path: str) -> Any:
+        """A connection in autocommit mode, as sqlite3 has it."""
+
+    def get_free_bytes(self, path: str) -> int | None:
+        """Of the file system that it is on; None if that is not known."""
+
+    def get_file_id(self, path: str) -> object:
+        """Tells the file that is there now from any other: who writes to one that was removed writes for nobody."""
+
+
+class SqliteDriver:
+    """The SQLite that comes with Python, which an application's own connections to the file use too.
+
+    Two copies of SQLite in one process would break each other's locks (docs/decisions/0008).
+    """
+
+    is_shared = True
+
+    def __init__(self, file_mode: int = OWNER_ONLY) -> None:
+        self._file_mode = file_mode
+
+    def check(self, path: str) -> None:
+        """Looks at the header."""
+        if _is_locked_by_process(path):
+            self._check_by_sqlite(path)
+            return
+        header = _read_header(path)
+        if header:
+            check_header(path, header, _read_header(f"{path}-journal"))
+
+    def _check_by_sqlite(self, path: str) -> None:
+        try:
+            with closing(self.connect(path)) as connection:
+                if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # else it is being made
+                    check_application_id(connection, path)
+        except sqlite3.Error as error:
+            raise translate_error(error, path) from error
+        except UnicodeError as error:  # sqlite3 raises it for a damaged name in its own message
+            raise CorruptError(f"{path} is damaged: {error}; see `oncelog verify`") from error
+
+    def create(self, path: str) -> None:
+        """As `Driver` says. An existing file that has more permissions than new ones is reported."""
+        try:
+            create_or_report(path, self._file_mode)
+        except OSError as error:
+            raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
+
+    def get_free_bytes(self, path: str) -> int | None:
+        """As `Driver` says: what those may have who are not root."""
+        try:
+            found = os.statvfs(os.path.dirname(path) or ".")  # noqa: PTH120 - once a commit
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+
+    def get_file_id(self, path: str) -> object:
+        """As `Driver` says."""
+        try:
+            found = os.stat(path)  # noqa: PTH116 - once a commit, and half as dear
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def connect(self, path: str) -> sqlite3.Connection:
+        """As `Driver` says."""
+        return sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+
+
+def check_header(path: str, header: bytes, journal: bytes) -> None:
+    """Raises NotALogError for the first bytes of a file that is not ours, its rollback journal's beside them."""
+    if not any(header) and _is_from_empty_database(journal):
+        return  # the power went while a log was being made; SQLite will find the file empty again
+    if not header.startswith(_MAGIC) or len(header) < HEADER_BYTES:
+        raise NotALogError(f"{path} is no SQLite database, so it is no log. Nothing was changed.")
+    if not _has_application_id(header):
+        raise _build_foreign_error(path)
+
+
+def is_foreign_database(path: str) -> bool:
+    """Whether a file is an SQLite database of somebody else's. What is no database at all may be a log's remains."""
+    header = _read_header(path)
+    return header.startswith(_MAGIC) and len(header) == HEADER_BYTES and not _has_application_id(header)
+
+
+def _has_application_id(header: bytes) -> bool:
+    return int.from_bytes(header[68:72], "big") == APPLICATION_ID
+
+
+def check_application_id(connection: Any, path: str) -> None:
+    """Raises NotALogError for a connection to a file that is not ours."""
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise _build_foreign_error(path)
+
+
+def _build_foreign_error(path: str) -> NotALogError:
+    return NotALogError(
+        f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed. "
+        "Open a file of its own; an application's tables can live in a log, not the other way round."
+    )
+
+
+def _is_locked_by_process(path: str) -> bool:
+    """Whether SQLite holds a lock on the file in this process: another log of it is open, or the application's own.
+
+    Then it must not be opened by other means. POSIX drops all of a process's locks on a file when the process closes
+    any descriptor of it: another process could then take itself for the last one, and remove the write-ahead log into
+    which this one goes on to write.
+    """
+    try:
+        inode, process = f":{os.stat(path).st_ino} ", f" {os.getpid()} "  # noqa: PTH116
+        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    return any(inode in lock and process in lock for lock in locks)
+
+
+def _is_from_empty_database(journal: bytes) -> bool:
+    """Whether a rollback journal leads back to a database of no pages."""
+    return len(journal) >= 28 and journal.startswith(_JOURNAL_MAGIC) and not int.from_bytes(journal[16:20], "big")
+
+
+def _read_header(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(HEADER_BYTES)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise StoreUnavailableError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def translate_error(error: sqlite3.Error, path: str, hint: str = "") -> Exception:
+    """An error of SQLite's in our words; the same error if it says nothing about the disk or the file."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name == "SQLITE_FULL":
+        return DiskFullError(f"{path}: {error} [{name}]{hint}")
+    if name.startswith(_UNAVAILABLE_ERRORS):
+        return StoreUnavailableError(f"{path}: {error} [{name}]{hint}")
+    if name.startswith(_CORRUPT_ERRORS):
+        return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
+    if name.startswith(_UNSTORABLE_ERRORS) and name not in _UNIQUE_ERRORS:
+        return UnstorableError(f"{path} cannot store this: {name}")
+    if name in _UNIQUE_ERRORS:  # decisions rule it out: the tables contradict each other
+        return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
+    if str(error).startswith(("no such table: oncelog_", "no such column: ", "Could not decode to UTF-8")):
+        return CorruptError(f"{path} is damaged: {error}; see `oncelog verify`")
+    return error
+
+
+def connect(driver: Driver, path: str) -> Any:
+    """A connection as every use of the file needs it."""
+    driver.create(path)  # SQLite itself would give a new file the permissions that the umask leaves
+    connection = driver.connect(path)
+    try:
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        # Deleted bytes are overwritten where that costs no further writing; `erase` asks for more.
+        connection.execute("PRAGMA secure_delete = FAST")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def create_or_open(
+    connection: Any, path: str, settings: Settings | RequestedSettings | None, now_ms: int
+) -> LogMetadata:
+    """Makes the log in an empty file, brings an older one up to date, and says what it is.
+
+    Raises SettingsError for settings that a log which is there was not made with; None takes what it has. Raises
+    MovedError for a log that is written to elsewhere by now.
+    """
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        _create_log(connection, path, new_settings(settings), now_ms)
+    file = load_metadata(connection, path)
+    if settings is not None:
+        check_settings(path, file.settings, settings)
+    _enable_wal(connection, path)
+    return migrate_if_older(connection, path, file)
+
+
+def migrate_if_older(connection: Any, path: str, metadata: LogMetadata) -> LogMetadata:
+    """What the file says about itself once it has all our tables. Raises MovedError.
+
+    If it is of an older schema no transaction may be open.
+    """
+    if metadata.schema_version < SCHEMA_VERSION:
+        migrate_schema(connection, metadata.schema_version)
+        metadata = load_metadata(connection, path)
+    check_not_moved(connection)
+    return metadata
+
+
+def _enable_wal(connection: Any, path: str) -> None:
+    """Processes that make a log together come here together, and for this SQLite does not wait by itself."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            is_busy = (getattr(error, "sqlite_errorname", "") or "").startswith("SQLITE_BUSY")
+            if not is_busy or time.monotonic() > deadline:
+                raise
+            time.sleep(_BUSY_POLL_MS / 1000)
+        else:
+            break
+    if mode != "wal":
+        raise StoreUnavailableError(f"{path} cannot be set to write-ahead logging on this file system")
+
+
+def load_metadata(connection: Any, path: str) -> LogMetadata:
+    """What the file says about itself. Raises NewerSchemaError and CorruptError; changes nothing."""
+    (schema_version,) = _fetch_only_row(connection, "schema_version", path)
+    if schema_version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{path} was made by a newer Oncelog (schema {schema_version}, this one reads up to {SCHEMA_VERSION}). "
+            "Nothing was changed."
+        )
+    schema_version, epoch, lanes, eviction_interval, index_secret, created_ms = _fetch_only_row(connection, "log", path)
+    _fetch_only_row(connection, "state", path)
+    try:
+        settings = Settings(lanes, eviction_interval)
+    except SettingsError as error:
+        raise CorruptError(f"{path} says it is a log, but no log has such settings: {error}") from error
+    return LogMetadata(schema_version, epoch, settings, index_secret, created_ms)
+
+
+def _fetch_only_row(connection: Any, statement: str, path: str) -> tuple[Any, ...]:
+    try:
+        row: tuple[Any, ...] | None = connection.execute(SQL[statement]).fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such" in str(error):
+            raise CorruptError(f"{path} says it is a log, but lacks a table of one: {error}") from error
+        raise
+    if row is None:
+        raise CorruptError(f"{path} says it is a log, but its table of {statement} has no row")
+    return row
+
+
+def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> None:
+    """In one transaction, and before write-ahead logging: a file is a whole log or still empty."""
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+            connection.execute("ROLLBACK")  # another process was faster
+            return
+        _check_empty(connection, path)
+        for _, script in load_migrations():
+            for statement in split_script(script):
+                connection.execute(statement)
+        parameters = {
+            "schema_version": SCHEMA_VERSION,
+            "epoch": new_epoch(),
+            "lanes": settings.lanes,
+            "eviction_interval": settings.eviction_interval,
+            "index_secret": secrets.token_bytes(SECRET_BYTES),
+            "created_ms": now_ms,
+        }
+        connection.execute(SQL["make_log"], parameters)
+        connection.execute(SQL["make_state"])
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _check_empty(connection: Any, path: str) -> None:
+    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        raise NotALogError(f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed.")

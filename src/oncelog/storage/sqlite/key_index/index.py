@@ -1,0 +1,421 @@
+"""The key index: at which places the record of an identity may stand.
+
+The records are the truth, this is derived from them. A B-tree over millions of random keys costs more with every
+million, because every insert touches a page of its own. So keys come to it in three steps:
+
+    hot       the newest keys, in memory alone; made anew from the records when a file is opened
+    sealed    sorted into a segment of their own, in runs of some dozens (runs.py), appended in one direction
+    merged    FAN_OUT segments of a level become one of the next, so that there are never many
+
+Sealing and merging are done in slices inside the transactions of commits, in proportion to what each commit adds: no
+commit waits for a large one. Whatever is under way is written down in the same transaction, and any process can go
+on with it. A filter in memory over all sealed keys lets a new key pass without a look at any segment, and one for each
+segment says where a known key may be.
+
+Keys are known here by a keyed hash (`key_hash`); a hit is checked against the record itself.
+"""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, cast
+
+from rbloom import Bloom
+
+from oncelog.core.values import KeyIdentity, SequenceIdentity
+from oncelog.storage.key_hash import HASH_MAX, hash_identities
+from oncelog.storage.sqlite.key_index import key_run
+from oncelog.storage.sqlite.key_index.filters import KeyFilters, LayeredBloomFilter, create_segment_filter
+from oncelog.storage.sqlite.key_index.memtable import (
+    HashOrder,
+    Memtable,
+    add_place,
+    are_single,
+    count_places,
+    list_places,
+)
+from oncelog.storage.sqlite.key_index.merge import SegmentMerge
+from oncelog.storage.sqlite.key_index.segments import (
+    IndexDelta,
+    IndexJob,
+    Segment,
+    check_key_counts,
+    decode_job,
+    select_segments_to_clear,
+)
+from oncelog.storage.sqlite.statements import SQL
+
+SEAL_KEYS: Final = 32_768
+"""A segment of the lowest level has about this many keys; about twice as many can be hot."""
+FAN_OUT: Final = 16
+"""Each level is so many times larger than the one below, and every key is written once more for each of them: with 16
+twice from 8 million keys on. There may be as many segments of each to look for a known key in."""
+WORK_FACTOR: Final = 1.1
+"""Keys that each level's work moves on for every new key. Above 1, so that it ends before the next begins; and not by
+much, so that commits take as long while there is work as while there is none."""
+SLICE_KEYS: Final = 480
+"""Work is done for so many keys at a time at least, or an eighth of a segment: each time begins and ends with pages
+that the next one takes up again."""
+POSITION_BITS: Final = 48
+
+
+def encode_place(lane: int, position: int) -> int:
+    """Lane and position as one number."""
+    return lane << POSITION_BITS | position
+
+
+def decode_place(place: int) -> tuple[int, int]:
+    """What a place is made of."""
+    return place >> POSITION_BITS, place & (1 << POSITION_BITS) - 1
+
+
+class LaneIndexState(NamedTuple):
+    """How far a lane's keys have come."""
+
+    position: int
+    sealed_position: int
+    sealing_position: int
+
+
+CATCH_UP_KEYS_MAX: Final = 1000
+"""So many of others' are taken in soon."""
+
+
+class KeyIndex:
+    """One process's view of the index. Used inside transactions only, by one thread.
+
+    Within a transaction call `catch_up` first; `find` then is complete. What the transaction adds is told by `stage`
+    before `maintain`, and counts from `confirm` on, after COMMIT. After any error throw the whole index away.
+    """
+
+    def __init__(self, secret: bytes, seal_keys: int = SEAL_KEYS) -> None:
+        self._secret = secret
+        self._seal_keys = seal_keys
+        self._memtable: Memtable = {}
+        self._sealing_memtable: Memtable = {}
+        self._sealing_order: HashOrder | None = None
+        self._lanes: dict[int, int] = {}
+        self._borders: dict[int, tuple[int, int]] = {}
+        self._segments: list[Segment] = []
+        self._jobs: dict[int, IndexJob] = {}
+        self._merges: dict[int, SegmentMerge] = {}
+        self._commits = -1
+        self._staged: list[tuple[int, int]] = []
+        self._delta: IndexDelta | None = None
+        self._unfiltered: list[int] = []
+        self._awaits_filter = True
+        self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
+        self._work_due_keys = float(self._slice_keys)
+        """For how many keys work is to be done. At first for some, also if this process ends after a single commit."""
+        self._filter: LayeredBloomFilter | None = None
+        self._segment_filters: dict[int, Bloom] = {}
+        """A filter of each segment that this process has read, or has made from its beginning."""
+
+    def hash_identity(self, identity: KeyIdentity | SequenceIdentity) -> int:
+        """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
+        return self.hash_identities((identity,))[identity]
+
+    def hash_identities(
+        self, identities: Iterable[KeyIdentity | SequenceIdentity]
+    ) -> dict[KeyIdentity | SequenceIdentity, int]:
+        """What each of them is known by."""
+        return hash_identities(self._secret, identities)
+
+    # --- in a transaction
+
+    def catch_up(self, connection: Any, commits: int, lanes: Mapping[int, LaneIndexState]) -> None:
+        """Takes in what other processes have committed, sealed and merged since the last time."""
+        if commits == self._commits:
+            return
+        self._segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
+        self._jobs = {row[0]: decode_job(row) for row in connection.execute(SQL["jobs"]).fetchall()}
+        check_key_counts(self._segments, self._jobs.values(), sum(lane.position for lane in lanes.values()))
+        self._drop_stale_merges()
+        borders = {number: (lane.sealed_position, lane.sealing_position) for number, lane in lanes.items()}
+        if any(self._borders.get(number, (0, 0)) != border for number, border in borders.items()):
+            self._reassign_keys(lanes)
+        self._borders = borders
+        is_new = self._commits < 0
+        for number, lane in lanes.items():
+            # What was sealed before this index was made is in its filter, or the index has none. What others have
+            # both committed and sealed since is not: it is read here, or it would pass for new.
+            known = self._lanes.get(number, lane.sealed_position if is_new else 0)
+            if known < lane.position:
+                bounds = (encode_place(number, known), encode_place(number, lane.position))
+                self._add_rows(connection.execute(SQL["identities"], bounds).fetchall(), lane)
+            self._lanes[number] = lane.position
+        self._commits = commits
+
+    def is_nearly_current(self, lanes: Mapping[int, LaneIndexState]) -> bool:
+        """Whether `catch_up` would have little to do."""
+        missing = 0
+        for number, lane in lanes.items():
+            if self._borders.get(number, (0, 0)) != (lane.sealed_position, lane.sealing_position):
+                return False
+            missing += lane.position - self._lanes.get(number, 0)
+        return missing <= CATCH_UP_KEYS_MAX
+
+    def find_places(self, connection: Any, hashes: Collection[int]) -> dict[int, list[int]]:
+        """The places of those that may be known, and nothing of those that are certainly new."""
+        found: dict[int, list[int]] = {}
+        for keys in (self._memtable, self._sealing_memtable):
+            if not keys.keys().isdisjoint(hashes):  # new ones, as most are, are asked for all at once
+                for one in hashes:
+                    places = keys.get(one)
+                    if places is not None:
+                        found.setdefault(one, []).extend(list_places(places))
+        # Also what was found: another identity of the same hash may be sealed.
+        sealed = (
+            [] if not self._segments else [*hashes] if self._filter is None else self._filter.possible_members(hashes)
+        )
+        for segment, some in self._select_segments(sorted(sealed)) if sealed else ():
+            inside = self._segment_filters.get(segment)
+            likely = some if inside is None else [one for one in some if one in inside]
+            for one, place in key_run.find_in_segment(connection, segment, likely) if likely else ():
+                found.setdefault(one, []).append(place)
+        return found
+
+    def _select_segments(self, hashes: list[int]) -> Iterator[tuple[int, list[int]]]:
+        """Segments, and which of the hashes may be in each. They come in the order in which they lie there.
+
+        Of a merge that is under way, the target has those up to its cursor, and the sources the others. What is being
+        sealed is in memory as well.
+        """
+        ranges: dict[int, tuple[int, int]] = {}
+        for job in self._jobs.values():
+            done = bisect_right(hashes, job.cursor)
+            ranges.update((source, (done, len(hashes))) for source in job.sources)
+            ranges[job.target] = (0, done if job.sources else 0)
+        for segment in self._segments:
+            first, end = ranges.get(segment.segment, (0, len(hashes)))
+            if first < end:
+                yield segment.segment, hashes[first:end]
+
+    def stage(self, added: list[tuple[int, int]], positions: Mapping[int, int]) -> None:
+        """Notes what the transaction adds: hashes with their places, and the new positions of the lanes."""
+        self._staged = added
+        self._delta = IndexDelta(dict(self._jobs), list(self._segments), dict(positions))
+
+    @property
+    def commits(self) -> int:
+        """How many of the log's commits it knows."""
+        return self._commits
+
+    @property
+    def is_staged(self) -> bool:
+        """There is something that waits for `confirm`."""
+        return self._delta is not None
+
+    def maintain(self, connection: Any) -> None:
+        """Does a slice of the work that is due, in the same transaction. Call after the lanes have been saved."""
+        state = self._delta
+        if state is None:
+            return
+        self._work_due_keys += WORK_FACTOR * len(self._staged)
+        if self._work_due_keys < self._slice_keys:
+            return
+        keys, self._work_due_keys = int(self._work_due_keys), 0.0
+        self._begin_jobs(connection, state)
+        for job in list(state.jobs.values()):
+            if job.level == 0:
+                self._seal(connection, state, job, keys)
+            else:
+                self._merge(connection, state, job, keys)
+
+    def confirm(self) -> None:
+        """The transaction has been committed."""
+        state = self._delta
+        if state is None:
+            return
+        if state.began_sealing:
+            self._sealing_memtable, self._memtable, self._sealing_order = self._memtable, {}, state.sealing_order
+        added: Memtable = dict(self._staged)
+        if len(added) == len(self._staged) and self._memtable.keys().isdisjoint(added):
+            self._memtable.update(added)
+        else:
+            for one, place in self._staged:
+                add_place(self._memtable, one, place)
+        if state.sealed_segment:
+            self._end_sealing(state.sealed_segment)
+        self._jobs, self._segments = state.jobs, state.segments
+        self._lanes.update(state.positions)
+        self._commits += 1
+        self._staged, self._delta = [], None
+
+    # --- the filter
+
+    @property
+    def has_filter(self) -> bool:
+        """Without it every look goes to the segments: right, but slower."""
+        return self._filter is not None
+
+    def disable_filter(self) -> None:
+        """Nobody will fill one, so what should be in it need not be remembered."""
+        self._awaits_filter = False
+
+    def set_filters(self, filters: KeyFilters) -> None:
+        """Takes filters over all keys that had been sealed at some time after this index was made."""
+        filters.sealed.add(self._unfiltered)
+        self._unfiltered = []
+        self._filter = filters.sealed
+        there = {segment.segment for segment in self._segments}
+        self._segment_filters |= {one: inside for one, inside in filters.segments.items() if one in there}
+
+    # --- figures
+
+    @property
+    def memtable_keys(self) -> int:
+        """How many keys are in memory alone."""
+        return len(self._memtable) + len(self._sealing_memtable)
+
+    @property
+    def segment_keys(self) -> int:
+        """How many keys are in segments, those that are being sealed left out."""
+        # What is being merged is in source or target, and counted in both.
+        return sum(segment.keys for segment in self._segments) - sum(job.keys for job in self._jobs.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all of it takes, to within the interpreter's own book-keeping."""
+        hot = sum(sys.getsizeof(keys) for keys in (self._memtable, self._sealing_memtable))
+        numbers = 2 * sys.getsizeof(2**62) * self.memtable_keys
+        sealing_order = self._sealing_order  # once: the writer's thread may let go of it at any moment
+        order = sealing_order.memory_bytes if sealing_order is not None else 0
+        merges = sum(merge.memory_bytes for merge in list(self._merges.values()))
+        filters = sum(one.size_in_bits // 8 for one in list(self._segment_filters.values()))
+        return hot + numbers + order + merges + filters + (self._filter.memory_bytes if self._filter else 0)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All segments, complete or being filled."""
+        return self._segments
+
+    # --- inside
+
+    def _reassign_keys(self, lanes: Mapping[int, LaneIndexState]) -> None:
+        """Moves hot keys to where the lanes say they are by now: being sealed, or sealed."""
+        job = self._jobs.get(0)
+        hot: Memtable = {}
+        sealing: Memtable = {}
+        sealed: list[int] = []
+        for one, places in chain(self._sealing_memtable.items(), self._memtable.items()):
+            for place in list_places(places):
+                number, position = decode_place(place)
+                lane = lanes[number]
+                if position <= lane.sealed_position:
+                    sealed.append(one)
+                elif job is not None and position <= lane.sealing_position:
+                    add_place(sealing, one, place)
+                else:
+                    add_place(hot, one, place)
+        self._add_to_filter(sealed)
+        self._memtable, self._sealing_memtable, self._sealing_order = hot, sealing, None
+
+    def _add_rows(self, rows: Iterable[tuple[Any, ...]], lane: LaneIndexState) -> None:
+        sealing_position = lane.sealing_position if 0 in self._jobs else 0
+        sealed: list[int] = []
+        for place, *identity in rows:
+            hashes = self.hash_record(*identity)
+            position = decode_place(place)[1]
+            if position <= lane.sealed_position:
+                sealed += hashes
+                continue
+            target = self._memtable
+            if position <= sealing_position:
+                target, self._sealing_order = self._sealing_memtable, None
+            for one in hashes:
+                add_place(target, one, place)
+        self._add_to_filter(sealed)
+
+    def hash_record(self, policy: str, scope: str, client: str, client_sequence: int, key: bytes) -> list[int]:
+        """Under what a record can be found: its key, and the number its client gave it."""
+        hashes = []
+        if key:
+            # Only clients that number their writes have keys of their own (core.values.key_identity).
+            hashes.append(self.hash_identity((policy, scope, client if client_sequence else "", key)))
+        if client_sequence:
+            hashes.append(self.hash_identity((policy, scope, client, client_sequence)))
+        return hashes
+
+    def _begin_jobs(self, connection: Any, delta: IndexDelta) -> None:
+        if 0 not in delta.jobs and not self._sealing_memtable and len(self._memtable) >= self._seal_keys:
+            # What this transaction adds stays hot: the border is where the lanes stood before it.
+            connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
+            delta.begin_job(connection, 0, (), count_places(self._memtable))
+            delta.began_sealing = True
+            delta.sealing_order = HashOrder(self._memtable)
+        filling = {job.target for job in delta.jobs.values()}
+        levels: dict[int, list[Segment]] = {}
+        for segment in delta.segments:
+            if segment.segment not in filling:
+                levels.setdefault(segment.level, []).append(segment)
+        for level, segments in levels.items():
+            if len(segments) >= FAN_OUT and level + 1 not in delta.jobs:
+                sources = segments[:FAN_OUT]
+                keys = sum(segment.keys for segment in sources)
+                delta.begin_job(connection, level + 1, tuple(segment.segment for segment in sources), keys)
+
+    def _seal(self, connection: Any, delta: IndexDelta, job: IndexJob, count: int) -> None:
+        keys = self._memtable if delta.began_sealing else self._sealing_memtable
+        order = delta.sealing_order if delta.began_sealing else self._sealing_order
+        if order is None:
+            order = self._sealing_order = HashOrder(keys)
+        hashes = order.list_after(job.cursor, count + 1)
+        has_more = len(hashes) > count
+        del hashes[count:]
+        places = [keys[one] for one in hashes]
+        if are_single(places):
+            key_run.write_runs(connection, job.target, (hashes, cast("list[int]", places)))
+        else:
+            pairs = [(one, place) for one in hashes for place in sorted(list_places(keys[one]))]
+            key_run.write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
+        if has_more:
+            delta.advance_job(connection, job, hashes[-1])
+        else:
+            connection.execute(SQL["end_sealing"])
+            delta.end_job(connection, job)
+            delta.sealed_segment = job.target
+
+    def _merge(self, connection: Any, delta: IndexDelta, job: IndexJob, count: int) -> None:
+        """Hashes are spread evenly, so a part of their range is that part of the keys."""
+        upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
+        merge = self._merges.get(job.level)
+        if merge is None:
+            merge = self._merges[job.level] = SegmentMerge(job.target, job.sources, job.cursor, job.keys)
+            if merge.filter is not None:
+                self._segment_filters[job.target] = merge.filter
+        merge.advance(connection, upto)
+        for segment in select_segments_to_clear(job, upto):
+            connection.execute(SQL["drop_runs"], (segment, upto))
+        if upto < HASH_MAX:
+            delta.advance_job(connection, job, upto)
+        else:
+            del self._merges[job.level]
+            for segment in job.sources:
+                self._segment_filters.pop(segment, None)
+            delta.end_job(connection, job)
+
+    def _drop_stale_merges(self) -> None:
+        """What this process has of merges that another has gone on with, and of segments that are gone."""
+        for level, merge in list(self._merges.items()):
+            job = self._jobs.get(level)
+            if job is None or (merge.target, merge.cursor) != (job.target, job.cursor):
+                del self._merges[level]
+                self._segment_filters.pop(merge.target, None)
+        for segment in self._segment_filters.keys() - {segment.segment for segment in self._segments}:
+            del self._segment_filters[segment]
+
+    def _end_sealing(self, segment: int) -> None:
+        """Takes them into the filters all at once: slice by slice, among other work, it takes several times as long."""
+        hashes = list(self._sealing_memtable)
+        self._add_to_filter(hashes)
+        self._segment_filters[segment] = inside = create_segment_filter(len(hashes))
+        inside.update(hashes)
+        self._sealing_memtable, self._sealing_order = {}, None
+
+    def _add_to_filter(self, hashes: list[int]) -> None:
+        if self._filter is None:
+            self._unfiltered += hashes if self._awaits_filter else ()
+        elif hashes:
+            self._filter.add(hashes)

@@ -1,0 +1,70 @@
+"""Keys that are in memory: by their hash, the place of a record, or of several."""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from oncelog.storage.key_hash import HASH_MAX
+
+Places = int | tuple[int, ...]
+Memtable = dict[int, Places]
+
+_PART_BITS: Final = 6
+_PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
+
+
+class HashOrder:
+    """Hashes in their order. They are sorted a part at a time: for all of them at once a commit would have to wait."""
+
+    def __init__(self, hashes: Iterable[int]) -> None:
+        self._parts: list[list[int]] = [[] for _ in range(1 << _PART_BITS)]
+        self._sorted = [False] * len(self._parts)
+        add = [part.append for part in self._parts]
+        for one in hashes:
+            add[one >> _PART_SHIFT](one)
+
+    def list_after(self, cursor: int, count: int) -> list[int]:
+        """The first ones above the cursor, at most so many."""
+        found: list[int] = []
+        number = max(cursor, 0) >> _PART_SHIFT
+        while len(found) < count and number < len(self._parts):
+            part = self._parts[number]
+            if not self._sorted[number]:
+                part.sort()
+                self._sorted[number] = True
+            start = bisect_right(part, cursor)
+            found += part[start : start + count - len(found)]
+            number += 1
+        return found
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes beside the hashes."""
+        return sum(map(sys.getsizeof, self._parts))
+
+
+def list_places(places: Places) -> list[int]:
+    """Each of them."""
+    return [places] if isinstance(places, int) else list(places)
+
+
+def are_single(places: Iterable[Places]) -> bool:
+    """Whether each is one place, as nearly all are."""
+    return set(map(type, places)) == {int}
+
+
+def count_places(memtable: Memtable) -> int:
+    """All places of all keys."""
+    if are_single(memtable.values()):
+        return len(memtable)
+    return sum(len(list_places(places)) for places in memtable.values())
+
+
+def add_place(memtable: Memtable, key_hash: int, place: int) -> None:
+    """Adds a place to those of a hash."""
+    known = memtable.get(key_hash)
+    if known is None:
+        memtable[key_hash] = place
+    elif place not in list_places(known):
+        memtable[key_hash] = (*list_places(known), place)

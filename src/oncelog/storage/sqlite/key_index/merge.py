@@ -1,0 +1,91 @@
+"""Several segments of the key index become one, slice by slice."""
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oncelog.storage.sqlite.key_index.filters import create_segment_filter
+from oncelog.storage.sqlite.key_index.key_run import NUMBER_TYPECODE, KeyPairs, unpack_run, write_runs
+from oncelog.storage.sqlite.statements import SQL
+
+READ_RUNS: Final = 4
+"""So many are read at once from each source."""
+
+
+class SegmentMerge:
+    """A merge that is under way: what has been read of its sources and not been written yet."""
+
+    def __init__(self, target: int, sources: Sequence[int], cursor: int, keys: int) -> None:
+        self.target = target
+        self.cursor = cursor
+        self.filter = create_segment_filter(keys) if cursor < 0 else None
+        """Of what the target has, if all of it was written by this one."""
+        self._sources = [_SegmentReader(segment, cursor) for segment in sources]
+
+    def advance(self, connection: Any, upto: int) -> None:
+        """Copies what lies between the cursor and a hash to the target."""
+        hashes: list[int] = []
+        places: list[int] = []
+        for source in self._sources:
+            some = source.take(connection, upto)
+            hashes += some[0]
+            places += some[1]
+        write_runs(connection, self.target, _sort_pairs(hashes, places))
+        if self.filter is not None:
+            self.filter.update(hashes)
+        self.cursor = upto
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes."""
+        return sum(source.memory_bytes for source in self._sources)
+
+
+class _SegmentReader:
+    """A segment that is read from a hash on, some runs at a time."""
+
+    def __init__(self, segment: int, cursor: int) -> None:
+        self._segment = segment
+        self._cursor = cursor
+        self._read_upto = cursor
+        self._is_at_end = False
+        self._hashes = array(NUMBER_TYPECODE)
+        self._places = array(NUMBER_TYPECODE)
+
+    def take(self, connection: Any, upto: int) -> KeyPairs:
+        """What lies behind what was taken before, up to a hash."""
+        while self._read_upto < upto and not self._is_at_end:
+            self._read(connection)
+        end = bisect_right(self._hashes, upto)
+        some = self._hashes[:end], self._places[:end]
+        del self._hashes[:end], self._places[:end]
+        self._cursor = upto
+        return some
+
+    def _read(self, connection: Any) -> None:
+        row = (self._segment, self._read_upto, READ_RUNS)
+        runs = connection.execute(SQL["runs_after"], row).fetchall()
+        self._is_at_end = len(runs) < READ_RUNS
+        for last, packed in runs:
+            hashes, places = unpack_run(packed, last)
+            # Of the first run a part may have been taken before this was made.
+            begin = bisect_right(hashes, self._cursor)
+            self._hashes.extend(hashes[begin:])
+            self._places.extend(places[begin:])
+            self._read_upto = last
+
+    @property
+    def memory_bytes(self) -> int:
+        return sys.getsizeof(self._hashes) + sys.getsizeof(self._places)
+
+
+def _sort_pairs(hashes: list[int], places: list[int]) -> KeyPairs:
+    """Keys by hash, and those of one hash by place."""
+    place_of = dict(zip(hashes, places, strict=True))
+    if len(place_of) == len(hashes):  # as nearly always: numbers are sorted sooner than pairs
+        hashes.sort()
+        return hashes, [place_of[one] for one in hashes]
+    pairs = sorted(zip(hashes, places, strict=True))
+    return [one for one, _ in pairs], [place for _, place in pairs]

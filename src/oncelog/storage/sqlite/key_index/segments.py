@@ -1,0 +1,104 @@
+"""The segments of the key index, and the work on them that is under way."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from oncelog.errors import CorruptError
+from oncelog.storage.key_hash import HASH_MAX
+from oncelog.storage.sqlite.key_index import key_run
+from oncelog.storage.sqlite.key_index.key_run import VERIFY_HINT
+from oncelog.storage.sqlite.key_index.memtable import HashOrder
+from oncelog.storage.sqlite.statements import SQL
+
+KEYS_PER_RECORD_MAX: Final = 2
+CLEAR_RUNS: Final = 16
+"""So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
+the next ones."""
+
+
+class Segment(NamedTuple):
+    """Sorted keys, in runs."""
+
+    segment: int
+    level: int
+    keys: int
+
+
+class IndexJob(NamedTuple):
+    """Work that fills a segment. Level 0 is filled from memory, the others from the sources."""
+
+    level: int
+    target: int
+    sources: tuple[int, ...]
+    keys: int
+    cursor: int
+
+
+def decode_job(row: tuple[Any, ...]) -> IndexJob:
+    """From the columns of the statement `jobs`."""
+    level, target, sources, keys, cursor = row
+    try:
+        return IndexJob(level, target, tuple(orjson.loads(sources)), keys, cursor)
+    except (ValueError, TypeError) as error:
+        raise CorruptError(f"the key index notes work on {sources!r}, which are no segments; {VERIFY_HINT}") from error
+
+
+def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
+    """Memory is made for as many keys as they say. Raises CorruptError if there are not so many records."""
+    for one in chain[Segment | IndexJob](segments, jobs):
+        if not 0 <= one.keys <= KEYS_PER_RECORD_MAX * records:
+            what = f"a segment with {one.keys} keys, of {records} records"
+            raise CorruptError(f"the key index says that it has {what}; {VERIFY_HINT}")
+
+
+class IndexDelta:
+    """How segments and jobs stand if the transaction is committed."""
+
+    def __init__(self, jobs: dict[int, IndexJob], segments: list[Segment], positions: dict[int, int]) -> None:
+        self.jobs = jobs
+        self.segments = segments
+        self.positions = positions
+        self.began_sealing = False
+        self.sealed_segment = 0
+        """A segment, which has all its keys now."""
+        self.sealing_order: HashOrder | None = None
+
+    def begin_job(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
+        """Notes new work, and the segment that it fills."""
+        target = max((segment.segment for segment in self.segments), default=0) + 1
+        self.segments.append(Segment(target, level, keys))
+        connection.execute(SQL["add_segment"], (target, level, keys))
+        self.advance_job(connection, IndexJob(level, target, sources, keys, -1), -1)
+
+    def advance_job(self, connection: Any, job: IndexJob, cursor: int) -> None:
+        """Notes that work has come to a hash."""
+        self.jobs[job.level] = job._replace(cursor=cursor)
+        row = (job.level, job.target, orjson.dumps(job.sources).decode(), job.keys, cursor)
+        connection.execute(SQL["save_job"], row)
+
+    def end_job(self, connection: Any, job: IndexJob) -> None:
+        """Notes that work is done, and its sources are gone."""
+        del self.jobs[job.level]
+        connection.execute(SQL["end_job"], (job.level,))
+        connection.execute(SQL["drop_segments"], (orjson.dumps(job.sources).decode(),))
+        self.segments = [segment for segment in self.segments if segment.segment not in job.sources]
+
+
+def select_segments_to_clear(job: IndexJob, upto: int) -> Iterator[int]:
+    """The sources of a merge from which some runs should be taken out when it has come to a hash.
+
+    One after the other, each when about CLEARED_RUNS have been merged since the last time: what is left until then is
+    only room, for nobody looks below the cursor. It follows from the cursor alone, whichever process goes on.
+    """
+    if upto == HASH_MAX:
+        yield from job.sources
+        return
+    times = max(1, job.keys // (len(job.sources) * CLEAR_RUNS * key_run.RUN_KEYS))
+    width = (HASH_MAX + 1) // times
+    for number, segment in enumerate(job.sources):
+        shift = number * width // len(job.sources)
+        if (upto + shift) // width > (job.cursor + shift) // width:
+            yield segment

@@ -1,0 +1,118 @@
+"""Looking at a log that is there, for the command line: nothing is made, migrated or changed."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from oncelog.errors import CorruptError, NotALogError, StoreError, StoreUnavailableError
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.record_rows import DAMAGE_ERRORS
+from oncelog.storage.sqlite.database_file import (
+    BUSY_TIMEOUT_MS,
+    SCHEMA_VERSION,
+    SqliteDriver,
+    connect,
+    load_metadata,
+    translate_error,
+)
+
+_CANNOT_OPEN: Final = "SQLITE_CANTOPEN"
+PROGRESS_OPERATIONS: Final = 100_000
+
+
+class ExistingFileDriver(SqliteDriver):
+    """Connections to a file that must be there already.
+
+    They are opened for writing though they only read: a connection that cannot write leaves an empty write-ahead log
+    behind, and whoever copies the file next wonders what it is. `query_only` keeps it from changing anything.
+    """
+
+    def __init__(self, *, query_only: bool = True) -> None:
+        super().__init__()
+        self._query_only = query_only
+
+    def check(self, path: str) -> None:
+        """As `Driver` says, and a file that is missing or empty is no log either."""
+        found = Path(path)
+        if not found.exists():
+            raise NotALogError(f"{path} does not exist.")
+        if not found.is_file():
+            raise NotALogError(f"{path} is not a file.")
+        super().check(path)
+        if found.stat().st_size == 0:
+            raise NotALogError(f"{path} is empty: no log has been made in it.")
+
+    def create(self, path: str) -> None:
+        """Do nothing: `check` refuses a missing file."""
+
+    def connect(self, path: str) -> sqlite3.Connection:
+        """As `Driver` says."""
+        connection = self._connect(path, "mode=rw")
+        try:
+            connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if error.sqlite_errorname != _CANNOT_OPEN or Path(f"{path}-wal").exists():
+                raise
+            # A directory that cannot be written to, as on a medium for backups. Without a write-ahead log nobody
+            # is writing, and nobody can begin to.
+            connection = self._connect(path, "immutable=1")
+        if self._query_only:
+            connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    def _connect(self, path: str, query: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{Path(path).absolute().as_uri()}?{query}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_MS / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+
+@contextmanager
+def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[tuple[sqlite3.Connection, LogMetadata]]:
+    """A connection inside one read transaction, and what the file says about itself.
+
+    A file of an older schema is refused unless it is allowed; the caller then must not use its later tables.
+
+    Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, never an error of SQLite's.
+    """
+    driver = ExistingFileDriver()
+    driver.check(path)
+    try:
+        with closing(connect(driver, path)) as connection:
+            # Long statements come back to Python now and then, so that an interrupt is noticed.
+            connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
+            connection.execute("BEGIN")
+            yield connection, (load_metadata if allow_older else load_current_metadata)(connection, path)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
+            raise KeyboardInterrupt from error
+        raise to_store_error(error, path) from error
+    except DAMAGE_ERRORS as error:
+        raise CorruptError(f"{path} holds what no log has written: {error}") from error
+
+
+def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
+    """What an error of SQLite's means to someone who looks at a file."""
+    ours = translate_error(error, path)
+    if isinstance(ours, StoreUnavailableError):
+        return StoreUnavailableError(f"{path} cannot be read or written: {error}")
+    if isinstance(ours, CorruptError):
+        return CorruptError(f"{path} is damaged: {error}")
+    return CorruptError(f"{path} is not as a log should be: {error}")
+
+
+def load_current_metadata(connection: sqlite3.Connection, path: str) -> LogMetadata:
+    """What the file says about itself. Raises StoreError for one of an older schema."""
+    file = load_metadata(connection, path)
+    if file.schema_version < SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has schema {file.schema_version}; this Oncelog reads schema {SCHEMA_VERSION}. "
+            "Opening the log with it once brings the file up to date."
+        )
+    return file

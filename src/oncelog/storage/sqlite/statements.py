@@ -1,0 +1,46 @@
+"""The statements of `sql/queries.sql` by name, and the migrations in their order."""
+
+from collections.abc import Iterable
+from importlib.resources import files
+from itertools import chain, islice
+from typing import Any, Final
+
+from oncelog.sql_files import list_scripts, parse_statements
+
+_SQL: Final = files("oncelog.storage.sqlite") / "sql"
+SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+ROWS_MAX: Final = 64
+"""How many rows a statement inserts at most: then a row costs about half of what it does alone, and a little less than
+with 16; beyond that nothing is gained."""
+
+
+def load_migrations() -> list[tuple[int, str]]:
+    """Each version's number and script, oldest first."""
+    return list_scripts(_SQL / "migrations")
+
+
+class BulkInsert:
+    """Inserts rows, many a statement: every call into SQLite lets go of the interpreter and must wait for it again.
+
+    One that fails leaves the rows before it (OR FAIL), and the caller rolls its transaction back. To undo the statement
+    alone, as it would by default, SQLite copies every page before the first change: a row among others took three times
+    as long.
+    """
+
+    def __init__(self, table: str, columns: tuple[str, ...], on_conflict: str = "") -> None:
+        mark = f"({', '.join('?' * len(columns))})"
+        one = f"INSERT OR FAIL INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
+        sizes = [1 << bit for bit in reversed(range(ROWS_MAX.bit_length()))]
+        self._largest, *self._smaller = [(size, one + f", {mark}" * (size - 1) + on_conflict) for size in sizes]
+        """Each half as large as the one before: few, so that each is prepared once, and few make any number."""
+
+    def __call__(self, connection: Any, rows: Iterable[tuple[Any, ...]], count: int) -> None:
+        """Inserts so many rows in their order. They may be made one by one as they are needed."""
+        values = iter(rows)
+        size, statement = self._largest
+        while count >= size:
+            connection.execute(statement, tuple(chain.from_iterable(islice(values, size))))
+            count -= size
+        for size, statement in self._smaller if count else ():
+            if count & size:
+                connection.execute(statement, tuple(chain.from_iterable(islice(values, size))))

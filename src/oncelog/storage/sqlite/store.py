@@ -1,0 +1,501 @@
+"""The SQLite store: a writer thread, two reader threads, and asyncio in front of them.
+
+Small batches are decided and written on the event loop's thread, and only made durable by the writer's. What they have
+written is moved from the write-ahead log into the file by a thread of its own, beside the commits.
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.proof import Block
+from oncelog.core.read_set import ReadSet
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.values import (
+    KeyIdentity,
+    LaneHead,
+    Record,
+    RecordAct,
+    Remembered,
+    Request,
+    RequestedSettings,
+    Settings,
+    Submission,
+)
+from oncelog.errors import ClosedError, CorruptError
+from oncelog.storage.clock import JUMP_MS_MAX, Clock, SystemClock
+from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator
+from oncelog.storage.record_rows import DAMAGE_ERRORS
+from oncelog.storage.sqlite import delta_queries, ledger_queries, member_queries, record_queries
+from oncelog.storage.sqlite import tenants as tenants_of_file
+from oncelog.storage.sqlite.database_file import Driver, SqliteDriver, connect, translate_error
+from oncelog.storage.sqlite.key_index.filters import load_filters
+from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, decode_place
+from oncelog.storage.sqlite.statements import SQL
+from oncelog.storage.sqlite.worker_thread import WorkerThread
+from oncelog.storage.sqlite.writer import Writer
+from oncelog.storage.store import (
+    BatchResult,
+    Consumer,
+    Draw,
+    EncodeViews,
+    EntityPage,
+    Evidence,
+    KeyStatus,
+    MemberChange,
+    MemberCursor,
+    MemberPage,
+    MembershipPage,
+    Page,
+    Query,
+    RecordViewPage,
+    RelationshipPage,
+    RelationshipQuery,
+    RowPage,
+    ScopedBlock,
+    SideState,
+)
+from oncelog.storage.tenants import COUNT_ATTEMPTS_MAX, UsageCount, list_tenants
+from oncelog.storage.tenants import encode_tenants as kept_text
+
+logger: Final = logging.getLogger("oncelog.sqlite")
+
+READERS: Final = 2
+PREPARED_ITEMS_MAX: Final = 1024
+PREPARED_BYTES_MAX: Final = 1024 * 1024
+"""A batch of more is left to the writer's thread: what else the event loop has to do must not wait for it."""
+LOOP_WAIT_S_MAX: Final = 0.1
+OFF_LOOP_S: Final = 5.0
+"""A disk that has let the event loop wait for longer than the first is left to the writer's thread for the second."""
+IMMEDIATE_COMMIT_RECORDS: Final = 64
+"""Of so many records COMMIT begins at once, beside what the event loop has to do. For fewer that is not worth the
+change of threads, which the loop has to wait for."""
+CHECKPOINT_RECORDS: Final = 1024
+CHECKPOINT_PAUSE_S: Final = 0.1
+"""So many records are moved into the file at a time, or more, with a pause after it. If they are large, the write-ahead
+log comes to CHECKPOINT_PAGES before, and a commit moves them."""
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """A log in a file. See `stores.protocol.Store` for what each method promises."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: Settings | RequestedSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        draw: Draw = os.urandom,
+        driver: Driver | None = None,
+        jump_ms_max: int = JUMP_MS_MAX,
+        seal_keys: int = SEAL_KEYS,
+    ) -> None:
+        self._path = os.fspath(path)
+        self._requested_settings = settings
+        self._driver = driver or SqliteDriver()
+        self._file_writer = Writer(self._path, self._driver, clock or SystemClock(), draw, jump_ms_max, seal_keys)
+        self._writer_thread: WorkerThread | None = None
+        self._readers: ThreadPoolExecutor | WorkerThread | None = None
+        self._checkpointer: ThreadPoolExecutor | None = None
+        self._checkpoint_lock = asyncio.Lock()
+        self._checkpoint_task: asyncio.Task[None] | None = None
+        self._uncheckpointed_records = 0
+        self._views_lock = asyncio.Lock()
+        self._reader_connections: list[Any] = []
+        self._thread = threading.local()
+        self._process = 0
+        self._fill_task: asyncio.Task[None] | None = None
+        self._prepare_after_s = 0.0
+        """Until then batches are written by the writer's thread alone."""
+
+    @property
+    def epoch(self) -> str:
+        """As `Store` says."""
+        return self._file_writer.metadata.epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Store` says."""
+        return self._file_writer.metadata.settings
+
+    async def open(self) -> None:
+        """As `Store` says. Several processes may open one file, each after it was forked."""
+        self._process = os.getpid()
+        self._writer_thread = WorkerThread("oncelog-writer")
+        self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer_thread
+        self._checkpointer = ThreadPoolExecutor(1, "oncelog-mover") if self._driver.is_shared else None
+        try:
+            await self._write(self._file_writer.open, self._requested_settings)
+            await self._recount_usage()
+        except BaseException:
+            await self.close()
+            raise
+        self._start_fill()
+
+    async def close(self) -> None:
+        """As `Store` says."""
+        if self._writer_thread is None or self._readers is None:
+            return
+        if self._fill_task is not None:
+            self._fill_task.cancel()
+        if self._checkpoint_task is not None:
+            self._checkpoint_task.cancel()
+        writer, readers, mover = self._writer_thread, self._readers, self._checkpointer
+        self._writer_thread = self._readers = self._checkpointer = None
+        if mover is not None:
+            await asyncio.to_thread(mover.shutdown)
+        if isinstance(readers, ThreadPoolExecutor):
+            await asyncio.to_thread(readers.shutdown)
+        for connection in self._reader_connections:
+            connection.close()
+        self._reader_connections.clear()
+        await writer.submit(self._file_writer.close)
+        await asyncio.to_thread(writer.stop)
+
+    def create_sibling(self) -> "SqliteStore | None":
+        """As `Store` says: with a separate connection, as another process has one."""
+        if not self._driver.is_shared:
+            return None
+        store = SqliteStore(self._path, driver=self._driver)
+        store._file_writer = self._file_writer.create_sibling()
+        return store
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """As `Store` says."""
+        return await self._write(self._file_writer.declare, policies)
+
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
+        """As `Store` says."""
+        writer = self._writer_thread
+        if writer is None or validate is not None or (decided := self._prepare(batch)) is None:
+            decided = await self._write(self._file_writer.commit, batch, validate)
+        elif not decided.changes.is_empty:
+            # Whoever waits for it may go. The transaction must come to its end all the same, or nobody could write.
+            try:
+                is_large = len(decided.changes.records) >= IMMEDIATE_COMMIT_RECORDS
+                finishing = writer.submit(self._file_writer.finish, start_now=is_large)
+            except RuntimeError:  # the interpreter is about to end
+                self._file_writer.abandon()
+                raise
+            await asyncio.shield(finishing)
+        if self._file_writer.index_without_filter is not None:
+            self._start_fill()
+        self._uncheckpointed_records += len(decided.changes.records)
+        if self._uncheckpointed_records >= CHECKPOINT_RECORDS:
+            self._start_checkpoint()
+        return decided
+
+    async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """As `Store` says."""
+        return await self._write(self._file_writer.find_keys, identities)
+
+    async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
+        """As `Store` says."""
+        return await self._write(self._file_writer.get_key_status, identity)
+
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
+        """As `Store` says."""
+        return await self._write(self._file_writer.erase, lane, positions, act)
+
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
+        """As `Store` says."""
+        text = kept_text(tenants)
+        for tried in count(1):
+            begun = await self._read(tenants_of_file.load_count_start)
+            if begun.is_counted(text):
+                return False
+            counted = UsageCount(begun, tenants)
+            for lane, newest in begun.positions.items() if counted.is_needed else ():
+                after = 0
+                while rows := await self._read(tenants_of_file.load_sizes, lane, after, newest):
+                    counted.add(rows)
+                    after = decode_place(rows[-1][0])[1]
+            if await self._write(self._file_writer.set_tenants, text, counted, begun, tried >= COUNT_ATTEMPTS_MAX, act):
+                return True
+        raise AssertionError("it is tried until it is done")
+
+    async def _recount_usage(self) -> None:
+        """Count usage that was counted by an earlier version of Oncelog."""
+        begun = await self._write(self._file_writer.load_count_start)
+        if not begun.is_counted(begun.text):
+            await self.set_tenants(list_tenants(begun.text))
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Store` says."""
+        return await self._read(tenants_of_file.load_usage)
+
+    async def scrub(self) -> bool:
+        """As `Store` says."""
+        async with self._checkpoint_lock:  # or the mover would be taken for a reader that is in the way
+            return await self._write(self._file_writer.scrub)
+
+    def free_bytes(self) -> int | None:
+        """As `Store` says. What lies in the write-ahead log must still be moved into the file, which grows by it."""
+        free = self._driver.get_free_bytes(self._path)
+        return None if free is None else max(0, free - _get_file_size(f"{self._path}-wal"))
+
+    async def size_bytes(self) -> int | None:
+        """As `Store` says: the file, and what lies beside it."""
+        sizes = [_get_file_size(f"{self._path}{end}") for end in ("", "-wal")]
+        return sum(sizes) if any(sizes) else None
+
+    async def probe(self) -> None:
+        """As `Store` says."""
+        async with self._checkpoint_lock:  # as in `scrub`
+            await self._write(self._file_writer.probe)
+
+    async def confirm_clock(self) -> None:
+        """As `Store` says."""
+        await self._write(self._file_writer.confirm_clock)
+
+    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+        """As `Store` says."""
+        return await self._write(self._file_writer.renew_epoch, above, NO_REPLACED_LOG, operator)
+
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """As `Store` says."""
+        return await self._read(record_queries.list_previous_epochs)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """As `Store` says: SQLite does not tell."""
+
+    async def read(self, query: Query) -> Page:
+        """As `Store` says."""
+        return await self._read(record_queries.read_page, query, self.settings.lanes, self.epoch)
+
+    async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
+        """As `Store` says."""
+        # One at a time. Every row lets go of the interpreter and takes it again: two that do so at once make each other
+        # wait, and both together take twice as long as one after the other.
+        async with self._views_lock:
+            return await self._read(record_queries.read_views, query, policy, encode, self.epoch)
+
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store` says."""
+        return await self._read(record_queries.list_internal_records, after, limit)
+
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(record_queries.find_sequence_before, stream, upto, count, self.settings.lanes)
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(record_queries.find_sequence_after, stream, after, count, self.settings.lanes)
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """As `Store` says."""
+        self._file_writer.check_file()
+        return await self._read(record_queries.load_heads)
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        """As `Store` says."""
+        return await self._read(record_queries.load_block, lane, height)
+
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        """As `Store` says."""
+        return await self._read(ledger_queries.list_blocks, lane, after, limit, scope)
+
+    async def side_state(self, read_set: ReadSet) -> SideState:
+        """As `Store` says."""
+        return await self._read(
+            ledger_queries.load_side_state, read_set, self.settings, self._file_writer.propose_time_ms
+        )
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        """As `Store` says."""
+        bounds = (scope, prefix, after, limit, bytes_max)
+        return await self._read(ledger_queries.list_entities, bounds, self.settings, self._file_writer.propose_time_ms)
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        """As `Store` says."""
+        return await self._read(delta_queries.list_rows, (scope, table, after, limit, bytes_max), self.settings)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """As `Store` says."""
+        return await self._read(ledger_queries.list_relationships, query, self.settings)
+
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        """As `Store` says."""
+        return await self._read(member_queries.list_members, scope, after, limit, self.settings)
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        """As `Store` says."""
+        return await self._read(member_queries.list_memberships, member, prefix, after, limit)
+
+    async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
+        """As `Store` says."""
+        return await self._read(member_queries.list_member_changes, lane, after, limit)
+
+    async def erasures(self) -> int:
+        """As `Store` says."""
+        self._file_writer.check_file()
+        return await self._read(_count_erasures)
+
+    async def consumers(self) -> list[Consumer]:
+        """As `Store` says."""
+        return await self._read(record_queries.list_consumers, self.settings.lanes)
+
+    @property
+    def index_memory_bytes(self) -> tuple[int, int]:
+        """How many keys the index knows, and what it takes of memory for them, roughly."""
+        index = self._file_writer.index
+        return index.memtable_keys + index.segment_keys, index.memory_bytes
+
+    # --- threads
+
+    async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await self._run(self._writer_thread, function, *arguments)
+
+    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await self._run(self._readers, self._run_read, function, *arguments)
+
+    async def _run(
+        self, executor: ThreadPoolExecutor | WorkerThread | None, function: Callable[..., T], *arguments: Any
+    ) -> T:
+        if executor is None:
+            raise ClosedError(f"the log {self._path} is closed")
+        if os.getpid() != self._process:
+            raise ClosedError(f"the log {self._path} was opened before this process was forked; open it after")
+        if isinstance(executor, WorkerThread):
+            return await executor.submit(function, *arguments)
+        return await asyncio.wrap_future(executor.submit(function, *arguments))
+
+    def _prepare(self, batch: Sequence[Request]) -> BatchResult | None:
+        """What becomes of a batch, decided and written on this thread, but for COMMIT. None where that may take long.
+
+        A thread of its own for it must take the interpreter from the event loop, and the loop must take it back, many
+        times a batch: with both busy that costs as much as the work (docs/decisions/0010). What really waits for the
+        disk, COMMIT, does not need the interpreter.
+        """
+        if self._writer_thread is None or not self._writer_thread.is_idle or os.getpid() != self._process:
+            return None
+        began_s = time.monotonic()
+        if began_s < self._prepare_after_s or not _is_small_batch(batch):
+            return None
+        cpu_s = time.thread_time()
+        try:
+            return self._file_writer.prepare(batch)
+        finally:
+            waited_s = time.monotonic() - began_s - (time.thread_time() - cpu_s)
+            if waited_s > LOOP_WAIT_S_MAX:  # for the disk, most likely: the loop must not
+                self._prepare_after_s = began_s + OFF_LOOP_S
+
+    def _run_read(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            connection = self._reader_connection()
+            connection.execute("BEGIN")
+            try:
+                return function(connection, *arguments)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            self._close_reader_connection()
+            ours = translate_error(error, self._path)
+            if ours is error:
+                raise
+            raise ours from error
+        except DAMAGE_ERRORS as error:
+            raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
+
+    def _reader_connection(self, use: str = "reader") -> Any:
+        """This thread's own, one for each use."""
+        if not self._driver.is_shared:
+            return self._file_writer.connection
+        connection = getattr(self._thread, use, None)
+        if connection is None:
+            connection = connect(self._driver, self._path)
+            connection.execute("PRAGMA query_only = ON")
+            setattr(self._thread, use, connection)
+            self._reader_connections.append(connection)
+        return connection
+
+    def _close_reader_connection(self, use: str = "reader") -> None:
+        connection = getattr(self._thread, use, None)
+        if connection is not None:
+            setattr(self._thread, use, None)
+            self._reader_connections.remove(connection)
+            connection.close()
+
+    # --- from the write-ahead log into the file, beside the commits
+
+    def _start_checkpoint(self) -> None:
+        if self._checkpointer is not None and (self._checkpoint_task is None or self._checkpoint_task.done()):
+            self._checkpoint_task = asyncio.get_running_loop().create_task(self._run_checkpoint(self._checkpointer))
+
+    async def _run_checkpoint(self, checkpointer: ThreadPoolExecutor) -> None:
+        """Else a commit would, and all who wait for it: 10 ms and more, again and again.
+
+        What comes in meanwhile is left for the next time, or for a commit that finds too much of it.
+        """
+        try:
+            async with self._checkpoint_lock:
+                self._uncheckpointed_records = 0
+                await asyncio.wrap_future(checkpointer.submit(self._checkpoint))
+        except Exception:  # a commit will try
+            logger.debug("the write-ahead log was not moved into the file", exc_info=True)
+        await asyncio.sleep(CHECKPOINT_PAUSE_S)
+
+    def _checkpoint(self) -> None:
+        """One connection moves, and another one reads meanwhile.
+
+        Before SQLite 3.51.3 a checkpoint could mistake the log that a commit has just begun anew for the old one, and
+        spoil the file (docs/decisions/0008). While somebody reads, no commit begins it anew; or there is nothing to
+        move, and then he is in the way of the checkpoint.
+        """
+        try:
+            reader, mover = self._reader_connection(), self._reader_connection("mover")
+            reader.execute("BEGIN")
+            try:
+                reader.execute(SQL["state"]).fetchone()
+                mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            finally:
+                reader.execute("ROLLBACK")
+        except BaseException:
+            self._close_reader_connection()
+            self._close_reader_connection("mover")
+            raise
+
+    # --- the filter of the key index, filled beside the commits
+
+    def _start_fill(self) -> None:
+        if self._file_writer.index_without_filter is not None and (self._fill_task is None or self._fill_task.done()):
+            self._fill_task = asyncio.get_running_loop().create_task(self._fill_filters())
+
+    async def _fill_filters(self) -> None:
+        index = self._file_writer.index_without_filter
+        if index is None:
+            return
+        try:
+            filters = await self._read(load_filters, index.segment_keys)
+            await self._write(index.set_filters, filters)
+        except Exception:
+            logger.warning("the key filter could not be filled; it is tried again with the next commit", exc_info=True)
+
+
+def _is_small_batch(batch: Sequence[Request]) -> bool:
+    if sum([len(request.items) for request in batch]) > PREPARED_ITEMS_MAX:
+        return False
+    bodies = [len(item.body) for request in batch for item in request.items if type(item) is Submission]
+    return sum(bodies) <= PREPARED_BYTES_MAX
+
+
+def _get_file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - as in `Driver.get_file_id`
+    except OSError:
+        return 0
+
+
+def _count_erasures(connection: Any) -> int:
+    return int(connection.execute(SQL["state"]).fetchone()[1])

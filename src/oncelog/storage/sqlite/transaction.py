@@ -1,0 +1,336 @@
+"""What happens inside of a write transaction, whoever began it and on whose connection: load, decide, save.
+
+Nothing that is remembered here is believed before the transaction has taken the write lock and what others have written
+since has been seen (`state`, `caught_up`); and nothing follows in memory before COMMIT has returned (`confirm`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.read_set import ReadSet, build_read_set
+from oncelog.core.rules.event_ids import collect_event_identities
+from oncelog.core.rules.quotas import collect_usage_keys
+from oncelog.core.tenants import Tenants
+from oncelog.core.values import (
+    KeyIdentity,
+    LaneHead,
+    Receipt,
+    Record,
+    Remembered,
+    Request,
+    SequenceIdentity,
+    Snapshot,
+)
+from oncelog.storage.clock import Clock, ClockMark
+from oncelog.storage.leaps import decode_leaps, encode_leaps
+from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.sqlite import side_state_tables
+from oncelog.storage.sqlite.expiry import ExpirySweep
+from oncelog.storage.sqlite.key_index.filters import load_filters
+from oncelog.storage.sqlite.key_index.index import POSITION_BITS, SEAL_KEYS, KeyIndex, LaneIndexState, decode_place
+from oncelog.storage.sqlite.moved_marker import build_moved_error, check_not_moved
+from oncelog.storage.sqlite.row_cache import RowCache
+from oncelog.storage.sqlite.statements import SQL, BulkInsert
+from oncelog.storage.store import BatchResult, Draw, encode_partitions, plan_batch, select_new_policies
+from oncelog.storage.tenants import decode_tenants
+
+ERASURE_BYTES: Final = 20
+"""By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
+IMMEDIATE_FILL_KEYS_MAX: Final = 100_000
+_POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
+
+_RECORD_COLUMNS: Final = (
+    "place",
+    "sequence",
+    "log_time_ms",
+    "height",
+    "client_sequence",
+    "policy",
+    "scope",
+    "client",
+    "key",
+    "fingerprint",
+    "actor",
+    "partitions",
+    "salt",
+    "body",
+)
+_insert_records: Final = BulkInsert("oncelog_records", _RECORD_COLUMNS)
+_insert_padded_records: Final = BulkInsert("oncelog_records", (*_RECORD_COLUMNS, "padding"))
+_insert_partitions: Final = BulkInsert("oncelog_partition_records", ("lane", "partition", "position"))
+_insert_streams: Final = BulkInsert("oncelog_stream_records", ("lane", "scope", "sequence", "position"))
+
+
+class TransactionState(msgspec.Struct):
+    """What the log says right after the lock was taken."""
+
+    commits: int
+    erasures: int
+    clock: ClockMark
+    heads: dict[int, LaneHead]
+    lanes: dict[int, LaneIndexState]
+    tenants: Tenants | None
+    """Whom to count for; None for nobody."""
+    moved: str | None
+    """Where the log is written to in place of here (moved.py)."""
+    leaps: tuple[int, ...] = ()
+    """The numbers above which the log continued after restores."""
+
+
+class StoreTransaction:
+    """Of one log. Used by one transaction at a time; whoever shares it between threads has a lock for that."""
+
+    def __init__(
+        self,
+        metadata: LogMetadata,
+        clock: Clock,
+        draw: Draw,
+        jump_ms_max: int,
+        seal_keys: int = SEAL_KEYS,
+        *,
+        fills_later: bool = True,
+    ) -> None:
+        self.metadata = metadata
+        self.index: KeyIndex | None = None
+        """As of the newest transaction; None until the first one."""
+        self._clock = clock
+        self._draw = draw
+        self._jump_ms_max = jump_ms_max
+        self.seal_keys = seal_keys
+        self._fills_later = fills_later
+        """Who has it fills the filter of a large index beside the commits."""
+        self._expiry_sweep = ExpirySweep()
+        self._row_cache = RowCache()
+
+    def commit(
+        self,
+        connection: Any,
+        batch: Sequence[Request],
+        validate: Validate | None,
+        current_state: TransactionState | None = None,
+    ) -> BatchResult:
+        """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`.
+
+        With what was `seen` in this transaction (`soon_caught_up`) the caller says that no other thread wants the
+        interpreter for long (`tables.save`). If it raises, or the transaction comes to nothing, the caller calls
+        `roll_back`.
+        """
+        self.roll_back()
+        state = current_state or self.load_state(connection)
+        if state.moved is not None:
+            raise build_moved_error(connection, state.moved)
+        index = self.get_current_index(connection, state)
+        mark, jumped = self.propose_clock(state)
+        needs = build_read_set(batch, self.metadata.settings)
+        if state.tenants is not None:
+            needs.usage, needs.past_members = collect_usage_keys(batch, state.tenants, needs.faults)
+            needs.keys |= collect_event_identities(batch, state.tenants, needs.faults)
+        if state.leaps:
+            needs.floors = needs.streams
+        self._row_cache.begin(state.commits, state.heads)
+        snapshot, hashes = self._load_identities(connection, index, needs, state)
+        asked = side_state_tables.load_tables(connection, needs, snapshot, self._row_cache)
+        decided = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
+        decided.erasures = state.erasures
+        if decided.changes.is_empty:
+            self._row_cache.stage(asked, snapshot)
+            return decided
+        if jumped is not None and not decided.changes.leap:
+            raise jumped
+        self._save(connection, decided, None if current_state is None else snapshot)
+        decided.evicted_clients = self._expiry_sweep(connection, state.commits, state.heads, decided.changes)
+        index.stage(_list_added_keys(decided, hashes), _compute_positions(state.heads, decided))
+        index.maintain(connection)
+        if decided.changes.leap:
+            connection.execute(SQL["set_leaps"], (encode_leaps(state.leaps, decided.changes.leap),))
+            connection.execute(SQL["set_floors"], (decided.changes.leap,))
+        if jumped is None:
+            connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
+        else:
+            connection.execute(SQL["touch_state"])
+        self._row_cache.stage(asked, snapshot, decided.changes)
+        return decided
+
+    def confirm(self) -> None:
+        """The transaction has been committed: only now does memory follow."""
+        if self.index is not None:
+            self.index.confirm()
+        self._row_cache.confirm()
+
+    def roll_back(self) -> None:
+        """The transaction came to nothing. What had been prepared for its end is thrown away with the index."""
+        if self.index is not None and self.index.is_staged:
+            self.index = None
+        self._row_cache.roll_back()
+
+    def reset(self) -> None:
+        """Nothing that is remembered is believed any more: the next transaction finds it out anew."""
+        self.index = None
+        self._row_cache.clear()
+
+    def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """Keeps what is new and gives all; raises PolicyError for what contradicts."""
+        check_not_moved(connection)
+        rows = connection.execute(SQL["policies"]).fetchall()
+        known = {name: _POLICY_DECODER.decode(declaration) for name, declaration in rows}
+        declared = select_new_policies(known, policies)
+        declarations = [(name, msgspec.json.encode(policy).decode()) for name, policy in declared.items()]
+        connection.executemany(SQL["declare_policy"], declarations)
+        return known | declared
+
+    def propose_clock(self, state: TransactionState) -> tuple[ClockMark, Exception | None]:
+        """The time of this transaction, and what stands in the way of new writes at it."""
+        return state.clock.propose(self._clock, self._jump_ms_max)
+
+    def load_state(self, connection: Any) -> TransactionState:
+        """What the log says by now."""
+        commits, erasures, *clock, tenants, moved, leaps = connection.execute(SQL["state_and_move"]).fetchone()
+        rows = connection.execute(SQL["lanes"]).fetchall()
+        heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
+        lanes = {row[0]: LaneIndexState(row[1], row[8], row[9]) for row in rows}
+        tenants = decode_tenants(tenants)
+        return TransactionState(commits, erasures, ClockMark(*clock), heads, lanes, tenants, moved, decode_leaps(leaps))
+
+    def get_current_index(self, connection: Any, state: TransactionState) -> KeyIndex:
+        """The key index, with all that others have committed."""
+        if self.index is not None and state.commits < self.index.commits:
+            self.reset()  # another file has been put in the place of this one
+        if self.index is None:
+            index = KeyIndex(self.metadata.index_secret, self.seal_keys)
+            index.catch_up(connection, state.commits, state.lanes)
+            if index.segment_keys <= IMMEDIATE_FILL_KEYS_MAX:
+                index.set_filters(load_filters(connection, index.segment_keys))
+            elif not self._fills_later:
+                index.disable_filter()
+            self.index = index
+        else:
+            self.index.catch_up(connection, state.commits, state.lanes)
+        return self.index
+
+    def load_state_if_current(self, connection: Any) -> TransactionState | None:
+        """What the log says, if little has been written by others since this one has looked; else None."""
+        index = self.index
+        if index is None:
+            return None
+        state = self.load_state(connection)
+        is_soon = state.commits == index.commits or (
+            state.commits > index.commits and index.is_nearly_current(state.lanes)
+        )
+        return state if is_soon else None
+
+    def load_snapshot(
+        self, connection: Any, index: KeyIndex, read_set: ReadSet, state: TransactionState
+    ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
+        """What a decision needs, all of it from the file, and the hashes by which it was looked for."""
+        snapshot, hashes = self._load_identities(connection, index, read_set, state)
+        side_state_tables.load_tables(connection, read_set, snapshot)
+        return snapshot, hashes
+
+    def _load_identities(
+        self, connection: Any, index: KeyIndex, read_set: ReadSet, state: TransactionState
+    ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
+        snapshot = Snapshot(settings=self.metadata.settings, heads=state.heads, tenants=state.tenants)
+        hashes = index.hash_identities(chain(read_set.keys, read_set.sequences))
+        found = index.find_places(connection, hashes.values())
+        if found:
+            places = set(chain.from_iterable(found.values()))
+            snapshot.keys, snapshot.sequences = _load_remembered(connection, places, read_set)
+        return snapshot, hashes
+
+    def _save(self, connection: Any, decided: BatchResult, stored: Snapshot | None) -> None:
+        changes = decided.changes
+        _save_records(connection, changes.records, decided.salts)
+        blocks = [msgspec.structs.astuple(block) for block in decided.sealed.blocks]
+        connection.executemany(SQL["save_block"], blocks)
+        heads = [(lane, *msgspec.structs.astuple(head)) for lane, head in changes.heads.items()]
+        connection.executemany(SQL["save_lane"], heads)
+        side_state_tables.save_tables(connection, changes, self.metadata.settings.lanes, stored)
+
+
+def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[bytes]) -> None:
+    if records and min([len(one.body) for one in records]) < ERASURE_BYTES:
+        _insert_padded_records(connection, map(_encode_padded_record, records, salts), len(records))
+    else:
+        _insert_records(connection, map(_encode_record, records, salts), len(records))
+    # In the order in which they lie, page by page. Positions come in order already, and two stable sorts by one column
+    # take half as long as one that compares rows.
+    partitions = [(one.lane, name, one.position) for one in records for name in one.partitions]
+    partitions.sort(key=itemgetter(1))
+    partitions.sort(key=itemgetter(0))
+    _insert_partitions(connection, partitions, len(partitions))
+    streams = [(one.lane, one.scope, one.sequence, one.position) for one in records if one.sequence]
+    streams.sort(key=itemgetter(1))
+    streams.sort(key=itemgetter(0))
+    _insert_streams(connection, streams, len(streams))
+
+
+def _encode_record(record: Record, salt: bytes) -> tuple[Any, ...]:
+    # A value that is neither a number, a text nor a bytearray is asked by sqlite3 whether it wants to be adapted. That
+    # takes three times as long as to copy it into a bytearray.
+    return (
+        record.lane << POSITION_BITS | record.position,
+        record.sequence,
+        record.log_time_ms,
+        record.height,
+        record.client_sequence,
+        record.policy,
+        record.scope,
+        record.client,
+        bytearray(record.key),
+        bytearray(record.fingerprint),
+        record.actor,
+        encode_partitions(record.partitions),
+        bytearray(salt),
+        bytearray(record.body),
+    )
+
+
+def _encode_padded_record(record: Record, salt: bytes) -> tuple[Any, ...]:
+    missing = ERASURE_BYTES - len(record.body)
+    return (*_encode_record(record, salt), bytes(missing) if missing > 0 else None)
+
+
+def _load_remembered(
+    connection: Any, places: Iterable[int], read_set: ReadSet
+) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
+    """What the records at those places say, as far as it was asked for. The newest counts."""
+    keys: dict[KeyIdentity, Remembered] = {}
+    sequences: dict[SequenceIdentity, Remembered] = {}
+    parameters = (orjson.dumps(sorted(places)).decode(),)
+    for row in connection.execute(SQL["remembered"], parameters).fetchall():
+        place, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, erased = row
+        receipt = Receipt(*decode_place(place), sequence, log_time_ms, height, client_sequence)
+        remembered = Remembered(receipt, fingerprint, bool(erased))
+        identity = (policy, scope, client if client_sequence else "", key)
+        if identity in read_set.keys:
+            keys[identity] = remembered
+        if (policy, scope, client, client_sequence) in read_set.sequences:
+            sequences[policy, scope, client, client_sequence] = remembered
+    return keys, sequences
+
+
+def _list_added_keys(
+    decided: BatchResult, hashes: Mapping[KeyIdentity | SequenceIdentity, int]
+) -> list[tuple[int, int]]:
+    """What new records are found by. Their hashes were made when they were looked for."""
+    changes = decided.changes
+    added: Iterable[tuple[KeyIdentity | SequenceIdentity, Remembered]] = chain(
+        changes.keys.items(), changes.sequences.items()
+    )
+    return [
+        (hashes[identity], remembered.receipt.lane << POSITION_BITS | remembered.receipt.position)
+        for identity, remembered in added
+    ]
+
+
+def _compute_positions(heads: Mapping[int, LaneHead], decided: BatchResult) -> dict[int, int]:
+    positions = {lane: head.position for lane, head in heads.items()}
+    positions.update((lane, head.position) for lane, head in decided.changes.heads.items())
+    return positions

@@ -1,0 +1,502 @@
+"""The writer: one connection, one thread, one transaction at a time.
+
+Several processes may have a writer on one file. So nothing that this one remembers is believed before it has taken the
+write lock (BEGIN IMMEDIATE) and seen what the others have written since.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.proof import hash_body
+from oncelog.core.read_set import ReadSet
+from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings
+from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
+from oncelog.storage.clock import Clock, ClockMark
+from oncelog.storage.erasure import RecordContent, build_erased_row, find_erased_values
+from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
+from oncelog.storage.metadata import LogMetadata, new_epoch
+from oncelog.storage.record_rows import DAMAGE_ERRORS
+from oncelog.storage.sqlite import tenants
+from oncelog.storage.sqlite.database_file import (
+    BUSY_TIMEOUT_MS,
+    Driver,
+    connect,
+    create_or_open,
+    translate_error,
+)
+from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, KeyIndex, encode_place
+from oncelog.storage.sqlite.key_status import load_key_status
+from oncelog.storage.sqlite.moved_marker import check_not_moved
+from oncelog.storage.sqlite.statements import SQL
+from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionState
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, build_act_request
+from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount, is_counted_for_stream
+
+logger: Final = logging.getLogger("oncelog.sqlite")
+
+_RETRY_HINT: Final = "; submit again under the same identity"
+
+
+class Writer:
+    """All that needs the writer's connection. Not for two threads at once, but for one after the other."""
+
+    def __init__(
+        self,
+        path: str,
+        driver: Driver,
+        clock: Clock,
+        draw: Draw,
+        jump_ms_max: int,
+        seal_keys: int = SEAL_KEYS,
+        *,
+        fills_later: bool = True,
+    ) -> None:
+        self._path = path
+        self._driver = driver
+        self._clock = clock
+        self._draw = draw
+        self._jump_ms_max = jump_ms_max
+        self._seal_keys = seal_keys
+        self._fills_later = fills_later
+        """False: a large key index is used without its filter."""
+        self._connection: Any = None
+        self._store_transaction: StoreTransaction | None = None
+        self._settings: Settings | RequestedSettings | None = None
+        self._has_begun = False
+        self._waits_for_lock = True
+        self._file_id: object = None
+
+    def open(self, settings: Settings | RequestedSettings | None) -> LogMetadata:
+        """Makes or opens the file, and gets the key index ready."""
+        self._settings = settings
+        self.check_file()
+        self._driver.check(self._path)
+        with self._translate_errors():
+            connection = self._get_connection()
+            try:
+                with self._transaction(connection, "BEGIN"):
+                    self.store_transaction.get_current_index(connection, self.store_transaction.load_state(connection))
+            except DAMAGE_ERRORS as error:
+                raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
+            return self.metadata
+
+    def create_sibling(self) -> "Writer":
+        """Return a session of the same file that is not open yet. It works without the filter of a large key index."""
+        session = Writer(
+            self._path,
+            self._driver,
+            self._clock,
+            self._draw,
+            self._jump_ms_max,
+            self._seal_keys,
+            fills_later=False,
+        )
+        session._file_id = self._file_id
+        session._store_transaction = session._create_store_transaction(self.metadata)
+        return session
+
+    def close(self) -> None:
+        """Lets the file go. The last one out moves the write-ahead log into it."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- the commit
+
+    def commit(self, batch: Sequence[Request], validate: Validate | None) -> BatchResult:
+        """One transaction: load, decide, save. Raises StoreUnavailableError, and then nothing is told to anyone."""
+        with self._translate_errors(_RETRY_HINT):
+            connection = self._get_connection()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                decided = self._commit_batch(connection, batch, validate)
+            self.store_transaction.confirm()
+            return decided
+
+    def prepare(self, batch: Sequence[Request]) -> BatchResult | None:
+        """The same but for the end of it, for who must not wait: `finish` must follow, unless nothing was changed.
+
+        None, and nothing has been done, if another process is writing or has written much, or the file must be opened.
+        """
+        if self._connection is None:
+            return None
+        with self._translate_errors(_RETRY_HINT):
+            connection = self._get_connection()
+            if not self._try_begin(connection):
+                return None
+            try:
+                seen = self.store_transaction.load_state_if_current(connection)
+                if seen is None:
+                    connection.execute("ROLLBACK")
+                    return None
+                decided = self._commit_batch(connection, batch, None, seen)
+                if decided.changes.is_empty:
+                    self._commit_prepared(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    _roll_back(connection)
+                raise
+            return decided
+
+    def abandon(self) -> None:
+        """Lets go of what was prepared and will not be finished."""
+        if self._connection is not None and self._connection.in_transaction:
+            self.store_transaction.roll_back()
+            _roll_back(self._connection)
+
+    def finish(self) -> None:
+        """Makes durable what was prepared. Raises StoreUnavailableError, as `commit` does."""
+        with self._translate_errors(_RETRY_HINT):
+            self._commit_prepared(self._connection)
+
+    def _commit_prepared(self, connection: Any) -> None:
+        try:
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                _roll_back(connection)
+        self.store_transaction.confirm()
+
+    def _try_begin(self, connection: Any) -> bool:
+        self._has_begun = False
+        self._set_busy_timeout(connection, waits=False)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_BUSY"):
+                raise
+            return False
+        self._has_begun = True
+        return True
+
+    def _set_busy_timeout(self, connection: Any, *, waits: bool) -> None:
+        """Whether to wait for other processes. Most batches are begun like the one before, and saying so costs time."""
+        if waits != self._waits_for_lock:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if waits else 0}")
+            self._waits_for_lock = waits
+
+    def _commit_batch(
+        self, connection: Any, batch: Sequence[Request], validate: Validate | None, seen: TransactionState | None = None
+    ) -> BatchResult:
+        try:
+            return self.store_transaction.commit(connection, batch, validate, seen)
+        except BaseException:
+            # Whatever it was, and if it was not SQLite: what the index had prepared must not be confirmed later.
+            self.store_transaction.roll_back()
+            raise
+
+    # --- other uses of the writer
+
+    def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """Keeps what is new; raises PolicyError for what contradicts."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                return self.store_transaction.declare(connection, policies)
+
+    def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """Of each identity, what its newest record left to remember."""
+        with self._read_transaction() as (connection, state):
+            snapshot, _ = self.store_transaction.load_snapshot(
+                connection, self.index, ReadSet(keys=set(identities)), state
+            )
+        return [snapshot.keys.get(identity) for identity in identities]
+
+    def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
+        """Its newest record, its lease, and the head to judge both by."""
+        with self._read_transaction() as (connection, state):
+            mark, _ = self.store_transaction.propose_clock(state)
+            standing = load_key_status(connection, self.index, identity, state.heads, self.metadata.settings.lanes)
+            return msgspec.structs.replace(standing, time_ms=mark.time_ms)
+
+    def propose_time_ms(self, mark: ClockMark) -> int:
+        """At which a write would be decided now, after a commit with that clock; 0 while the clock is in doubt."""
+        proposed, jumped = mark.propose(self._clock, self._jump_ms_max)
+        return proposed.time_ms if jumped is None else 0
+
+    def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
+        """In one transaction. The bytes are overwritten in the file when `scrub` has moved it there."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            connection.execute("PRAGMA secure_delete = ON")
+            try:
+                with self._transaction(connection, "BEGIN IMMEDIATE"):
+                    check_not_moved(connection)
+                    places = {encode_place(lane, position) for position in positions}
+                    erased = [row for place in sorted(places) for row in _iterate_erasures(connection, place)]
+                    if erased and act is not None:
+                        self._commit_audit_record(
+                            connection, build_act_request(act, lane, self.metadata.settings.lanes, len(erased))
+                        )
+                    if erased:
+                        connection.executemany(SQL["erase"], [hashes for hashes, *_ in erased])
+                        values = _erase_values(connection, lane, [content for *_, content in erased])
+                        tenants.release_usage(connection, [*(row for _, row, _ in erased), *values])
+                        connection.execute(SQL["touch_lane"], (lane,))
+                        connection.execute(SQL["count_erasure"])
+            finally:
+                connection.execute("PRAGMA secure_delete = FAST")
+            self._confirm_if_staged()
+            return len(erased)
+
+    def load_count_start(self) -> CountStart:
+        """As `tenants.seen`."""
+        with self._translate_errors():
+            return tenants.load_count_start(self._get_connection())
+
+    def set_tenants(
+        self, text: str | None, count: UsageCount, start: CountStart, is_last: bool, act: RecordAct | None = None
+    ) -> bool:
+        """As `tenants.replace`, in one transaction."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                check_not_moved(connection)
+                is_replaced = tenants.replace_tenants(connection, text, count, start, is_last=is_last)
+                if is_replaced and act is not None:
+                    self._commit_audit_record(connection, build_act_request(act, 0, self.metadata.settings.lanes))
+            self._confirm_if_staged()
+            return is_replaced
+
+    def _commit_audit_record(self, connection: Any, request: Request) -> None:
+        """Commit an audit record in a transaction that other statements are part of."""
+        try:
+            self._commit_batch(connection, [request], None)
+        except BaseException:
+            self.store_transaction.reset()  # the index may count commits that are rolled back
+            raise
+
+    def _confirm_if_staged(self) -> None:
+        if self.store_transaction.index is not None and self.store_transaction.index.is_staged:
+            self.store_transaction.confirm()
+
+    def scrub(self) -> bool:
+        """Moves the write-ahead log into the file and empties it; False if a reader is in the way of that.
+
+        It does not wait for the reader: commits would have to wait with it.
+        """
+        self._has_begun = False  # if it fails, nothing in memory is wrong
+        with self._translate_errors():
+            connection = self._get_connection()
+            self._set_busy_timeout(connection, waits=False)
+            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+
+    def probe(self) -> None:
+        """Commits what changes nothing, after all that was committed has been moved into the file.
+
+        On a full disk that is what a start would fail at, and the write-ahead log is the first room that can be had.
+        """
+        self.scrub()
+        with self._translate_errors():
+            connection = self._get_connection()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                connection.execute(SQL["touch_state"])
+
+    def confirm_clock(self) -> None:
+        """Believes the wall clock."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                check_not_moved(connection)
+                mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
+                connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
+
+    def renew_epoch(
+        self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
+    ) -> EpochRenewal:
+        """As `Store` says, in one transaction. `replaced`: see `build_leap_request`."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                state = self.store_transaction.load_state(connection)
+                now_ms = state.clock.get_latest_ms(self._clock)
+                request, renewed = build_leap_request(
+                    state.heads, self.metadata, above, now_ms, new_epoch(), replaced, operator
+                )
+                self._commit_batch(connection, [request], None)
+                connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
+            self.store_transaction.confirm()
+            self.store_transaction.metadata = msgspec.structs.replace(self.metadata, epoch=renewed.new_epoch)
+            return renewed
+
+    # --- the key index and its filter
+
+    @property
+    def store_transaction(self) -> StoreTransaction:
+        """What happens inside of the transactions."""
+        if self._store_transaction is None:
+            raise ClosedError(f"the log {self._path} has not been opened")
+        return self._store_transaction
+
+    @property
+    def metadata(self) -> LogMetadata:
+        """What the file says about itself."""
+        return self.store_transaction.metadata
+
+    @property
+    def index(self) -> KeyIndex:
+        """As of the newest transaction."""
+        index = self.store_transaction.index
+        if index is None:
+            raise ClosedError(f"the log {self._path} has not been opened")
+        return index
+
+    @property
+    def connection(self) -> Any:
+        """The writer's own, for readers that can have no other."""
+        return self._get_connection()
+
+    @property
+    def index_without_filter(self) -> KeyIndex | None:
+        """The index, if it waits for its filter."""
+        if not self._fills_later:
+            return None
+        # Once: the writer's thread may let go of it at any moment.
+        index = None if self._store_transaction is None else self._store_transaction.index
+        return index if index is not None and not index.has_filter else None
+
+    # --- connection and transaction
+
+    def _get_connection(self) -> Any:
+        if self._connection is not None and self._driver.get_file_id(self._path) != self._file_id:
+            raise self._build_replaced_error()
+        if self._connection is None:
+            if self._store_transaction is not None:
+                self._driver.check(self._path)
+            connection = connect(self._driver, self._path)
+            try:
+                self._use_metadata(create_or_open(connection, self._path, self._settings, self._clock.wall_ms()))
+                self._file_id = self._driver.get_file_id(self._path)
+                make_durable(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection, self._waits_for_lock = connection, True
+        return self._connection
+
+    def check_file(self) -> None:
+        """Raise LogReplacedError if the file is not the one that was opened: readers of the old file do not notice."""
+        if self._file_id is not None and self._driver.get_file_id(self._path) != self._file_id:
+            raise self._build_replaced_error()
+
+    def _build_replaced_error(self) -> LogReplacedError:
+        return LogReplacedError(f"{self._path} has been removed or replaced since it was opened")
+
+    def _use_metadata(self, metadata: LogMetadata) -> None:
+        """After an error the file is opened again, and somebody may have put another one in its place."""
+        if self._store_transaction is None:
+            self._store_transaction = self._create_store_transaction(metadata)
+        elif self._store_transaction.metadata.epoch != metadata.epoch:
+            raise LogReplacedError(f"{self._path} is another log than the one that was opened; open it again")
+        else:
+            self._store_transaction.reset()
+
+    def _create_store_transaction(self, metadata: LogMetadata) -> StoreTransaction:
+        return StoreTransaction(
+            metadata, self._clock, self._draw, self._jump_ms_max, self._seal_keys, fills_later=self._fills_later
+        )
+
+    @contextmanager
+    def _translate_errors(self, hint: str = "") -> Iterator[None]:
+        """After an error of SQLite's nothing in memory is believed: the index is made anew.
+
+        But the connection stays while it is only the disk that fails. A commit whose sync failed stands in the
+        write-ahead log, readable and never to be written by Linux. This connection knows that it is void and will write
+        over it; a new one could find it, believe it, and append what the next loss of power would take away with it.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            if self._has_begun and self._store_transaction is not None:
+                self._store_transaction.reset()  # else nothing was read or written: another process holds the lock
+            ours = translate_error(error, self._path, hint)
+            connection = self._connection
+            if connection is not None and (connection.in_transaction or not isinstance(ours, StoreUnavailableError)):
+                connection.close()
+                self._connection = None
+            if ours is error:
+                raise
+            raise ours from error
+        except (UnicodeError, msgspec.MsgspecError) as error:  # what sqlite3 and msgspec make of damage
+            raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
+
+    @contextmanager
+    def _transaction(self, connection: Any, begin: str) -> Iterator[None]:
+        self._has_begun = False
+        self._set_busy_timeout(connection, waits=True)
+        connection.execute(begin)
+        self._has_begun = True
+        try:
+            yield
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                _roll_back(connection)
+
+    @contextmanager
+    def _read_transaction(self) -> Iterator[tuple[Any, TransactionState]]:
+        with self._translate_errors():
+            connection = self._get_connection()
+            with self._transaction(connection, "BEGIN"):
+                state = self.store_transaction.load_state(connection)
+                self.store_transaction.get_current_index(connection, state)
+                yield connection, state
+
+
+def make_durable(connection: Any) -> None:
+    """Syncs what others have left, before anybody is told of it.
+
+    A process that dies between writing a commit and syncing it leaves it in the write-ahead log, and whoever opens the
+    file next finds it there as committed: the outcome that nobody knew. Losing the power could still undo it. A
+    commit of our own syncs the log, and with it all that stands there before.
+
+    Unless that process died of a sync that failed: what Linux has given up once it does not write with the next sync.
+    So the log is moved into the file first, where it is written anew, and begun anew. If others have the file open that
+    may not be possible; but then they were here before, and have done it.
+    """
+    connection.execute("PRAGMA busy_timeout = 0")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(SQL["touch_state"])
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            _roll_back(connection)
+
+
+def _roll_back(connection: Any) -> None:
+    try:
+        connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        logger.debug("rollback failed; the connection will be closed", exc_info=True)
+
+
+def _iterate_erasures(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], ErasedRow, RecordContent]]:
+    """What stays of a body, what its tenants get back, and what determines the values that it set."""
+    row = connection.execute(SQL["body"], (place,)).fetchone()
+    if row is not None and row[1] is not None:
+        salt, body, sequence, policy, actor, scope, partitions, fingerprint = row
+        is_of_stream = is_counted_for_stream(sequence, policy, actor)
+        content = RecordContent(sequence, scope, fingerprint, body)
+        yield (hash_body(salt, body), place), (place, is_of_stream, scope, partitions, len(body)), content
+
+
+def _erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:
+    """Erase the values of entities that erased records set. Returns what their tenants get back."""
+    given_back = []
+    for scope, versions, keys in find_erased_values(contents):
+        which = "all_values" if keys is None else "values"
+        place = (lane, scope, *(orjson.dumps(one).decode() for one in (versions, keys) if one is not None))
+        (size,) = connection.execute(SQL[f"bytes_of_{which}"], place).fetchone()
+        connection.execute(SQL[f"erase_{which}"], place)
+        given_back.append(build_erased_row(scope, size))
+    return given_back

@@ -1,0 +1,308 @@
+"""Blocks, records and heads: the chain of every lane, computed anew from what is stored (docs/proofs.md)."""
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.gaps import RESTORE_POLICY, check_restore_record
+from oncelog.core.policy import AUDIT_POLICY, Order
+from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, compute_root, encode_record_header, hash_leaf
+from oncelog.core.rules.audit import check_audit_record
+from oncelog.core.rules.folds import FOLD_POLICY, check_fold_record
+from oncelog.core.values import LaneHead, Record
+from oncelog.storage.leaps import count_records
+from oncelog.storage.record_rows import decode_evidence
+from oncelog.storage.side_state import lane_of_scope
+from oncelog.storage.store import encode_partitions
+from oncelog.storage.verify.findings import ExportedLane, InconsistencyError, Progress
+from oncelog.storage.verify.source import LogRules, RecordCollector, RowTuple, VerificationSource
+
+_REPORT_RECORDS: Final = 1000
+_COLUMN_TYPES: Final = (int, int, int, int, int, str, str, bytes, bytes, str, str, int, str)
+"""Types of what stands before the body in a row of `Source.evidence`."""
+_PARTITIONS_COLUMN: Final = 12
+
+
+class LaneTail(Struct):
+    """How far a lane's chain has been followed."""
+
+    position: int = 0
+    height: int = 0
+    log_time_ms: int = 0
+    hash: bytes = NO_HASH
+    eviction_time_ms: int = 0
+    leaps: int = 0
+    """How many restore records it has."""
+
+
+class ChainCounts(Struct):
+    """What was seen on the way."""
+
+    records: int = 0
+    restore_records: int = 0
+    audit_records: int = 0
+    lanes: int = 0
+    """Those that have been written to."""
+    blocks: int = 0
+    erased: int = 0
+
+
+class ChainVerifier:
+    """Follows all lanes, one after the other, in one pass over blocks and records."""
+
+    def __init__(
+        self,
+        source: VerificationSource,
+        rules: LogRules,
+        collector: RecordCollector,
+        exported: Mapping[int, ExportedLane],
+    ) -> None:
+        self._source = source
+        self._rules = rules
+        self._collector = collector
+        self._exported = exported
+        self._heads = source.load_heads()
+        self._tails: dict[int, LaneTail] = {}
+        self._lanes_at_export: set[int] = set()
+        """Lanes that have a block of the exported head's height."""
+        self.counts = ChainCounts()
+
+    def verify(self) -> Iterator[Progress]:
+        """Raises ContradictionError at the first block, record or head that cannot be."""
+        self._check_lanes()
+        total = count_records(self._heads, self._rules.gaps)
+        rows = self._source.iterate_evidence()
+        for columns in self._source.iterate_rows("all_blocks"):
+            yield from self._verify_block(Block(*columns), rows, total)
+        beyond = next(rows, None)
+        if beyond is not None:
+            raise InconsistencyError("a record that is in no block", *beyond[:2])
+        for lane, head in self._heads.items():
+            self._check_head(lane, head, self._tails.get(lane) or LaneTail())
+            self.counts.lanes += head.revision > 0
+        self._check_leaps()
+        self._check_internal()
+        for lane, mark in self._exported.items():
+            self._check_export_present(mark, self._tails.get(lane) or LaneTail())
+
+    def _check_lanes(self) -> None:
+        for lane in self._heads:
+            if not 0 <= lane <= self._rules.settings.lanes:
+                raise InconsistencyError(f"the log has lanes 0 to {self._rules.settings.lanes} only", lane)
+
+    # --- blocks
+
+    def _verify_block(self, block: Block, rows: Iterator[RowTuple], total: int) -> Iterator[Progress]:
+        if block.lane not in self._heads:
+            raise InconsistencyError(f"has a block of height {block.height}, but no head", block.lane)
+        tail = self._tails.setdefault(block.lane, LaneTail())
+        is_leap = block.first_position - 1 in self._rules.leaps
+        _check_header(block, tail, is_leap=is_leap)
+        tail.leaps += is_leap
+        self.counts.restore_records += is_leap
+        leaves = []
+        for position in range(block.first_position, block.first_position + block.count):
+            leaves.append(self._compute_leaf(next(rows, None), block, position))
+            if position % self._rules.settings.eviction_interval == 0:
+                tail.eviction_time_ms = block.log_time_ms
+            self.counts.records += 1
+            if self.counts.records % _REPORT_RECORDS == 0:
+                yield Progress("records", self.counts.records, total)
+        if compute_root(leaves) != block.root:
+            last = block.first_position + block.count - 1
+            places = f"position {last}" if block.count == 1 else f"positions {block.first_position} to {last}"
+            raise InconsistencyError(
+                f"the block of height {block.height} ({places}) has another root than its records: "
+                "a record in it, or the root, has been changed",
+                block.lane,
+                block.first_position,
+            )
+        tail.position = block.first_position + block.count - 1
+        tail.height, tail.log_time_ms, tail.hash = block.height, block.log_time_ms, block.hash
+        self.counts.blocks += 1
+        self._compare_exported(block, tail)
+
+    def _compare_exported(self, block: Block, tail: LaneTail) -> None:
+        mark = self._exported.get(block.lane)
+        if mark is None or mark.height != block.height:
+            return
+        self._lanes_at_export.add(block.lane)
+        if bytes.fromhex(mark.block_hash) != tail.hash:
+            raise InconsistencyError(
+                f"the block of height {block.height} has another hash than the exported head: history up to position "
+                f"{tail.position} has been rewritten since",
+                block.lane,
+                tail.position,
+            )
+        if mark.position != tail.position:
+            raise InconsistencyError(
+                f"the block of height {block.height} ends at position {tail.position}, the exported head says "
+                f"{mark.position}",
+                block.lane,
+                tail.position,
+            )
+
+    def _check_export_present(self, mark: ExportedLane, tail: LaneTail) -> None:
+        if mark.height < tail.height and mark.height and mark.lane not in self._lanes_at_export:
+            raise InconsistencyError(
+                f"has no block of height {mark.height}, which the exported head has (position {mark.position}): "
+                "the newest records are gone. The log was restored from an older backup and continued above",
+                mark.lane,
+                mark.position,
+            )
+        if mark.height > tail.height:
+            raise InconsistencyError(
+                f"ends at position {tail.position}, height {tail.height}; the exported head has position "
+                f"{mark.position}, height {mark.height}: the newest records are gone",
+                mark.lane,
+                tail.position,
+            )
+
+    # --- records
+
+    def _compute_leaf(self, row: RowTuple | None, block: Block, position: int) -> bytes:
+        place = (block.lane, position)
+        if row is None or row[:2] > place:
+            raise InconsistencyError(
+                f"the record is missing (its block has height {block.height})", block.lane, position
+            )
+        if row[:2] < place:
+            raise InconsistencyError("a record that is in no block", *row[:2])
+        _check_columns(row, block.lane, position)
+        try:
+            evidence = decode_evidence(row)
+            header = encode_record_header(evidence.record)
+        except (msgspec.MsgspecError, UnicodeError, struct.error) as error:
+            raise InconsistencyError(f"the record cannot be read: {error}", block.lane, position) from error
+        self._check_record(evidence.record, row[_PARTITIONS_COLUMN], block)
+        self._collector.add(evidence.record)
+        self.counts.erased += evidence.record.erased
+        return hash_leaf(header, evidence.body_hash)
+
+    def _check_record(self, record: Record, partitions: str, block: Block) -> None:
+        fault = self._find_fault(record, block)
+        if fault is None and partitions != encode_partitions(record.partitions):
+            fault = f"its partitions are spelled {partitions!r}, not as the log writes them"
+        if fault is not None:
+            raise InconsistencyError(fault, record.lane, record.position)
+
+    def _find_fault(self, record: Record, block: Block) -> str | None:
+        if record.height != block.height:
+            return f"the record names height {record.height}, its block has height {block.height}"
+        if record.log_time_ms != block.log_time_ms:
+            return f"the record has log time {record.log_time_ms}, its block {block.log_time_ms}"
+        is_leap = record.position - 1 in self._rules.leaps
+        if is_leap or record.policy == RESTORE_POLICY:
+            return _find_leap_fault(record, block, is_leap=is_leap)
+        if record.policy == AUDIT_POLICY:
+            self.counts.audit_records += 1
+            return check_audit_record(record, self._rules.settings.lanes)
+        if record.policy == FOLD_POLICY:
+            return check_fold_record(record, self._rules.settings.lanes)
+        policy = self._rules.policies.get(record.policy)
+        if policy is None:
+            return f"the policy {record.policy!r} is not declared"
+        if (policy.order is Order.STREAM) is not (record.sequence > 0):
+            return f"sequence {record.sequence} cannot be under the policy {record.policy!r}"
+        if policy.client_sequence is not (record.client_sequence > 0):
+            return f"client sequence {record.client_sequence} cannot be under the policy {record.policy!r}"
+        stream = record.scope if policy.order is Order.STREAM else ""
+        if lane_of_scope(stream, self._rules.settings.lanes) != record.lane:
+            return f"a record of {record.scope!r} belongs in another lane"
+        return None
+
+    # --- heads
+
+    def _check_leaps(self) -> None:
+        """Every lane has all leaps: the lost history may have written to any of them."""
+        leaps = self._rules.leaps
+        for lane in range(self._rules.settings.lanes + 1) if leaps else ():
+            found = self._tails[lane].leaps if lane in self._tails else 0
+            if found != len(leaps):
+                raise InconsistencyError(f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
+
+    def _check_internal(self) -> None:
+        """The index by which `oncelog audit` finds records has all of them."""
+        wanted, found = (
+            self.counts.audit_records + self.counts.restore_records,
+            self._source.fetch_first("count_internal"),
+        )
+        if found is None or found[0] != wanted:
+            raise InconsistencyError(
+                f"the log has {wanted} audit and restore records, and the index of them has {found and found[0]}"
+            )
+
+    def _check_head(self, lane: int, head: LaneHead, tail: LaneTail) -> None:
+        for what, said, found in (
+            ("position", head.position, tail.position),
+            ("height", head.height, tail.height),
+            ("hash", head.block_hash.hex(), tail.hash.hex()),
+            ("time of the last eviction", head.eviction_time_ms, tail.eviction_time_ms),
+        ):
+            if said != found:
+                raise InconsistencyError(
+                    f"the head's {what} is {said}, the records lead to {found}", lane, tail.position
+                )
+        if head.log_time_ms < tail.log_time_ms:
+            raise InconsistencyError(
+                f"the head's log time {head.log_time_ms} is before the newest record's {tail.log_time_ms}",
+                lane,
+                tail.position,
+            )
+        if head.revision < head.height:
+            raise InconsistencyError(f"the head's revision {head.revision} is below its height {head.height}", lane)
+
+
+def _find_leap_fault(record: Record, block: Block, *, is_leap: bool) -> str | None:
+    if not is_leap:
+        return "a restore record where the log has not leapt"
+    if record.policy != RESTORE_POLICY:
+        return f"a record of the policy {record.policy!r} stands where a restore record should"
+    if block.count != 1:
+        return f"a restore record is not the only one of its block, which has {block.count}"
+    return check_restore_record(record)
+
+
+def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
+    if is_leap and block.height == block.first_position > max(tail.position, tail.height):
+        tail = LaneTail(block.first_position - 1, block.height - 1, tail.log_time_ms, tail.hash)  # a gap is valid here
+    if block.height != tail.height + 1:
+        raise InconsistencyError(
+            f"the block of height {tail.height + 1} is missing (the next one has height {block.height})",
+            block.lane,
+            tail.position + 1,
+        )
+    fault = None
+    if len(block.previous) != HASH_BYTES or len(block.root) != HASH_BYTES:
+        fault = f"has hashes that are not of {HASH_BYTES} bytes"
+    elif block.previous != tail.hash:
+        fault = "does not name the hash of the block before it: this block, or the one before, has been changed"
+    elif block.first_position != tail.position + 1:
+        fault = f"begins at position {block.first_position}, not at {tail.position + 1}"
+    elif not 1 <= block.count < 1 << 32:
+        fault = f"says that it has {block.count} records"
+    elif block.log_time_ms < tail.log_time_ms:
+        fault = f"has log time {block.log_time_ms}, and the one before it {tail.log_time_ms}: time went back"
+    if fault is not None:
+        raise InconsistencyError(f"the block of height {block.height} {fault}", block.lane, tail.position + 1)
+
+
+def _check_columns(row: RowTuple, lane: int, position: int) -> None:
+    """A record is whole (salt and body) or erased (the body's hash), nothing in between."""
+    *columns, body, salt, body_hash = row
+    if tuple(map(type, columns)) != _COLUMN_TYPES:
+        raise InconsistencyError("a column holds a value of another type", lane, position)
+    if body is None:
+        if salt is not None:
+            raise InconsistencyError("the body is gone, but its salt is not: that is no erasure", lane, position)
+        if not isinstance(body_hash, bytes) or len(body_hash) != HASH_BYTES:
+            raise InconsistencyError(
+                f"is erased, but has no hash of {HASH_BYTES} bytes left of its body", lane, position
+            )
+    elif not isinstance(body, bytes) or not isinstance(salt, bytes) or len(salt) != SALT_BYTES:
+        raise InconsistencyError(f"the record has a body, but no salt of {SALT_BYTES} bytes", lane, position)
+    elif body_hash is not None:
+        raise InconsistencyError("the record has both a body and the hash of an erased one", lane, position)

@@ -1,0 +1,120 @@
+"""What `verify` says on its way through a log, and the head that a log can be held against."""
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.proof import HASH_BYTES
+from oncelog.errors import CorruptError, OncelogError
+
+HASH_DIGITS: Final = 2 * HASH_BYTES
+
+
+class Progress(Struct, frozen=True):
+    """How far a step has come."""
+
+    step: str
+    done: int = 0
+    total: int = 0
+    """0 where nobody can tell."""
+
+
+class Inconsistency(Struct, frozen=True):
+    """The first thing found that cannot be true. Nothing behind it has been looked at."""
+
+    message: str
+    lane: int | None = None
+    position: int | None = None
+    findings: tuple[str, ...] = ()
+    """Entries of side state that differ from what the records make them, by name, up to `comparison.FINDINGS_MAX`."""
+    findings_total: int = 0
+    """All of them."""
+
+
+class VerificationSummary(Struct, frozen=True):
+    """Everything holds. The figures are of what was looked at."""
+
+    records: int
+    """All of them, restore records too."""
+    lanes: int
+    blocks: int
+    erased: int
+    epoch: str
+    keys: int
+    """What identities are found by: keys, and numbers of clients."""
+    sealed_keys: int = 0
+    """Those of a file that are in segments; the newest are not yet. A database has none."""
+    segments: int = 0
+    restore_records: int = 0
+    audit_records: int = 0
+    """One for each lane and restore."""
+    same: dict[str, int] = {}
+    """Entries of side state that are as the records make them, by table."""
+    not_checkable: dict[str, int] = {}
+    """Entries that records determine whose content is not known: they were erased or compacted."""
+
+
+Finding = Progress | Inconsistency | VerificationSummary
+
+
+class InconsistencyError(CorruptError):
+    """How the steps of the verification end it."""
+
+    def __init__(self, message: str, lane: int | None = None, position: int | None = None) -> None:
+        place = "" if lane is None else f"lane {lane}: " if position is None else f"lane {lane}, position {position}: "
+        super().__init__(place + message)
+        self.lane = lane
+        self.position = position
+
+
+class SideStateError(InconsistencyError):
+    """Stored side state differs from what the records make it."""
+
+    def __init__(self, findings: list[str], total: int, lane: int | None) -> None:
+        CorruptError.__init__(self, f"{total} entries differ from what the records make them. The first: {findings[0]}")
+        self.lane = lane
+        self.position = None
+        self.findings = tuple(findings)
+        self.total = total
+
+
+class ExportedLane(Struct, frozen=True):
+    """Where a lane ended when its head was exported."""
+
+    lane: int
+    position: int
+    height: int
+    block_hash: str
+    """In hexadecimal."""
+
+    def __post_init__(self) -> None:
+        if len(self.block_hash) != HASH_DIGITS or len(bytes.fromhex(self.block_hash)) != HASH_BYTES:
+            raise ValueError(f"block_hash must have {HASH_DIGITS} hexadecimal digits")
+
+
+class ExportedHead(Struct, frozen=True):
+    """The newest hashes of all lanes, to be kept where whoever runs the log cannot change them."""
+
+    epoch: str
+    lanes: list[ExportedLane]
+
+
+def decode_exported_head(text: bytes) -> ExportedHead:
+    """What `oncelog head` printed. Raises OncelogError for anything else."""
+    try:
+        return msgspec.json.decode(text, type=ExportedHead)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise OncelogError(f"not an exported head: {error}") from error
+
+
+class VerifyOptions(Struct, frozen=True):
+    """What a verification does, and where."""
+
+    side_state: bool = True
+    """Rebuild entities, relationships and rows from the records, and compare them."""
+    temp_dir: str | None = None
+    """Directory of the temporary file; None takes `TMPDIR`, or the directory of the log."""
+
+
+DEFAULT_OPTIONS: Final = VerifyOptions()

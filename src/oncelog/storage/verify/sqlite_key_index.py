@@ -1,0 +1,203 @@
+"""The key index of a file, held against the records."""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from oncelog.core.values import Record
+from oncelog.errors import CorruptError
+from oncelog.storage.key_hash import HASH_MAX
+from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState, decode_place, encode_place
+from oncelog.storage.sqlite.key_index.key_run import find_in_segment, unpack_run
+from oncelog.storage.sqlite.key_index.segments import IndexJob, Segment, decode_job
+from oncelog.storage.sqlite.record_queries import decode_record
+from oncelog.storage.sqlite.statements import SQL
+from oncelog.storage.verify.findings import InconsistencyError, Progress
+from oncelog.storage.verify.identities import check_uniqueness
+from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum
+from oncelog.storage.verify.source import LogRules
+
+
+class SegmentMap:
+    """The key index as the file describes it, and which keys must be in its segments."""
+
+    def __init__(self, connection: Any, secret: bytes) -> None:
+        self.index = KeyIndex(secret)
+        self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
+        self.jobs: Mapping[int, IndexJob] = {
+            row[0]: decode_job(row) for row in connection.execute(SQL["jobs"]).fetchall()
+        }
+        rows = connection.execute(SQL["lanes"]).fetchall()
+        self.lanes = {row[0]: LaneIndexState(row[1], row[8], row[9]) for row in rows}
+
+    def hash_record(self, record: Record) -> list[int]:
+        """Under what a record is found."""
+        return self.index.hash_record(record.policy, record.scope, record.client, record.client_sequence, record.key)
+
+    def is_sealed(self, key_hash: int, place: int) -> bool:
+        """Whether a key must be in a segment. The newest are found in the records alone."""
+        number, position = decode_place(place)
+        lane = self.lanes.get(number)
+        if lane is None:
+            return False
+        if position <= lane.sealed_position:
+            return True
+        sealing = self.jobs.get(0)
+        return sealing is not None and position <= lane.sealing_position and key_hash <= sealing.cursor
+
+    def check(self) -> None:
+        """What segments, jobs and lanes say of each other."""
+        for number, lane in self.lanes.items():
+            if not 0 <= lane.sealed_position <= lane.position or not 0 <= lane.sealing_position <= lane.position:
+                raise InconsistencyError("more keys are said to be sealed than there are records", number)
+            if lane.sealing_position and 0 not in self.jobs:
+                raise InconsistencyError(
+                    "keys are said to be on their way to a segment, but no such work is noted", number
+                )
+        levels = {segment.segment: segment.level for segment in self.segments}
+        keys = {segment.segment: segment.keys for segment in self.segments}
+        for job in self.jobs.values():
+            if levels.get(job.target) != job.level or any(levels.get(one) != job.level - 1 for one in job.sources):
+                raise InconsistencyError(
+                    f"the key index notes work on level {job.level} with segments that do not exist"
+                )
+            is_odd = len(set(job.sources)) != len(job.sources) or job.keys != keys[job.target]
+            if is_odd or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
+                raise InconsistencyError(f"the key index notes work on level {job.level} that cannot be")
+
+
+class SegmentKeyVerifier:
+    """Which keys the records say should be in segments, and which not yet. See `Keys` for what each method promises."""
+
+    def __init__(self, connection: Any, secret: bytes) -> None:
+        self._connection = connection
+        self._segments = SegmentMap(connection, secret)
+        self._sealed = RowChecksum()
+        self._unsealed: list[tuple[int, int]] = []
+        """The keys that are in no segment: about as many as a writer keeps in memory."""
+
+    def add(self, record: Record) -> None:
+        """As `Books` says."""
+        place = encode_place(record.lane, record.position)
+        for one in self._segments.hash_record(record):
+            if self._segments.is_sealed(one, place):
+                self._sealed.add(one, place)
+            else:
+                self._unsealed.append((one, place))
+
+    def check(self, rules: LogRules) -> Iterator[Progress]:
+        """As `Keys` says. A key that is sealed is in one segment only."""
+        connection, segments = self._connection, self._segments
+        segments.check()
+        _check_listed(connection, segments)
+        found = self._sealed.new_empty()
+        sealed = [_iterate_segment(connection, segment, segments, found) for segment in segments.segments]
+        before = (-1, -1)
+        group: list[int] = []
+        hot = ((one, place, False) for one, place in sorted(self._unsealed))
+        for one, place, is_left in heapq.merge(*sealed, hot):
+            is_twice = (one, place) == before
+            if is_left:
+                if not is_twice:
+                    raise InconsistencyError(
+                        "the key of the record should have been merged, and was not", *decode_place(place)
+                    )
+                continue
+            if is_twice:
+                raise InconsistencyError("the key of the record is in the key index twice", *decode_place(place))
+            if one != before[0]:
+                self._check_uniqueness(group, rules)
+                group = []
+            group.append(place)
+            before = one, place
+            if found.rows % REPORT_ROWS == 0:
+                yield Progress("keys", found.rows, self._sealed.rows)
+        if found != self._sealed:
+            _raise_difference(connection, segments)
+        self._check_uniqueness(group, rules)
+
+    def get_counts(self) -> Mapping[str, int]:
+        """As `Keys` says."""
+        sealed = self._sealed.rows
+        return {"keys": sealed + len(self._unsealed), "sealed_keys": sealed, "segments": len(self._segments.segments)}
+
+    def _check_uniqueness(self, places: Sequence[int], rules: LogRules) -> None:
+        if len(places) > 1:
+            rows = self._connection.execute(SQL["records_at"], (orjson.dumps(sorted(places)).decode(),)).fetchall()
+            check_uniqueness(map(decode_record, rows), rules, self._get_log_time)
+
+    def _get_log_time(self, lane: int, position: int) -> int:
+        row = self._connection.execute(SQL["log_time_at"], (lane, position)).fetchone()
+        return row[0] if row else 0
+
+
+def _check_listed(connection: Any, segments: SegmentMap) -> None:
+    """Nobody looks into a segment that is not listed."""
+    listed = {segment.segment for segment in segments.segments}
+    segment = connection.execute(SQL["next_segment"], (-(2**63),)).fetchone()[0]
+    while segment is not None:
+        if segment not in listed:
+            raise InconsistencyError(f"the key index has keys in segment {segment}, which is not listed")
+        segment = connection.execute(SQL["next_segment"], (segment,)).fetchone()[0]
+
+
+def _iterate_segment(
+    connection: Any, segment: Segment, segments: SegmentMap, found: RowChecksum
+) -> Iterator[tuple[int, int, bool]]:
+    """Its keys, and whether they are only left there: they have been merged into another, and nobody looks here."""
+    filling = next((job for job in segments.jobs.values() if job.target == segment.segment), None)
+    draining = next((job for job in segments.jobs.values() if segment.segment in job.sources), None)
+    where = f"segment {segment.segment} of the key index"
+    before = (-1, -1)
+    keys = 0
+    for row in _iterate_keys(connection, segment):
+        key_hash, place = row
+        if row <= before:
+            raise InconsistencyError(f"{where} is out of order at the key of the record", *decode_place(place))
+        if not segments.is_sealed(key_hash, place):
+            raise InconsistencyError(
+                f"{where} has a key of the record too early, or no such record", *decode_place(place)
+            )
+        if filling and key_hash > filling.cursor:
+            raise InconsistencyError(f"{where} has a key that belongs in another one", *decode_place(place))
+        before = row
+        keys += 1
+        is_left = draining is not None and key_hash <= draining.cursor
+        if not is_left:
+            found.add(key_hash, place)
+        yield key_hash, place, is_left
+    if not filling and not draining and keys != segment.keys:
+        raise InconsistencyError(f"{where} has {keys} keys, and says {segment.keys}")
+
+
+def _iterate_keys(connection: Any, segment: Segment) -> Iterator[tuple[int, int]]:
+    """Those of a segment, as its runs have them."""
+    where = f"segment {segment.segment} of the key index"
+    before = -1
+    for last, packed in connection.execute(SQL["segment_runs"], (segment.segment,)):
+        try:
+            hashes, places = unpack_run(packed, last)
+        except CorruptError as error:
+            raise InconsistencyError(f"{where}: {error}") from error
+        if hashes[0] <= before:
+            raise InconsistencyError(f"{where} has two runs for one hash")
+        before = last
+        yield from zip(hashes, places, strict=True)
+
+
+def _raise_difference(connection: Any, segments: SegmentMap) -> None:
+    """Says which key is missing, or points to another record."""
+    numbers = [segment.segment for segment in segments.segments]
+    for place, *identity in connection.execute(SQL["all_identities"]):
+        for one in segments.index.hash_record(*identity):
+            places = [found for number in numbers for _, found in find_in_segment(connection, number, [one])]
+            if segments.is_sealed(one, place) and place not in places:
+                raise InconsistencyError("the key of the record is not in the key index", *decode_place(place))
+    for segment in segments.segments:
+        for key_hash, place in _iterate_keys(connection, segment):
+            identity = connection.execute(SQL["identity_at"], (place,)).fetchone()
+            if identity is None or key_hash not in segments.index.hash_record(*identity):
+                raise InconsistencyError("the key index points to the record by another key", *decode_place(place))
+    raise InconsistencyError("the key index is not what the records make it")

@@ -1,5 +1,0 @@
-"""SQLite: the log in a file, without a server."""
-
-from oncelog.stores.sqlite.store import SqliteStore
-
-__all__ = ["SqliteStore"]

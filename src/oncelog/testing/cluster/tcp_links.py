@@ -1,0 +1,118 @@
+"""TCP through a wire that can be cut: what is sent meanwhile waits, as packets do that are sent again and again."""
+
+import asyncio
+import threading
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from oncelog.testing.cluster.layout import HOST
+
+_CHUNK_BYTES: Final = 65_536
+
+T = TypeVar("T")
+
+
+class TcpLink:
+    """From a port of its own to another one."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._connected = asyncio.Event()
+        self._connected.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listens."""
+        self._server = await asyncio.start_server(self._accept, HOST, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def cut(self) -> None:
+        """Nothing gets through in either direction, new connections neither; nobody is told."""
+        self._connected.clear()
+
+    def mend(self) -> None:
+        """All that waited gets through."""
+        self._connected.set()
+
+    async def close(self) -> None:
+        """Ends all that goes through it."""
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - asyncio has made one for us
+        self._tasks.add(task)
+        with suppress(OSError, asyncio.CancelledError):
+            await self._forward(reader, writer)
+        writer.close()
+        self._tasks.discard(task)
+
+    async def _forward(self, reader: StreamReader, writer: StreamWriter) -> None:
+        await self._connected.wait()
+        there, back = await asyncio.open_connection(HOST, self._target)
+        ways = [asyncio.create_task(self._copy(reader, back)), asyncio.create_task(self._copy(there, writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            back.close()
+
+    async def _copy(self, reader: StreamReader, writer: StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK_BYTES):
+                await self._connected.wait()
+                writer.write(data)
+                await writer.drain()
+            await self._connected.wait()  # that an end has gone is not told either
+
+
+class TcpLinks:
+    """Any number of them, in a thread of their own. Names are those of nodes: all wires of a node are cut together."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="wires", daemon=True)
+        self._thread.start()
+        self._links: dict[str, list[TcpLink]] = {}
+
+    def add(self, name: str, target: int) -> int:
+        """One more to a port; gives its own."""
+
+        async def open_link() -> TcpLink:
+            wire = TcpLink(target)
+            await wire.start()
+            return wire
+
+        wire = self._run(open_link())
+        self._links.setdefault(name, []).append(wire)
+        return wire.port
+
+    def cut(self, name: str) -> None:
+        """All of a name."""
+        for wire in self._links[name]:
+            self._loop.call_soon_threadsafe(wire.cut)
+
+    def mend(self, name: str) -> None:
+        """All of a name."""
+        for wire in self._links[name]:
+            self._loop.call_soon_threadsafe(wire.mend)
+
+    def close(self) -> None:
+        """All of them, and the thread."""
+        for wire in (wire for wires in self._links.values() for wire in wires):
+            self._run(wire.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

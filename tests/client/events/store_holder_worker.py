@@ -1,0 +1,11 @@
+"""Keep the store of a client open until the input ends: python holding_worker.py FILE"""
+
+import sys
+
+from oncelog.client.events.store import ClientStore
+
+store = ClientStore(sys.argv[1])
+store.open(None, ["a"], None)
+sys.stdout.write("open\n")
+sys.stdout.flush()
+sys.stdin.read()

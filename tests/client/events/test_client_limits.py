@@ -1,0 +1,96 @@
+"""Limits of the server and the client of the Events API: no submission is lost, doubled or blocks those behind it."""
+
+from pathlib import Path
+
+import pytest
+
+from client.events.event_clients import client_of, committed, counted, live, settled, take
+from databases import BOTH_STORES
+from deadlines import soon, until
+from oncelog.client import Committed, ConnectionState, Draft, Rejected, Status
+from oncelog.testing.clock import ManualClock
+from server.running_server import serving
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-8", "EV-17", "CO-15")
+async def test_rate_limited_requests_are_sent_again_on_the_same_connection(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with (
+        serving(tmp_path, clock=clock, new_events_per_second_max=1000) as served,
+        client_of(served.url) as client,
+    ):
+        await live(client)
+        seen: list[Status] = []
+        client.on_status(seen.append)
+        counts = served.server.counts
+        first = await client.submit_many([Draft(counted(number)) for number in range(400)])
+        await settled(client)
+        await client.submit_many([Draft(counted(number)) for number in range(400, 1100)])
+        await until(lambda: counts.requests["events", "websocket", "rate_limited"] >= 2)
+        assert counts.events_committed in (400, 900), "requests are committed as a whole"
+        assert str(client.status().last_error).startswith("server_busy: the limit of new writes is used up")
+        clock.advance(1000)
+        await settled(client)
+        assert await take(client.events(), 1100) == list(range(1, 1101))
+        assert all(isinstance(one.result, Committed) for one in first)
+        assert not {one.state for one in seen} & {ConnectionState.OFFLINE, ConnectionState.CONNECTING}, (
+            "the connection stays open"
+        )
+        assert counts.events_committed == 1100
+        assert counts.events_replayed == 0
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-8", "EV-17")
+async def test_client_survives_the_frame_limit(tmp_path: Path) -> None:
+    """The error closes the connection after the results of earlier requests; the client sends the rest again."""
+    async with (
+        serving(tmp_path, clock=ManualClock(), frames_per_second_max=4) as served,
+        client_of(served.url) as client,
+    ):
+        await live(client)
+        assert [await committed(client, counted(number)) for number in range(1, 10)] == list(range(1, 10))
+        assert await take(client.events(), 9) == list(range(1, 10))
+        assert served.server.counts.requests["events", "websocket", "rate_limited"] >= 3
+
+
+@pytest.mark.rule("EV-8", "EV-17", "CO-30")
+async def test_event_above_the_frame_limit_is_rejected_and_those_behind_are_committed(tmp_path: Path) -> None:
+    async with serving(tmp_path, frame_bytes_max=20_000) as served, client_of(served.url) as client:
+        await live(client)
+        large = await client.submit({"type": "large", "text": "x" * 30_000})
+        behind = await client.submit_many([Draft(counted(number)) for number in range(1, 300)])
+        await settled(client)
+        assert isinstance(large.result, Rejected)
+        assert large.result.reason == "too_large"
+        assert all(isinstance(one.result, Committed) for one in behind)
+        assert served.server.counts.requests["events", "websocket", "too_large"] >= 1
+        assert served.server.counts.events_committed == 299
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-8", "EV-14", "EV-17")
+async def test_request_in_flight_commits_once_after_the_server_has_forgotten_own_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client syncs only without a request in flight, so the test closes the connection (1008) in its place."""
+    async with serving(tmp_path) as served, client_of(served.url, tmp_path / "client.db") as client:
+        events = client.events()
+        assert await committed(client, counted(1)) == 1
+        assert await take(events, 1) == [1]
+        (session,) = served.server.event_sessions._sessions
+        gate = served.hold_commits(monkeypatch)
+        submissions = [await client.submit(counted(2))]
+        await soon(gate.reached.wait())
+        submissions += await client.submit_many([Draft(counted(3)), Draft(counted(4))])  # they wait for the first
+        session._close_untracked()
+        await until(lambda: served.server.event_sessions._sessions - {session})
+        gate.open()
+        outcomes = [await soon(one.outcome()) for one in submissions]
+        assert [one.committed_id for one in outcomes if isinstance(one, Committed)] == [2, 3, 4]
+        assert await take(events, 3) == [2, 3, 4]
+        assert await committed(client, counted(5)) == 5
+        assert await take(events, 1) == [5]
+        assert (client.status().state, client.status().last_error) == (ConnectionState.LIVE, None)
+        assert [one["event"]["number"] for one in (await served.page("a")).json["events"]] == [1, 2, 3, 4, 5]

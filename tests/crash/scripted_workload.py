@@ -1,0 +1,166 @@
+"""A small workload that uses every part of the store, and a tally of the answers of callers and readers.
+
+The workload can be started again from its beginning at any time; every write then gets its position once. The key index
+is kept busy: sealing and merging go on in slices while the workload runs.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from crash.store_history import (
+    Order,
+    answer_to,
+    check_kept,
+    check_same_receipts,
+    check_sound,
+    check_stored,
+    history_of,
+    order_of,
+    submitted,
+)
+from oncelog.core.invariants import Answer, History
+from oncelog.core.policy import BUILT_IN_POLICIES
+from oncelog.core.values import Applied, Item, Request, SetMember, Submission
+from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.store import Store
+from oncelog.storage.verify.findings import VerificationSummary
+from oncelog.storage.verify.sqlite import verify_file
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.driver import make_salt_source
+from oncelog.testing.contract.writes import event, message, transaction
+from oncelog.testing.disk import Disk, DiskDriver
+
+NAME: Final = "log.db"
+SEAL_KEYS: Final = 5
+RUN_KEYS: Final = 2
+BATCHES: Final = 12
+ERASE_AFTER: Final = 1
+ERASED: Final = (1, 2)
+"""Positions of lane 0."""
+READ_AFTER: Final = (2, 9)
+
+
+def batch_of(number: int) -> list[Item]:
+    """New writes of every kind, a retry from the same batch, and a retry from an earlier one."""
+    items: list[Item] = [
+        event(10 * number + 1, f"first of {number}", partitions=("a", f"p{number % 3}")),
+        event(10 * number + 2, f"second of {number}", partitions=("a",)),
+        message(10 * number + 3, f"hello {number}"),
+        transaction(10 * number + 4, number, content=f"paid {number}"),
+        event(10 * number + 1, f"first of {number}", partitions=("a", f"p{number % 3}")),
+    ]
+    if number > 1:
+        items += [event(10 * number - 8, f"second of {number - 1}", partitions=("a",))]
+    return items
+
+
+def submissions(batches: int = BATCHES) -> list[Submission]:
+    """All writes of the workload, without the retries."""
+    found = {}
+    for number in range(1, batches + 1):
+        for item in batch_of(number):
+            if isinstance(item, Submission):
+                found[item.policy.name, item.key] = item
+    return list(found.values())
+
+
+class Tally:
+    """Answers to callers and records seen by readers so far. Every later state of the store must agree with it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.answers: list[Answer] = []
+        self.seen: Order = []
+        self.erased: set[int] = set()
+
+    def store(self, disk: Disk) -> SqliteStore:
+        """A store on the disk, not yet open."""
+        return SqliteStore(
+            NAME, clock=self.clock, draw=make_salt_source(), driver=DiskDriver(disk), seal_keys=SEAL_KEYS
+        )
+
+    def record(self, items: Sequence[Item], verdicts: Sequence[object]) -> None:
+        """Add the answers to a batch."""
+        for item, verdict in zip(items, verdicts, strict=True):
+            if isinstance(item, Submission):
+                self.answers.append(answer_to(item, verdict))  # type: ignore[arg-type]
+            else:
+                assert isinstance(verdict, Applied)
+
+    def check(self, history: History) -> None:
+        """The history agrees with everything recorded here and violates no invariant."""
+        check_sound(history)
+        check_stored(self.answers, history)
+        check_same_receipts(self.answers)
+        check_kept(self.seen, history)
+        erased = {record.position for record in history.records if record.lane == 0 and record.erased}
+        assert self.erased <= erased
+
+
+async def submit_workload(store: Store, tally: Tally, batches: int = BATCHES) -> None:
+    """Run the workload on an open store."""
+    await store.declare(BUILT_IN_POLICIES)
+    members = [SetMember("chat/1", "user:ann"), SetMember("chat/2", "user:bob")]
+    await commit(store, tally, members)
+    for number in range(1, batches + 1):
+        tally.clock.advance(1000)
+        await commit(store, tally, batch_of(number))
+        if number in READ_AFTER:
+            tally.seen = order_of(await history_of(store))
+        if number == ERASE_AFTER and not tally.erased:
+            await store.erase(0, ERASED)
+            tally.erased.update(ERASED)
+
+
+async def commit(store: Store, tally: Tally, items: Sequence[Item]) -> None:
+    """Commit one batch, with one request per item."""
+    decided = await store.commit([Request((item,)) for item in items])
+    tally.record(items, [verdict for (verdict,) in decided.verdicts])
+
+
+async def reopen_and_check(disk: Disk, tally: Tally) -> History:
+    """Open the file on the disk and compare its content with the tally."""
+    store = tally.store(disk)
+    await store.open()
+    try:
+        history = await history_of(store, tally.answers)
+    finally:
+        await store.close()
+    tally.check(history)
+    tally.seen = order_of(history)
+    return history
+
+
+async def run_workload(disk: Disk, tally: Tally, batches: int = BATCHES) -> None:
+    """Open the file, run the workload, close the file."""
+    store = tally.store(disk)
+    await store.open()
+    try:
+        await submit_workload(store, tally, batches)
+    finally:
+        await store.close()
+
+
+def check_complete(history: History, batches: int = BATCHES) -> None:
+    """Every write of the workload is stored exactly once."""
+    wanted = sorted((one.policy.name, one.key) for one in submissions(batches))
+    assert sorted((record.policy, record.key) for record in submitted(history)) == wanted
+
+
+def check_verified(disk: Disk, directory: Path) -> VerificationSummary:
+    """`oncelog verify` finds nothing wrong in a copy of the file."""
+    for leftover in directory.iterdir():
+        leftover.unlink()
+    disk.copy_to(directory)
+    *_, last = verify_file(directory / NAME)
+    assert isinstance(last, VerificationSummary), last
+    return last
+
+
+async def count_points(happens: Callable[[int], Awaitable[bool]], first: int = 1, step: int = 1) -> int:
+    """Call with first, first + step, … until the planned fault is not reached any more; return how often it was."""
+    found = 0
+    while await happens(first + found * step):
+        found += 1
+    return found

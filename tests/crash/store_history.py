@@ -1,0 +1,116 @@
+"""The content of a store as a history that the invariants can check."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from oncelog.core.internal_records import is_internal
+from oncelog.core.invariants import Answer, History, ObservedRead, find_violations
+from oncelog.core.values import Committed, KeyIdentity, Receipt, Record, Replayed, Submission, Verdict, key_identity
+from oncelog.storage.store import Query, Store
+
+Order = list[tuple[int, int, KeyIdentity]]
+"""Lane, position and identity of every record, as it was read."""
+
+
+async def records_of(store: Store) -> list[Record]:
+    """Return all records, lane by lane, in order."""
+    found: list[Record] = []
+    for lane in await store.heads():
+        query = Query(lane=lane, limit=5000)
+        page = await store.read(query)
+        found += page.records
+        while page.has_more:
+            page = await store.read(Query(lane=lane, limit=5000, after=page.next))
+            found += page.records
+    return found
+
+
+async def history_of(
+    store: Store, answers: Sequence[Answer] = (), readings: Sequence[ObservedRead] = (), *, with_keys: bool = True
+) -> History:
+    """Return everything that a store can be asked for, with the given answers and readings."""
+    records = await records_of(store)
+    heads = await store.heads()
+    identities = list(dict.fromkeys(identity_of(record) for record in records if record.key))
+    remembered = await store.find_keys(identities) if with_keys else []
+    scopes = {record.scope for record in records if record.sequence}
+    return History(
+        records=records,
+        settings=store.settings,
+        answers=answers,
+        readings=readings,
+        keys={one: known for one, known in zip(identities, remembered, strict=True) if known} if with_keys else None,
+        streams={scope: (await store.read(Query(stream=scope, limit=1))).newest for scope in scopes},
+        positions={lane: head.position for lane, head in heads.items()},
+    )
+
+
+def submitted(history: History) -> list[Record]:
+    """Return the records of submissions, without internal records."""
+    return [record for record in history.records if not is_internal(record)]
+
+
+def check_sound(history: History) -> None:
+    """No invariant is violated."""
+    assert find_violations(history) == []
+
+
+def identity_of(record: Record) -> KeyIdentity:
+    """Return the identity under which a record is remembered. Only ledger clients number their writes."""
+    return (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
+
+
+def order_of(history: History) -> Order:
+    """Return the order that a reader sees."""
+    return [(record.lane, record.position, identity_of(record)) for record in history.records]
+
+
+def check_kept(before: Iterable[tuple[int, int, KeyIdentity]], history: History) -> None:
+    """Records that were read before are still at the same positions."""
+    now = {(lane, position): identity for lane, position, identity in order_of(history)}
+    for lane, position, identity in before:
+        assert now.get((lane, position)) == identity, f"lane {lane}, position {position}: another record than before"
+
+
+def check_stored(answers: Iterable[Answer], history: History) -> None:
+    """Every acknowledged write is stored once, with the acknowledged content and position."""
+    stored: dict[KeyIdentity, list[Record]] = {}
+    for record in history.records:
+        stored.setdefault(identity_of(record), []).append(record)
+    for answer in answers:
+        receipt = receipt_in(answer.verdict)
+        assert receipt is not None, answer
+        (record,) = stored[answer.identity]
+        assert record.fingerprint == answer.fingerprint
+        assert (record.lane, record.position, record.sequence) == (receipt.lane, receipt.position, receipt.sequence)
+        assert (record.log_time_ms, record.height) == (receipt.log_time_ms, receipt.height)
+
+
+def check_same_receipts(answers: Iterable[Answer]) -> dict[KeyIdentity, Receipt]:
+    """All answers to one identity carry the same receipt; return the receipts by identity."""
+    receipts: dict[KeyIdentity, Receipt] = {}
+    for answer in answers:
+        receipt = receipt_in(answer.verdict)
+        assert receipt is not None, answer
+        assert receipts.setdefault(answer.identity, receipt) == receipt
+    return receipts
+
+
+def answer_to(submission: Submission, verdict: Verdict) -> Answer:
+    """Return the answer that a caller got for a submission."""
+    return Answer(key_identity(submission), submission.fingerprint, verdict, submission.client_sequence)
+
+
+def receipt_in(verdict: Verdict) -> Receipt | None:
+    """Return the receipt of a successful verdict, else None."""
+    return verdict.receipt if isinstance(verdict, Committed | Replayed) else None
+
+
+def say(text: str) -> None:
+    """Print a line that pytest shows with `-s` and when a test fails."""
+    print(text)  # noqa: T201
+
+
+def by_position(seen: Mapping[int, KeyIdentity], reader: str, upto: int | None = None) -> ObservedRead:
+    """Return a reading of lane 0 from its beginning."""
+    last = max(seen, default=0) if upto is None else upto
+    return ObservedRead(reader, 0, 0, last, list(seen.items()))

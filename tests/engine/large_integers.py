@@ -1,0 +1,69 @@
+"""Writes of a log that was made before integers beyond ±(2^53−1) were accepted.
+
+`tests/vectors/earlier_numbers.json` lists the writes with the places that they got, and
+`tests/vectors/earlier_numbers.db.gz` is the file of that log.
+"""
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import oncelog
+from oncelog.core.canonical import parse
+from oncelog.core.deltas import decode_delta, delta
+from oncelog.core.policy import FOREVER
+from oncelog.core.values import Receipt, Submission
+from oncelog.engine.log import Log
+
+_FOLDER = Path(__file__).parent.parent / "vectors"
+LISTED = _FOLDER / "earlier_numbers.json"
+FILE = _FOLDER / "earlier_numbers.db.gz"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place that a write got: lane, position, and sequence in its stream."""
+
+    lane: int
+    position: int
+    sequence: int
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> "Place":
+        return cls(receipt.lane, receipt.position, receipt.sequence)
+
+
+def listed(kind: str) -> list[tuple[Any, Place]]:
+    """Return the writes of that kind (`events`, `deltas`, `calls`) with their places."""
+    return [(one["write"], Place(**one["place"])) for one in json.loads(LISTED.read_text(encoding="utf-8"))[kind]]
+
+
+def unpack(path: Path) -> Path:
+    """Write the file of the log to `path`."""
+    path.write_bytes(gzip.decompress(FILE.read_bytes()))
+    return path
+
+
+def event_of(write: Any) -> Submission:
+    """Return the submission of a listed event: its JSON text is parsed as a server does."""
+    return oncelog.event(write["id"], parse(write["event"]), write["partitions"])
+
+
+def delta_of(write: Any) -> Submission:
+    """Return the submission of a listed delta."""
+    return delta("gateway", decode_delta(write.encode()))
+
+
+def call_counter(log: Log) -> tuple[Callable[[Any], Any], list[Any]]:
+    """Return a function that runs once for each argument, and the arguments of the calls that ran."""
+    ran: list[Any] = []
+
+    @oncelog.once(log, name="remember", retention=FOREVER)
+    async def remember(value: Any) -> str:
+        ran.append(value)
+        return "done"
+
+    return remember, ran

@@ -1,0 +1,69 @@
+"""A log that was written when integers beyond ±(2^53−1) were refused: its fingerprints and keys stay the same."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import oncelog
+from engine.large_integers import Place, call_counter, delta_of, event_of, listed, unpack
+from oncelog.core.values import Committed, Replayed, Submission
+from oncelog.engine.log import Log
+from oncelog.idempotency.once import work_of
+from oncelog.storage.verify.findings import VerificationSummary
+from oncelog.storage.verify.sqlite import verify_file
+from oncelog.testing.clock import ManualClock
+
+
+@pytest.fixture
+async def earlier(tmp_path: Path) -> AsyncIterator[Log]:
+    async with oncelog.open(unpack(tmp_path / "earlier.db"), clock=ManualClock()) as log:
+        yield log
+
+
+async def retry(log: Log, submissions: list[tuple[Submission, Place]]) -> None:
+    for submission, place in submissions:
+        verdict = await log.submit(submission)
+        assert isinstance(verdict, Replayed), submission.body
+        assert verdict.receipt is not None
+        assert Place.of(verdict.receipt) == place
+
+
+@pytest.mark.rule("CO-2")
+async def test_events_of_the_earlier_log_are_known(earlier: Log) -> None:
+    await retry(earlier, [(event_of(write), place) for write, place in listed("events")])
+
+
+@pytest.mark.rule("CO-2", "DE-2")
+async def test_deltas_of_the_earlier_log_are_known(earlier: Log) -> None:
+    await retry(earlier, [(delta_of(write), place) for write, place in listed("deltas")])
+
+
+@pytest.mark.rule("CO-2")
+async def test_calls_of_the_earlier_log_do_not_run_again(earlier: Log) -> None:
+    remember, ran = call_counter(earlier)
+    for write, place in listed("calls"):
+        value = json.loads(write)
+        assert await remember(value) == "done"
+        work = work_of(remember, value)
+        found = await earlier.lookup(work.key, policy=work.policy, scope=work.scope)
+        assert found.receipt is not None
+        assert Place.of(found.receipt) == place
+    assert ran == []
+
+
+@pytest.mark.rule("CO-2")
+async def test_earlier_log_accepts_the_new_numbers(earlier: Log, tmp_path: Path) -> None:
+    first, again = (
+        event_of({"id": "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "partitions": ["a"], "event": event})
+        for event in (
+            '{"type":"t","v":1e21,"w":9007199254740992}',
+            '{"v":1000000000000000000000,"w":9007199254740992.0,"type":"t"}',
+        )
+    )
+    assert isinstance(await earlier.submit(first), Committed)
+    assert isinstance(await earlier.submit(again), Replayed)
+    await earlier.close()
+    *_, last = verify_file(tmp_path / "earlier.db")
+    assert isinstance(last, VerificationSummary)

@@ -1,0 +1,115 @@
+"""Keys, claims and tokens for tests. Tokens are built by hand, so that any part of them can be wrong."""
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from joserfc.jws import JWSRegistry
+
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.auth.tokens import Tokens, TokenSettings
+
+NOW_MS: Final = 1_800_000_000_000
+NOW_S: Final = NOW_MS // 1000
+SECRET: Final = b"a secret of thirty-two bytes or so"
+GRANTS: Final = {"read": ["orders/*"], "write": ["orders/1"]}
+CLAIMS: Final[Mapping[str, Any]] = {"sub": "ada", "exp": NOW_S + 3600, "grants": GRANTS}
+ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
+
+
+def key_of(algorithm: str, number: int = 0) -> Key:
+    """Return a key for the algorithm. Each number has its own key."""
+    return _key_of(algorithm, number)
+
+
+@cache
+def _key_of(algorithm: str, number: int) -> Key:
+    match algorithm:
+        case "HS256":
+            return OctKey.import_key(SECRET + b"%d" % number)
+        case "RS256":
+            return RSAKey.generate_key(2048)
+        case "ES256":
+            return ECKey.generate_key("P-256")
+        case _:
+            return OKPKey.generate_key("Ed25519")
+
+
+class SetClock:
+    """A clock that a test sets."""
+
+    def __init__(self, now_ms: int = NOW_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def signed(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
+    """Return a token of exactly these bytes, with a valid signature."""
+    signed_part = f"{encoded(header)}.{encoded(payload)}"
+    return f"{signed_part}.{encoded(JWSRegistry.algorithms[algorithm].sign(signed_part.encode(), key))}"
+
+
+def token(
+    algorithm: str = "HS256", key: Key | None = None, header: Mapping[str, Any] | None = None, **claims: Any
+) -> str:
+    """Return a valid token with these claims instead of the defaults; None omits a claim."""
+    said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
+    head = {"alg": algorithm, "typ": "JWT", **(header or {})}
+    return signed(algorithm, key or key_of(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
+
+
+def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(data)
+    path.chmod(mode)
+    return path
+
+
+def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | None = None) -> KeyFile:
+    """Write the key that verifies tokens of this algorithm to a file."""
+    key = key_of(algorithm, number)
+    path = directory / f"{algorithm}-{number}.key"
+    if isinstance(key, OctKey):
+        return KeyFile(str(written(path, key.raw_value + b"\n")), KeyKind.SECRET, key_id)
+    return KeyFile(str(written(path, key.as_pem(private=False), 0o644)), KeyKind.PEM, key_id)
+
+
+def key_set(path: Path, *members: Mapping[str, Any]) -> KeyFile:
+    """Replace the file atomically by a key set."""
+    unfinished = written(path.with_suffix(".new"), json.dumps({"keys": list(members)}).encode())
+    os.replace(unfinished, path)  # noqa: PTH105
+    return KeyFile(str(path), KeyKind.JWKS)
+
+
+def public(algorithm: str, key_id: str | None, number: int = 0, **others: Any) -> dict[str, Any]:
+    """Return a key as a member of a key set."""
+    named = {} if key_id is None else {"kid": key_id}
+    return {**key_of(algorithm, number).as_dict(private=False), **named, **others}
+
+
+def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **settings: Any) -> Tokens:
+    """Return a verifier with one key for each of the algorithms."""
+    chosen = algorithms or ("HS256",)
+    sources = settings.pop("key_files", None) or tuple(key_file(directory, one) for one in chosen)
+    made = Tokens(TokenSettings(algorithms=chosen, key_files=sources, **settings), clock or SetClock())
+    made.reload()
+    return made
+
+
+def all_texts(error: BaseException | None) -> str:
+    """Return everything that an error could show: its texts, reprs and attributes, and those of its causes."""
+    found = []
+    while error is not None:
+        found += [str(error), repr(error), repr(error.args), repr(vars(error))]
+        error = error.__cause__ or error.__context__
+    return "\n".join(found)

@@ -1,0 +1,18 @@
+"""Refusals of tokens, as the client and the server's log see them."""
+
+import pytest
+
+from oncelog.errors import AuthError
+from oncelog.server.auth.tokens import Tokens
+from server.auth import auth_material
+
+
+def refusal(tokens: Tokens, text: str) -> str:
+    """Return the logged reason. The client sees the same message for every reason, without parts of the token."""
+    with pytest.raises(AuthError) as caught:
+        tokens.authenticate(text)
+    assert str(caught.value) == "authentication failed"
+    shown = auth_material.all_texts(caught.value)
+    for part in text.split("."):
+        assert len(part) < 12 or part not in shown
+    return caught.value.reason

@@ -1,0 +1,224 @@
+"""Servers, users and devices for the tests of the Chat API."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import aiohttp
+from aiohttp import WSMsgType
+
+from deadlines import WAIT_S, soon, until
+from server.running_server import Answer, Serving, close_code, serving
+
+Json = dict[str, Any]
+MESSAGE: Final = {
+    *("message_id", "chat_id", "sequence", "sender_id", "client_message_id", "content", "content_type", "created_at"),
+}
+"""The members of a message (CH-10)."""
+
+
+def message_uuid(number: int) -> str:
+    """Return a version 4 UUID that is unique to the number."""
+    return str(UUID(int=number << 64 | 2 << 62, version=4))
+
+
+class Device:
+    """A WebSocket connection of a user. Frames that are not answers are kept until a test takes them."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
+        self.socket = socket
+        self.name = name
+        self.frames: list[Json] = []
+        """Received frames that no test has taken yet."""
+        self._requests = count(1)
+
+    async def tell(self, kind: str, **members: Any) -> None:
+        await self.socket.send_str(json.dumps({"type": kind, **members}))
+
+    async def receive(self) -> Json:
+        """Receive the next frame. Raises ConnectionResetError at the end of the connection."""
+        message = await soon(self.socket.receive())
+        if message.type is not WSMsgType.TEXT:
+            raise ConnectionResetError(f"{self.name}: {message}")
+        found: Json = json.loads(message.data)
+        return found
+
+    async def take(self, **wanted: Any) -> Json:
+        """Return the next frame that has all of these members, and keep the frames before it."""
+        for place, frame in enumerate(self.frames):
+            if wanted.items() <= frame.items():
+                return self.frames.pop(place)
+        while True:
+            frame = await self.receive()
+            if wanted.items() <= frame.items():
+                return frame
+            self.frames.append(frame)
+
+    async def takes(self, number: int, kind: str) -> list[Json]:
+        return [await self.take(type=kind) for _ in range(number)]
+
+    async def ask(self, kind: str, **members: Any) -> Json:
+        """Send a request and return the answer with its request_id."""
+        request_id = f"r{next(self._requests)}"
+        await self.tell(kind, request_id=request_id, **members)
+        return await self.take(request_id=request_id)
+
+    async def connect(self, **members: Any) -> Json:
+        return await self.ask("connect", **{"token": self.name, "device_id": "phone", **members})
+
+    async def send(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> Json:
+        return await self.ask(
+            "send_message",
+            **{"client_message_id": message_uuid(number), "chat_id": chat_id, "content": content, **members},
+        )
+
+    async def sent(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> int:
+        """Send a message that must be committed or known, and return its sequence."""
+        answer = await self.send(chat_id, number, content, **members)
+        assert answer["type"] == "send_message_ack", answer
+        sequence: int = answer["sequence"]
+        return sequence
+
+    async def sync(self, chat_id: str, after: int = 0, **members: Any) -> Json:
+        return await self.ask("sync_request", chat_id=chat_id, last_acked_sequence=after, **members)
+
+    async def synced(self, chat_id: str, after: int = 0, **members: Any) -> list[Json]:
+        """Return all messages after a sequence, page by page."""
+        messages: list[Json] = []
+        has_more = True
+        while has_more:
+            page = await self.sync(chat_id, after, **members)
+            assert page["type"] == "message_batch", page
+            messages += page["messages"]
+            after, has_more = page["next_sequence"], page["has_more"]
+        return messages
+
+    async def acknowledge(self, chat_id: str, sequence: int) -> None:
+        """Send an acknowledgement, which has no answer."""
+        await self.tell("ack", chat_id=chat_id, last_acked_sequence=sequence)
+
+    async def refused(self, kind: str, **members: Any) -> str:
+        """Send a request that must be refused, and return the code of the error."""
+        answer = await self.ask(kind, **members)
+        assert answer["type"] == "error", answer
+        assert answer["message"]
+        code: str = answer["code"]
+        return code
+
+    async def quiet(self) -> list[Json]:
+        """Return the kept frames up to now. A pong follows all frames that the server sent before."""
+        await self.ask("ping")
+        frames, self.frames = self.frames, []
+        return frames
+
+    async def closed(self) -> int | None:
+        """Wait until the server closes the connection, keep the frames before, and return the close code."""
+        while True:
+            message = await soon(self.socket.receive())
+            if message.type is not WSMsgType.TEXT:
+                return close_code(message, self.socket)
+            self.frames.append(json.loads(message.data))
+
+    async def close(self) -> None:
+        await soon(self.socket.close())
+
+
+class Door:
+    """A server and the devices that are connected to it."""
+
+    def __init__(self, served: Serving) -> None:
+        self.served = served
+        self._devices: list[Device] = []
+
+    async def http(self, method: str, path: str, name: str, body: Any = None, **options: Any) -> Answer:
+        if body is not None:
+            options["json"] = body
+        return await self.served.request(method, path, credential=name, **options)
+
+    async def create(self, chat_id: str, name: str, *members: str) -> Json:
+        """Create a chat as the given user, with further members by name."""
+        body = {"chat_id": chat_id, "members": [f"user:{one}" for one in members]}
+        answer = await self.http("POST", "/v1/chats", name, body)
+        assert answer.status in (200, 201), answer.body
+        found: Json = answer.json
+        return found
+
+    async def set_member(self, chat_id: str, name: str, member: str, *, present: bool = True) -> Answer:
+        method = "PUT" if present else "DELETE"
+        return await self.http(method, f"/v1/chats/{chat_id}/members/user:{member}", name)
+
+    async def watermarks(self, chat_id: str, name: str) -> dict[str, int]:
+        answer = await self.http("GET", f"/v1/chats/{chat_id}/delivery", name)
+        assert answer.status == 200, answer.body
+        return {one["user_id"]: one["last_acked_sequence"] for one in answer.json["members"]}
+
+    async def watermark(self, chat_id: str, name: str, sequence: int) -> None:
+        """Wait until the watermark of the user has reached the sequence, because an ack has no answer."""
+        async with asyncio.timeout(WAIT_S):
+            while (await self.watermarks(chat_id, name))[f"user:{name}"] != sequence:
+                pass
+
+    async def socket(self, name: str) -> Device:
+        """Open a connection without sending a connect frame."""
+        device = await device_at(self.served.session, self.served.url, name)
+        self._devices.append(device)
+        return device
+
+    async def device(self, name: str, **members: Any) -> Device:
+        """Open a connection and connect as the user."""
+        device = await self.socket(name)
+        answer = await device.connect(**members)
+        assert answer["type"] == "connected", answer
+        return device
+
+    async def close(self) -> None:
+        for device in self._devices:
+            await device.close()
+        self._devices.clear()
+
+
+async def device_at(session: aiohttp.ClientSession, url: str, name: str) -> Device:
+    return Device(await soon(session.ws_connect(f"{url}/v1/chat", max_msg_size=0)), name)
+
+
+@asynccontextmanager
+async def opened(directory: Path, **settings: Any) -> AsyncIterator[Door]:
+    """Run a server on the log in the directory."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with serving(directory, connector=connector, **{"grpc": False, **settings}) as served:
+        door = Door(served)
+        try:
+            yield door
+        finally:
+            await door.close()
+
+
+class SharedServer:
+    """A running server that many tests use. Each test has unique chats."""
+
+    def __init__(self, door: Door, name: str) -> None:
+        self.door = door
+        self.name = name
+
+    async def wait_until_idle(self) -> None:
+        """Disconnect the test's devices and wait until their acknowledgements are delivered."""
+        await self.door.close()
+        server = self.door.served.server
+        await until(lambda: not server.log.queued and server._chat_hub._delivery_timer is None)
+
+    def chat(self, suffix: object = "") -> str:
+        """Return a chat id that no other test uses."""
+        return f"{self.name}{suffix}"
+
+
+def sequences(messages: list[Json]) -> list[int]:
+    return [one["sequence"] for one in messages]
+
+
+def people(number: int) -> Iterator[str]:
+    return (f"p{index:03d}" for index in range(number))

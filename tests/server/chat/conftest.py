@@ -1,0 +1,21 @@
+"""Fixtures of the chat tests: a server that the tests share."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from server.chat.chat_servers import Door, SharedServer, opened
+from server.shared_servers import ServerPool, pool_fixture, unique_name
+
+server_pool = pool_fixture(opened)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def shared_server(
+    session_loop: None, server_pool: ServerPool[Door], store_kind: str, request: pytest.FixtureRequest
+) -> AsyncIterator[SharedServer]:
+    """A server in development mode that other tests use too, with chats that only this test has."""
+    server = SharedServer(await server_pool.get(store_kind), unique_name(request))
+    yield server
+    await server.wait_until_idle()

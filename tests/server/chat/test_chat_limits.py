@@ -1,0 +1,364 @@
+"""Limits of the Chat API: rates, a full queue, slow readers, connections; shutdown; and expiry of message ids."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import WSMsgType
+
+from databases import BOTH_STORES
+from deadlines import WAIT_S, soon, until
+from oncelog import error_codes
+from oncelog.errors import SettingsError, StoreUnavailableError
+from oncelog.server import websocket
+from oncelog.server.chat import codec
+from oncelog.server.errors import ApiError
+from oncelog.server.limits import ApiLimits
+from oncelog.testing.clock import ManualClock
+from server.chat.chat_servers import Door, message_uuid, opened, sequences
+from server.running_server import api_key
+
+pytestmark = BOTH_STORES
+
+SHUTDOWN_MS = 600_000
+"""Longer than a test waits for anything, so that a shutdown never ends at its deadline."""
+
+
+# --- rates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CH-11", "CO-15", "CO-30")
+async def test_rate_limit_of_a_user_in_a_chat_applies_to_new_messages_only(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path, clock=clock, user_messages_per_second_max=3) as door:
+        await door.create("c", "ann", "bob")
+        await door.create("d", "ann")
+        ann, bob = await door.device("ann"), await door.device("bob")
+        for number in (1, 2, 3):
+            await ann.sent("c", number)
+        error = await ann.send("c", 4)
+        assert (error["type"], error["code"], error["client_message_id"]) == (
+            "error",
+            "RATE_LIMITED",
+            message_uuid(4),
+        )
+        assert 0 < error["retry_after_ms"] <= 334
+        assert [await ann.sent("c", number) for number in (1, 2, 3)] == [1, 2, 3]
+        assert await bob.sent("c", 10) == 4  # the limit is per user
+        assert await ann.sent("d", 4) == 1  # and per chat
+        refused = await door.http(
+            "POST", "/v1/chats/c/messages", "ann", {"client_message_id": message_uuid(5), "content": "x"}
+        )
+        assert (refused.status, refused.json["error"]["code"]) == (429, "RATE_LIMITED")
+        assert "Retry-After" in refused.headers
+        clock.advance(error["retry_after_ms"])
+        assert await ann.sent("c", 4) == 5
+
+
+@pytest.mark.rule("CH-11", "CO-15")
+async def test_rate_limit_of_a_chat_applies_to_all_users_together(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path, clock=clock, chat_messages_per_second_max=4) as door:
+        await door.create("c", "ann", "bob")
+        await door.create("d", "bob")
+        ann, bob = await door.device("ann"), await door.device("bob")
+        for number in (1, 2, 3):
+            await ann.sent("c", number)
+        assert await bob.sent("c", 4) == 4
+        for device in (ann, bob):
+            error = await device.send("c", 5)
+            assert (error["code"], error["retry_after_ms"]) == ("RATE_LIMITED", 250)
+        assert await bob.sent("c", 4) == 4
+        assert await bob.sent("d", 5) == 1
+        clock.advance(250)
+        assert await bob.sent("c", 5) == 5
+
+
+@pytest.mark.rule("CH-11")
+async def test_rate_limits_apply_across_servers(tmp_path: Path) -> None:
+    clock = ManualClock()
+    limits = {"user_messages_per_second_max": 2, "chat_messages_per_second_max": 3}
+    async with opened(tmp_path, clock=clock, **limits) as one, opened(tmp_path, clock=clock, **limits) as two:
+        await one.create("c", "ann", "bob")
+        here, there, bob = await one.device("ann"), await two.device("ann"), await two.device("bob")
+        await here.sent("c", 1)
+        await there.sent("c", 2)
+        for device in (here, there):
+            assert (await device.send("c", 3))["code"] == "RATE_LIMITED"
+        assert await bob.sent("c", 3) == 3
+        assert (await bob.send("c", 4))["code"] == "RATE_LIMITED"
+
+
+@pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("name", ["user_messages_per_second_max", "chat_messages_per_second_max"])
+def test_rate_limit_above_the_maximum_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} must be at most 1000000"):
+        ApiLimits(**{name: 1_000_001})
+
+
+# --- full queue ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-32", "CO-15", "CH-4")
+async def test_full_queue_refuses_new_messages_and_answers_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, queue_items_max=3) as door:
+        await door.create("c", "ann", "bob")
+        ann, bob = await door.device("ann"), await door.device("bob")
+        await ann.sent("c", 1)
+        gate = door.served.hold_commits(monkeypatch)
+        for number in (2, 3, 5, 4, 1):
+            said = {"client_message_id": message_uuid(number), "chat_id": "c", "content": "hello"}
+            await ann.tell("send_message", request_id=str(number), **said)
+        await bob.tell(
+            "send_message", request_id="stranger", client_message_id=message_uuid(1), chat_id="no", content="hello"
+        )
+        for device in (ann, bob):
+            await device.ask("ping")  # the server has read the frames before
+        gate.open()
+        answers = {number: await ann.take(request_id=number) for number in ("2", "3", "5", "4", "1")}
+        assert [answers[number]["type"] for number in ("2", "3", "5")] == ["send_message_ack"] * 3
+        assert answers["4"]["code"] == "BUSY"
+        assert answers["4"]["retry_after_ms"] > 0
+        assert (answers["1"]["sequence"], answers["1"]["duplicate"]) == (1, True)
+        assert (await bob.take(request_id="stranger"))["code"] == "NOT_A_MEMBER"
+
+
+@pytest.mark.rule("CO-30")
+async def test_number_of_messages_in_flight_is_limited_per_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, events_in_flight_max=2) as door:
+        await door.create("c", "ann")
+        ann = await door.device("ann")
+        gate = door.served.hold_commits(monkeypatch)
+        for number in (1, 2):
+            await ann.tell("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
+        error = await ann.send("c", 3)
+        assert (error["code"], error["retry_after_ms"]) == ("BUSY", 100)
+        gate.open()
+        await ann.takes(2, "send_message_ack")
+        assert await ann.sent("c", 3) == 3
+
+
+# --- slow readers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CH-11", "CO-31")
+async def test_slow_consumer_is_closed_and_can_resume_without_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "CLOSE_WAIT_S", WAIT_S)  # the server must not abort before bob has read
+    async with opened(tmp_path, outbox_bytes_max=200_000) as door:
+        await door.create("c", "ann", "bob")
+        ann, bob = await door.device("ann", live=False), await door.device("bob")
+        bob.socket._reader._protocol.pause_reading()
+        counts, number = door.served.server.counts, 0
+        while not counts.slow_readers_closed:
+            for _ in range(5):
+                number += 1
+                said = {"client_message_id": message_uuid(number), "chat_id": "c", "content": "x" * 4000}
+                await ann.tell("send_message", **said)
+            await ann.takes(5, "send_message_ack")
+        bob.socket._reader._protocol.resume_reading()
+        assert await bob.closed() == 1008
+        messages = [frame for frame in bob.frames if frame["type"] == "message"]
+        assert sequences(messages) == list(range(1, len(messages) + 1))
+        assert [frame["type"] for frame in bob.frames[len(messages) :]] == ["error", "connection_closing"]
+        assert bob.frames[-2]["code"] == "SLOW_CONSUMER"
+        again = await door.device("bob")
+        rest = await again.synced("c", len(messages), limit=500)
+        assert sequences(messages + rest) == list(range(1, number + 1))
+        assert counts.slow_readers_warned
+
+
+# --- connections -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CH-11")
+async def test_stopping_server_sends_a_reconnect_delay(tmp_path: Path) -> None:
+    async with opened(tmp_path, shutdown_ms=SHUTDOWN_MS) as door:
+        await door.create("c", "ann")
+        ann = await door.device("ann")
+        stopping = asyncio.ensure_future(door.served.server.stop())
+        assert await ann.closed() == 1001
+        closing = ann.frames[-1]
+        assert (closing["type"], bool(closing["reason"])) == ("connection_closing", True)
+        assert closing["reconnect_delay_ms"] > 0
+        await soon(stopping)
+
+
+@pytest.mark.rule("CH-11", "CO-11")
+async def test_stopping_server_answers_accepted_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, shutdown_ms=SHUTDOWN_MS) as door:
+        await door.create("c", "ann")
+        ann = await door.device("ann")
+        (session,) = door.served.server.chat_sessions._sessions
+        assert session.principal is not None
+        gate = door.served.hold_commits(monkeypatch)
+        said = {"client_message_id": message_uuid(1), "chat_id": "c", "content": "x"}
+        await ann.tell("send_message", **said)
+        await ann.ask("ping")
+        stopping = asyncio.ensure_future(door.served.server.stop())
+        await until(lambda: door.served.server._chat_service.is_closing)
+        error = await ann.send("c", 2)
+        assert (error["code"], error["retry_after_ms"]) == ("SERVER_STOPPING", 1000)
+        with pytest.raises(ApiError) as refused:  # a request that arrived before the listener was closed
+            await soon(door.served.server._chat_service.create("chat/d", [], session.principal))
+        assert refused.value.code == error_codes.SERVER_STOPPING
+        gate.open()
+        assert (await ann.take(type="send_message_ack"))["sequence"] == 1
+        assert await ann.closed() == 1001
+        await soon(stopping)
+
+
+@pytest.mark.rule("CH-11")
+async def test_connected_frame_reports_the_heartbeat(tmp_path: Path) -> None:
+    async with opened(tmp_path, heartbeat_ms=400) as door:
+        device = await door.socket("ann")
+        assert (await device.connect())["heartbeat_ms"] == 400
+
+
+@pytest.mark.rule("CH-11")
+async def test_client_that_does_not_answer_pings_is_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path, heartbeat_ms=400) as door:
+        url = f"{door.served.url}/v1/chat"
+        async with door.served.session.ws_connect(url, autoping=False) as socket:
+            await socket.send_json({"type": "connect", "token": "ann", "device_id": "phone"})
+            received = {message.type: message for message in [await soon(socket.receive()) for _ in range(2)]}
+            assert received.keys() == {WSMsgType.TEXT, WSMsgType.PING}
+            assert received[WSMsgType.TEXT].json()["type"] == "connected"
+            await until(lambda: len(door.served.server.chat_sessions) == 0)
+
+
+@pytest.mark.rule("CH-11", "CO-16")
+async def test_unreadable_log_closes_all_connections_with_an_error(tmp_path: Path) -> None:
+    async with opened(tmp_path) as door:
+        await door.create("c", "ann", "bob")
+        ann, bob = await door.device("ann"), await door.device("bob")
+        tailers = door.served.server.log._tailers._tailers
+        for lane in range(1, 17):
+            tailers[lane]._fail(StoreUnavailableError("away"))
+        for device in (ann, bob):
+            assert await device.closed() == 1011
+            assert [frame["type"] for frame in device.frames[-2:]] == ["error", "connection_closing"]
+            assert device.frames[-2]["code"] == "UNAVAILABLE"
+        ann, bob = await door.device("ann"), await door.device("bob")
+        await ann.sent("c", 1)
+        assert (await bob.take(type="message"))["sequence"] == 1
+        assert [frame["type"] for frame in await bob.quiet()] == []
+
+
+@pytest.mark.rule("CO-30")
+async def test_sender_entries_are_freed_without_live_devices(tmp_path: Path) -> None:
+    """A server without live devices follows no lane, so an entry that waited for its lane would stay forever."""
+    async with opened(tmp_path) as door:
+        await door.create("c", "ann")
+        senders = door.served.server._chat_hub._senders
+        importer = await door.device("ann", live=False)
+        for number in range(1, 21):
+            await importer.sent("c", number)
+        assert not senders
+        ann = await door.device("ann")
+        for number in range(21, 41):
+            await ann.sent("c", number)
+        await until(lambda: not senders)  # the lane may be read after the answer is sent
+
+
+@pytest.mark.rule("CO-30")
+async def test_message_whose_answer_fails_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as door:
+        await door.create("c", "ann")
+        ann = await door.device("ann")
+        (session,) = door.served.server.chat_sessions._sessions
+        with monkeypatch.context() as broken:
+            broken.setattr(codec, "encode_sent", None)
+            assert (await ann.send("c", 1))["code"] == "UNAVAILABLE"
+        assert session._in_flight_count == 0
+        assert (await ann.send("c", 1))["duplicate"] is True
+        assert (await ann.send("elsewhere", 2))["code"] == "NOT_A_MEMBER"
+        assert session._in_flight_count == 0
+
+
+@pytest.mark.rule("CH-9", "CO-22", "CO-23")
+async def test_revoked_key_closes_its_connection(tmp_path: Path) -> None:
+    async with opened(tmp_path, api_keys=True) as door:
+        everything = (["chat/*"], ["chat/*"])
+        ann, bob = (api_key(door.served, name, *everything) for name in ("ann", "bob"))
+        body = {"chat_id": "c", "members": ["client:bob"]}
+        assert (await door.http("POST", "/v1/chats", ann.text, body)).status == 201
+        here, there = await door.device(ann.text), await door.device(bob.text)
+        door.served.server._run_checks()  # nothing has changed
+        await here.sent("c", 1)
+        assert (await there.take(type="message"))["sequence"] == 1
+        keys = door.served.api_keys
+        assert keys is not None
+        keys.revoke(bob.key.id)
+        door.served.server.reload()
+        assert await there.closed() == 1008
+        assert there.frames[-1]["code"] == "AUTH_FAILED"
+
+
+@pytest.mark.rule("CO-30")
+async def test_connection_without_a_connect_frame_is_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path, connect_timeout_ms=50) as door:
+        silent = await door.socket("x")
+        assert await silent.closed() == 1008
+
+
+@pytest.mark.rule("CO-30")
+async def test_number_of_connections_and_frames_is_limited(tmp_path: Path) -> None:
+    async with opened(tmp_path, connections_max=1, frames_per_second_max=3, clock=ManualClock()) as door:
+        ann = await door.device("ann")
+        answer = await door.http("GET", "/v1/chat", "ann", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
+        assert (answer.status, answer.json["error"]["code"]) == (503, "BUSY")
+        plain = await door.http("GET", "/v1/chat", "ann")
+        assert (plain.status, plain.json["error"]["code"]) == (426, "INVALID_REQUEST")
+        assert (await ann.ask("ping"))["type"] == "pong"
+        assert (await ann.ask("ping"))["type"] == "pong"
+        await ann.tell("ping")
+        error = await ann.receive()
+        assert (error["code"], error["limit"], error["retry_after_ms"]) == ("RATE_LIMITED", 3, 1000)
+
+
+# --- expiry ----------------------------------------------------------------------------------------------------
+
+WEEK_MS = 7 * 24 * 3600 * 1000
+
+
+@pytest.mark.rule("CH-5", "CO-17")
+@pytest.mark.parametrize("is_over_http", [False, True])
+async def test_message_id_is_known_for_seven_days(tmp_path: Path, is_over_http: bool) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path, clock=clock, clock_jump_ms_max=2**52) as door:
+
+        async def send(number: int, content: str = "hello") -> tuple[int, bool]:
+            body = {"client_message_id": message_uuid(number), "content": content}
+            if is_over_http:
+                answer = (await door.http("POST", "/v1/chats/c/messages", "ann", body)).json
+            else:
+                answer = await ann.ask("send_message", chat_id="c", **body)
+            return answer["sequence"], answer["duplicate"]
+
+        await door.create("c", "ann")
+        ann = await _reconnected(door)
+        assert await send(1) == (1, False)
+        clock.advance(WEEK_MS - 1000)
+        ann = await _reconnected(door)
+        assert await send(1) == (1, True)
+        assert await send(2) == (2, False)
+        clock.advance(999)
+        assert await send(1) == (1, True)
+        clock.advance(1)
+        assert await send(1, "again") == (3, False)
+        assert await send(1, "again") == (3, True)
+        assert await send(2) == (2, True)
+        stored = await ann.synced("c")
+        assert [(one["sequence"], one["content"]) for one in stored] == [(1, "hello"), (2, "hello"), (3, "again")]
+
+
+async def _reconnected(door: Door) -> Any:
+    await door.close()
+    return await door.device("ann")

@@ -1,0 +1,228 @@
+"""Live delivery to users with more chats than the server keeps in memory, whatever other users do."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databases import BOTH_STORES
+from deadlines import soon, until
+from oncelog.core.values import MemberIdentity
+from oncelog.errors import StoreUnavailableError
+from oncelog.server.chat import codec, member_lookups
+from server.chat.chat_servers import Device, Door, opened, sequences
+
+pytestmark = BOTH_STORES
+
+
+class HeldLookups:
+    """Look-ups of members in the store that wait until a test lets them go on."""
+
+    def __init__(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[set[MemberIdentity]] = []
+        self.error: Exception | None = None
+        self._permits = asyncio.Semaphore(0)
+        books = door.served.server.log.state
+        look_up = books.members_among
+
+        async def held(identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
+            asked = set(identities)
+            found = await look_up(asked)
+            self.asked.append(asked)
+            await self._permits.acquire()
+            if self.error is not None:
+                raise self.error
+            return found
+
+        monkeypatch.setattr(books, "members_among", held)
+
+    async def begin(self, number: int) -> None:
+        """Wait until the query of that number has read the store and is held."""
+        await until(lambda: len(self.asked) >= number)
+
+    def release(self, number: int = 1) -> None:
+        for _ in range(number):
+            self._permits.release()
+
+
+async def create_large_users(door: Door, *names: str) -> None:
+    """Make the users members of `own`, and of more chats than the server keeps (`live_chats_max=2`)."""
+    for chat in ("own", "x1", "x2"):
+        await door.create(chat, "ann", *names)
+
+
+async def messages_of(device: Device) -> list[tuple[str, int]]:
+    return [(one["chat_id"], one["sequence"]) for one in await device.quiet() if one["type"] == "message"]
+
+
+@pytest.mark.rule("CH-19", "CH-7", "CO-30")
+async def test_large_messages_in_unrelated_chats_disconnect_no_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, live_chats_max=2, outbox_bytes_max=10_000) as door:
+        await create_large_users(door, "bob")
+        for number in range(8):
+            await door.create(f"mallory{number}", "mallory")
+        ann, bob = await door.device("ann", live=False), await door.device("bob")
+        mallory = await door.device("mallory", live=False)
+        held = HeldLookups(door, monkeypatch)
+        for number in range(8):
+            await mallory.sent(f"mallory{number}", number, "x" * 4000)
+        for number in (1, 2):
+            await ann.sent("own", number)
+        held.release(100)
+        assert sequences(await bob.takes(2, "message")) == [1, 2]
+        await ann.sent("own", 3)
+        assert (await bob.take(type="message"))["sequence"] == 3
+
+
+@pytest.mark.rule("CH-19", "CH-7", "CO-30")
+async def test_user_that_connects_again_and_again_delays_no_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, live_chats_max=2) as door:
+        await create_large_users(door, "bob", "eve")
+        ann, bob = await door.device("ann", live=False), await door.device("bob")
+        held = HeldLookups(door, monkeypatch)
+        await ann.sent("own", 1)
+        await held.begin(1)
+        eve = await door.device("eve")
+        await ann.sent("own", 2)
+        held.release()  # the answer counts for bob, although eve connected meanwhile
+        assert sequences(await bob.takes(2, "message")) == [1, 2]
+        await held.begin(2)
+        assert held.asked == [{("chat/own", "user:bob")}, {("chat/own", "user:eve")}]
+        await eve.close()
+        eve = await door.device("eve")
+        await ann.sent("own", 3)  # bob follows the chat, and eve has to be looked up
+        assert (await bob.take(type="message"))["sequence"] == 3
+        held.release(100)
+        assert (await eve.take(type="message", sequence=3))["chat_id"] == "own"
+        second = await door.device("bob")  # follows what the first device follows
+        asked = len(held.asked)
+        await ann.sent("own", 4)
+        for device in (bob, second, eve):
+            assert (await device.take(type="message"))["sequence"] == 4
+        assert len(held.asked) == asked
+
+
+@pytest.mark.rule("CH-19", "CH-9")
+async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, live_chats_max=2) as door:
+        await create_large_users(door, "bob", "eve")
+        await door.set_member("own", "ann", "eve", present=False)
+        await door.create("x3", "ann", "eve")
+        ann, bob, eve = await door.device("ann", live=False), await door.device("bob"), await door.device("eve")
+        held = HeldLookups(door, monkeypatch)
+        await ann.sent("own", 1)
+        await held.begin(1)
+        await door.set_member("own", "ann", "bob", present=False)
+        await door.set_member("own", "ann", "eve")
+        await bob.take(type="membership", user_id="user:bob", present=False)
+        await eve.take(type="membership", user_id="user:eve", present=True)
+        await ann.sent("own", 2)
+        held.release(100)
+        assert (await eve.take(type="message", sequence=2))["chat_id"] == "own"
+        assert (await eve.take(type="membership", user_id="user:bob"))["present"] is False
+        await ann.sent("own", 3)
+        await eve.take(type="message", sequence=3)
+        assert await messages_of(bob) == []
+
+
+@pytest.mark.rule("CH-19", "CH-7")
+async def test_missed_messages_come_in_pages_once_and_not_to_their_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, live_chats_max=2) as door:
+        await create_large_users(door, "bob")
+        ann, bob, second = await door.device("ann", live=False), await door.device("bob"), await door.device("bob")
+        held = HeldLookups(door, monkeypatch)
+        for number in range(1, 8):
+            await (bob if number % 3 == 0 else ann).sent("own", number, "x" * 4000)
+        read = door.served.server.log.read
+
+        async def short_pages(**options: Any) -> Any:
+            return await read(**{**options, "limit": 2})
+
+        monkeypatch.setattr(door.served.server.log, "read", short_pages)
+        held.release(100)
+        assert sequences(await second.takes(7, "message")) == [1, 2, 3, 4, 5, 6, 7]
+        await ann.sent("own", 8)
+        assert (await second.take(type="message"))["sequence"] == 8
+        assert sequences(await bob.takes(6, "message")) == [1, 2, 4, 5, 7, 8]
+        assert await messages_of(bob) == await messages_of(second) == []
+
+
+@pytest.mark.rule("CH-19", "CH-7")
+async def test_message_is_encoded_once_and_chats_without_large_users_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, live_chats_max=2) as door:
+        await create_large_users(door, "bob")
+        others = [f"other{number}" for number in range(10)]
+        for chat in others:
+            await door.create(chat, "cyn")
+        await door.create("pair", "cyn", "dan")
+        cyn, dan, bob = await door.device("cyn", live=False), await door.device("dan"), await door.device("bob")
+        held = HeldLookups(door, monkeypatch)
+        held.release(1000)
+        encoded = []
+        encode = codec.encode_message_frame
+
+        def counted(record: Any) -> bytes:
+            encoded.append(record.sequence)
+            return encode(record)
+
+        monkeypatch.setattr(codec, "encode_message_frame", counted)
+        await cyn.sent("pair", 1)
+        await dan.take(type="message")
+        assert encoded == [1]
+        for chat in others:
+            await cyn.sent(chat, 1)
+        pending = door.served.server._chat_hub.lookups
+        wanted = {f"chat/{chat}" for chat in ("pair", *others)}
+        await until(lambda: {scope for pairs in held.asked for scope, _ in pairs} >= wanted)
+        await until(lambda: pending._task is None)
+        assert {scope for pairs in held.asked for scope, _ in pairs} == wanted
+        number = len(held.asked)
+        for chat in ("pair", *others):
+            await cyn.sent(chat, 2)
+        await dan.take(type="message")
+        assert await messages_of(bob) == []
+        assert len(held.asked) == number
+        assert encoded == [1, 2]
+
+
+@pytest.mark.rule("CH-19", "CO-31")
+async def test_users_are_disconnected_and_sync_when_the_store_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_lookups, "PENDING_MAX", 5)
+    async with opened(tmp_path, live_chats_max=2) as door:
+        await create_large_users(door, "bob")
+        await door.create("small", "ann", "cyn")
+        for number in range(6):
+            await door.create(f"other{number}", "ann")
+        ann, bob, cyn = await door.device("ann", live=False), await door.device("bob"), await door.device("cyn")
+        held = HeldLookups(door, monkeypatch)
+        await ann.sent("own", 1)
+        for number in range(6):
+            await ann.sent(f"other{number}", 1)
+        await bob.closed()
+        assert bob.frames[0]["code"] == "UNAVAILABLE"
+        pending = door.served.server._chat_hub.lookups
+        assert (pending._size, pending._unanswered, pending.users) == (0, {}, {})
+        held.release(100)
+        bob = await door.device("bob")
+        assert sequences(await bob.synced("own")) == [1]
+        await ann.sent("own", 2)
+        assert (await bob.take(type="message"))["sequence"] == 2
+        held.error = StoreUnavailableError("no answer")
+        await ann.sent("x1", 1)
+        await soon(bob.closed())
+        await ann.sent("small", 1)  # a user below the limit is not affected
+        assert (await cyn.take(type="message"))["sequence"] == 1

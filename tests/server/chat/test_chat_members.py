@@ -1,0 +1,235 @@
+"""Chats and members: creation, rights, and refusals that reveal nothing to non-members."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from databases import BOTH_STORES
+from server.auth import auth_material
+from server.chat.chat_servers import Door, Json, SharedServer, message_uuid, opened
+from server.running_server import api_key
+
+pytestmark = BOTH_STORES
+
+
+@pytest.mark.rule("CH-9")
+async def test_creator_becomes_a_member_and_a_missing_id_is_generated(shared_server: SharedServer) -> None:
+    chat = shared_server.chat()
+    door = shared_server.door
+    made = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:bob", "client:bot"]})
+    roles = {"client:bot": "member", "user:ann": "owner", "user:bob": "member"}
+    members = [{"user_id": one, "last_acked_sequence": 0, "role": role} for one, role in roles.items()]
+    assert (made.status, made.json) == (201, {"chat_id": chat, "last_sequence": 0, "members": members})
+    again = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:cyn"]})
+    assert (again.status, len(again.json["members"])) == (200, 4)
+    found = (await door.http("GET", f"/v1/chats/{chat}", "cyn")).json
+    assert found == again.json
+    nameless = [(await door.http("POST", "/v1/chats", "ann", {})).json["chat_id"] for _ in range(2)]
+    assert all(one.startswith("chat_") for one in nameless)
+    assert len(set(nameless)) == 2
+
+
+@pytest.mark.rule("CH-9", "CO-14")
+async def test_one_of_many_concurrent_creators_gets_the_chat(
+    shared_server: SharedServer,
+) -> None:
+    chat = shared_server.chat()
+    names = [f"n{number}" for number in range(12)]
+    answers = await asyncio.gather(
+        *[shared_server.door.http("POST", "/v1/chats", one, {"chat_id": chat}) for one in names]
+    )
+    assert sorted(one.status for one in answers) == [201] + [403] * 11
+    winner = names[[one.status for one in answers].index(201)]
+    assert list(await shared_server.door.watermarks(chat, winner)) == [f"user:{winner}"]
+
+
+@pytest.mark.rule("CH-9")
+async def test_chat_without_members_cannot_be_created_again(shared_server: SharedServer) -> None:
+    chat = shared_server.chat()
+    await shared_server.door.create(chat, "ann")
+    ann = await shared_server.door.device("ann")
+    await ann.sent(chat, 1, "secret")
+    await shared_server.door.set_member(chat, "ann", "ann", present=False)
+    for name in ("eve", "ann"):
+        answer = await shared_server.door.http("POST", "/v1/chats", name, {"chat_id": chat})
+        assert (answer.status, answer.json["error"]["code"]) == (403, "NOT_A_MEMBER")
+
+
+@pytest.mark.rule("CH-8", "CH-9")
+async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer) -> None:
+    name = f"u{shared_server.name}"
+    chats = sorted(shared_server.chat(f"-{number:02d}") for number in range(7))
+    door = shared_server.door
+    for number, chat in enumerate(chats):
+        await door.create(chat, name, *(f"m{one}" for one in range(number)))
+    device = await door.device(name)
+    for chat in chats[:3]:
+        await device.sent(chat, 1)
+    await device.acknowledge(chats[1], 1)
+    await door.watermark(chats[1], name, 1)
+    found, after = [], ""
+    while True:
+        page = (await door.http("GET", f"/v1/chats?limit=3{after}", name)).json
+        found += page["chats"]
+        if "next_after" not in page:
+            break
+        after = f"&after={page['next_after']}"
+    expected = [
+        {"chat_id": chat, "last_sequence": int(number < 3), "last_acked_sequence": int(number == 1), "role": "owner"}
+        for number, chat in enumerate(chats)
+    ]
+    assert found == expected
+    members, after = [], ""
+    while True:
+        page = (await door.http("GET", f"/v1/chats/{chats[6]}?limit=2{after}", name)).json
+        members += [one["user_id"] for one in page["members"]]
+        if "next_after" not in page:
+            break
+        after = f"&after={page['next_after']}"
+    assert members == sorted([f"user:{name}", *(f"user:m{one}" for one in range(6))])
+
+
+# --- non-members ---------------------------------------------------------------------------------------------
+
+
+async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]:
+    """Send every kind of request for a chat and return the answers as bytes, without the ids of the test."""
+    found = []
+    device = await door.device(name)
+    uuid = message_uuid(number)
+    frames: list[Json] = [
+        {"type": "send_message", "client_message_id": uuid, "content": "secret"},
+        {"type": "send_message", "client_message_id": uuid, "content": "other"},
+        {"type": "sync_request", "last_acked_sequence": 0},
+        {"type": "sync_request", "last_acked_sequence": 10**6},
+        {"type": "ack", "last_acked_sequence": 0},
+        {"type": "ack", "last_acked_sequence": 1},
+        {"type": "ack", "last_acked_sequence": 10**6},
+    ]
+    for frame in frames:
+        await device.tell(frame.pop("type"), chat_id=chat, request_id="r", **frame)
+        message = await device.socket.receive()
+        found.append(message.data.replace(chat, "CHAT").replace(uuid, "UUID").encode())
+    path = f"/v1/chats/{chat}"
+    for method, rest, body in (
+        ("GET", "", None),
+        ("GET", "/messages", None),
+        ("GET", "/messages?before=1", None),
+        ("GET", "/messages?after=999", None),
+        ("GET", "/delivery", None),
+        ("POST", "/messages", {"client_message_id": uuid, "content": "secret"}),
+        ("POST", "/ack", {"last_acked_sequence": 1}),
+        ("PUT", "/members/user:eve", None),
+        ("DELETE", "/members/user:ann", None),
+        ("DELETE", "/members/user:missing", None),
+    ):
+        answer = await door.http(method, path + rest, name, body)
+        assert answer.status == 403
+        found.append(answer.body)
+    assert await device.quiet() == []
+    return found
+
+
+@pytest.mark.rule("CH-9", "CO-18", "CO-22")
+async def test_answers_to_a_non_member_reveal_nothing(shared_server: SharedServer) -> None:
+    """The answers are byte for byte the same for an active chat, one the user was removed from, and a missing one."""
+    door = shared_server.door
+    full, left, none = (shared_server.chat(suffix) for suffix in ("full", "left", "none"))
+    for chat in (full, left):
+        await door.create(chat, "ann", "eve")
+        ann = await door.device("ann")
+        await ann.sent(chat, 1, "secret")
+    eve = await door.device("eve")
+    assert await eve.sent(left, 2, "secret") == 2
+    await door.set_member(left, "ann", "eve", present=False)
+    await door.set_member(full, "ann", "eve", present=False)
+    answers = [
+        await asked_by(door, "eve", full, 1),
+        await asked_by(door, "eve", left, 2),
+        await asked_by(door, "eve", none, 3),
+        await asked_by(door, "mallory", full, 1),
+    ]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    assert all(b"NOT_A_MEMBER" in one for one in answers[0])
+    assert (await door.http("GET", "/v1/chats", "mallory")).json == {"chats": []}
+
+
+@pytest.mark.rule("CH-9", "CO-22")
+async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) -> None:
+    async with opened(tmp_path, api_keys=True) as door:
+        keys = {
+            name: api_key(door.served, name, read, write).text
+            for name, read, write in (
+                ("owner", ["chat/*"], ["chat/*"]),
+                ("reader", ["chat/a"], []),
+                ("writer", [], ["chat/a"]),
+                ("other", ["chat/b"], ["chat/b"]),
+            )
+        }
+        members = [f"client:{name}" for name in keys]
+        made = await door.http("POST", "/v1/chats", keys["owner"], {"chat_id": "a", "members": members})
+        assert made.status == 201
+        assert (await door.http("POST", "/v1/chats", keys["reader"], {"chat_id": "a"})).status == 403
+        owner = await door.device(keys["owner"])
+        await owner.sent("a", 1)
+        mine = {"client_message_id": message_uuid(1), "content": "hello"}
+        allowed = {"reader": (False, True), "writer": (True, False), "other": (False, False)}
+        for name, (may_write, may_read) in allowed.items():
+            device = await door.device(keys[name])
+            sent = await device.ask("send_message", chat_id="a", **mine)
+            assert (sent["type"] == "send_message_ack") is may_write, name
+            assert (await device.sync("a"))["type"] == ("message_batch" if may_read else "error"), name
+            sequence = await owner.sent("a", 100 + len(name))
+            if may_read:
+                await device.take(type="message", sequence=sequence)
+            else:
+                assert await device.quiet() == [], name
+            chats = (await door.http("GET", "/v1/chats", keys[name])).json["chats"]
+            assert len(chats) == int(may_read)
+            assert (await door.http("GET", "/v1/chats/a", keys[name])).status == (200 if may_read else 403)
+            added = await door.http("PUT", "/v1/chats/a/members/user:x", keys[name])
+            code = "NOT_AN_OWNER" if may_write else "NOT_A_MEMBER"
+            assert (added.status, added.json["error"]["code"]) == (403, code)
+
+
+@pytest.mark.rule("CH-9", "CO-23")
+async def test_expired_token_closes_the_connection(tmp_path: Path) -> None:
+    async with opened(tmp_path, tokens=True) as door:
+        token = auth_material.token(sub="ann", grants={"read": ["chat/*"], "write": ["chat/*"]})
+        ann = await door.device(token)
+        assert await ann.refused("send_message", chat_id="c", client_message_id=message_uuid(1), content="x")
+        door.served.clock.advance(10**9)  # type: ignore[attr-defined]
+        door.served.server._run_checks()
+        assert await ann.closed() == 1008
+        assert ann.frames[-1]["code"] == "AUTH_FAILED"
+
+
+@pytest.mark.rule("CO-21")
+async def test_invalid_credential_is_refused_and_the_connection_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path, api_keys=True) as door:
+        for members in ({"token": "nonsense"}, {"token": None}):
+            device = await door.socket("x")
+            error = await device.connect(**members)
+            assert (error["type"], error["code"]) == ("error", "AUTH_FAILED")
+            assert await device.closed() == 1008
+        silent = await door.socket("x")
+        assert await silent.refused("ping") == "INVALID_REQUEST"
+        assert await silent.refused("connect", token=7) == "INVALID_REQUEST"
+        answer = await door.http("GET", "/v1/chats", "nonsense")
+        assert (answer.status, answer.json["error"]["code"]) == (401, "AUTH_FAILED")
+
+
+@pytest.mark.rule("CO-21")
+async def test_token_in_development_mode_is_the_user_name(shared_server: SharedServer) -> None:
+    for token, user_id in (
+        ("ann", "user:ann"),
+        ("A.b_c-9", "user:A.b_c-9"),
+        (None, "user:developer"),
+        ("a" * 65, "user:developer"),
+        ("a b", "user:developer"),
+    ):
+        device = await shared_server.door.socket("x")
+        assert (await device.connect(token=token))["user_id"] == user_id
+    again = await device.connect()
+    assert (again["code"], again["message"]) == ("INVALID_REQUEST", "already connected")

@@ -1,0 +1,25 @@
+"""Fixtures of the API tests: a server that tests share."""
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from deadlines import WAIT_S
+from oncelog.server import app as server_module
+from server.running_server import Serving, serving
+from server.shared_servers import ServerPool, pool_fixture
+
+# A malformed request may close its connection, which the next test must not reuse.
+server_pool = pool_fixture(lambda directory: serving(directory, connector=aiohttp.TCPConnector(force_close=True)))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def shared_server(session_loop: None, server_pool: ServerPool[Serving], store_kind: str) -> Serving:
+    """A server in development mode, for requests that the server refuses: its log stays empty."""
+    return await server_pool.get(store_kind)
+
+
+@pytest.fixture(autouse=True)
+def patient_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `/readyz` wait for the store on a slow machine. A test of the timeout sets a short one."""
+    monkeypatch.setattr(server_module, "READY_TIMEOUT_S", WAIT_S)

@@ -1,0 +1,287 @@
+"""Servers and a plain client for the tests of the Deltas API."""
+
+import asyncio
+import io
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import WSMsgType
+
+from core.delta_faults import id_of
+from databases import is_postgres, log_at, query
+from deadlines import WAIT_S, soon
+from server.running_server import Answer, EventStream, Serving, close_code, serving
+from server.shared_servers import pool_fixture
+
+Json = dict[str, Any]
+MS: Final = 2**16
+"""HLC units per millisecond."""
+
+
+def change(hlc: int = 1, row: str = "r1", /, **members: Any) -> Json:
+    """Return a delta with its id. Keyword arguments other than `client`, `op` and `table` are columns."""
+    client, op, table = members.pop("client", "c1"), members.pop("op", "UPDATE"), members.pop("table", "t")
+    listed = [{"column": name, "value": value} for name, value in members.items()]
+    made = {"op": op, "table": table, "rowId": row, "clientId": client, "hlc": str(hlc), "columns": listed}
+    return {"deltaId": id_of(made), **made}
+
+
+class Live:
+    """A WebSocket at `live`."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+
+    async def send(self, **members: Any) -> None:
+        await self.socket.send_str(json.dumps(members))
+
+    async def receive(self) -> Json:
+        message = await soon(self.socket.receive())
+        assert message.type is WSMsgType.TEXT, message
+        found: Json = json.loads(message.data)
+        return found
+
+    async def connect(self, **members: Any) -> Json:
+        await self.send(type="connect", **members)
+        return await self.receive()
+
+    async def deltas(self, count: int) -> list[Json]:
+        """Return the next deltas, from one or several frames."""
+        found: list[Json] = []
+        while len(found) < count:
+            frame = await self.receive()
+            assert frame["type"] == "deltas"
+            assert frame["cursor"] == frame["deltas"][-1]["sequence"]
+            found += frame["deltas"]
+        assert len(found) == count
+        return found
+
+    async def closed(self) -> int | None:
+        message = await soon(self.socket.receive())
+        assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
+        return close_code(message, self.socket)
+
+
+class Gateway:
+    """A client of one gateway, with a credential."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, name: str, credential: str | None = None) -> None:
+        self.session = session
+        self.url = f"{url}/v1/sync/{name}"
+        self._headers = {} if credential is None else {"Authorization": f"Bearer {credential}"}
+
+    async def request(self, method: str, path: str, *, headers: Any = None, **options: Any) -> Answer:
+        async with asyncio.timeout(WAIT_S):
+            async with self.session.request(
+                method, f"{self.url}/{path}", headers={**self._headers, **(headers or {})}, **options
+            ) as response:
+                return Answer(response, await response.read())
+
+    async def ok(self, method: str, path: str, **options: Any) -> Any:
+        """Return the JSON of a request that must succeed."""
+        answer = await self.request(method, path, **options)
+        assert answer.status == 200, answer.body
+        assert answer.content_type == "application/json"
+        return answer.json
+
+    async def push(self, *deltas: Json) -> Answer:
+        return await self.push_body(json.dumps({"deltas": deltas}).encode())
+
+    async def push_body(self, body: bytes, **headers: str) -> Answer:
+        shown = {"Content-Type": "application/json", **headers}
+        return await self.request("POST", "push", data=io.BytesIO(body), headers=shown)  # the body may be long
+
+    async def pushed(self, *deltas: Json) -> list[tuple[int, bool]]:
+        """Push deltas, which must succeed; return for each its sequence and whether it was known."""
+        response = await self.push(*deltas)
+        assert response.status == 200, response.body
+        answer = response.json
+        assert [one["deltaId"] for one in answer["results"]] == [delta["deltaId"] for delta in deltas]
+        found = [(one["sequence"], one["duplicate"]) for one in answer["results"]]
+        assert answer["duplicates"] == sum(is_known for _, is_known in found)
+        assert answer["committed"] == len(found) - answer["duplicates"]
+        return found
+
+    async def pull(self, since: int = 0, **given: Any) -> Json:
+        answer: Json = await self.ok("GET", "pull", params={"since": since, **given})
+        return answer
+
+    async def pull_all(self, since: int = 0, **given: Any) -> list[Json]:
+        """Pull all pages. None of them may demand a snapshot."""
+        found: list[Json] = []
+        while True:
+            page = await self.pull(since, **given)
+            assert "snapshot" not in page
+            found += page["deltas"]
+            since = page["cursor"]
+            if not page["hasMore"]:
+                return found
+
+    async def rows(self, table: str = "t", limit: int = 500) -> dict[str, Any]:
+        """Read all pages of a table and return the columns by row id."""
+        found: dict[str, Any] = {}
+        after = ""
+        while True:
+            page = await self.ok("GET", f"rows/{table}", params={"after": after, "limit": limit})
+            found |= {row["rowId"]: row["columns"] for row in page["rows"]}
+            after = page["next"]
+            if not after:
+                return found
+
+    async def snapshot(self, limit: int = 500) -> tuple[list[Json], int]:
+        """Read all pages of a snapshot; return the rows with their stamps, and the cursor to pull from."""
+        page = await self.ok("GET", "snapshot", params={"limit": limit})
+        rows, cursor = page["rows"], page["cursor"]
+        while page["next"]:
+            page = await self.ok("GET", "snapshot", params={"limit": limit, "page": page["next"]})
+            rows += page["rows"]
+            assert page["cursor"] == cursor
+        return rows, cursor
+
+    async def compact(self, **body: int | str) -> Json:
+        answer: Json = await self.ok("POST", "compact", json=body)
+        return answer
+
+    async def stream(self, *, headers: Any = None, **given: Any) -> EventStream:
+        """Open a stream of server-sent events."""
+        shown = {**self._headers, **(headers or {})}
+        return EventStream(await soon(self.session.get(f"{self.url}/live", params=given, headers=shown)))
+
+    async def live(self, *, headers: Any = None) -> Live:
+        shown = {**self._headers, **(headers or {})}
+        return Live(await soon(self.session.ws_connect(f"{self.url}/live", headers=shown)))
+
+
+def compacted(deltas: int, upto: int, *, has_more: bool = False, dropped: int = 0, following: str = "") -> Json:
+    """Return the answer to a compaction that no consumer holds back."""
+    return {
+        "compacted": deltas,
+        "upto": upto,
+        "hasMore": has_more,
+        "droppedRows": dropped,
+        "next": following,
+        "heldBy": None,
+    }
+
+
+def refusal(answer: Answer) -> tuple[int, str]:
+    """Return status and code of an error, and check its members."""
+    assert answer.content_type == "application/json"
+    error = answer.json
+    assert {"error", "code"} <= set(error) <= {
+        "error", "code", "index", "expected", "limit", "epoch", "newest", "serverTime", "retryAfterMs",
+        "tenant", "quota", "usage", "snapshot",
+    }  # fmt: skip
+    assert isinstance(error["error"], str)
+    return answer.status, error["code"]
+
+
+async def streamed(stream: EventStream, count: int) -> list[Json]:
+    """Return the next deltas of a stream; the event id of each must be its sequence."""
+    found = []
+    for _ in range(count):
+        message = await stream.next()
+        assert message is not None
+        assert (message.kind, message.id) == ("message", str(message.json["sequence"]))
+        found.append(message.json)
+    return found
+
+
+def delivered(delta: Json, sequence: int) -> Json:
+    """Return a delta as readers get it."""
+    return {"sequence": sequence, **delta}
+
+
+# --- servers ------------------------------------------------------------------------------------------------------
+
+
+class Door:
+    """A server in this process."""
+
+    def __init__(self, served: Serving) -> None:
+        self.served = served
+        self.server = served.server
+        self.log = served.server.log
+        self.counts = served.server.counts
+
+    def gateway(self, name: str = "shop", credential: str | None = None) -> Gateway:
+        return Gateway(self.served.session, self.served.url, name, credential)
+
+
+@asynccontextmanager
+async def opened(directory: Path, *, force_close: bool = False, **options: Any) -> AsyncIterator[Door]:
+    """Run a server on the log in the directory; the options are those of `serving`."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=force_close)  # tests send many requests at the same time
+    async with serving(directory, connector=connector, **{"grpc": False, **options}) as served:
+        yield Door(served)
+
+
+def server_pool_with(**options: Any) -> Any:
+    """Return a fixture for a pool of servers that run with these options.
+
+    A malformed request may close its connection, which the next test must not reuse.
+    """
+    return pool_fixture(lambda directory: opened(directory, **{"force_close": True, **options}))
+
+
+class SharedServer:
+    """A running server that many tests use. Each test has unique gateways."""
+
+    def __init__(self, door: Door, name: str) -> None:
+        self.door = door
+        self.name = name
+
+    def gateway(self, suffix: object = "", credential: str | None = None) -> Gateway:
+        """Return a client of a gateway that no other test uses."""
+        return self.door.gateway(f"{self.name}{suffix}", credential)
+
+    @property
+    def scope(self) -> str:
+        """The scope of the test's gateway, as grants name it."""
+        return f"deltas/{self.name}"
+
+
+# --- stored data ------------------------------------------------------------------------------------------------
+
+
+async def stored(directory: Path) -> dict[str, int]:
+    """Return the number of rows of each table of the log."""
+    return await asyncio.to_thread(_stored, directory / "events.db")
+
+
+def _stored(path: Path) -> dict[str, int]:
+    if is_postgres():
+        address = log_at(path)
+        names = query(address, "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
+        return {name: query(address, f"SELECT count(*) FROM {name}")[0][0] for (name,) in names}  # noqa: S608
+    connection = sqlite3.connect(path)
+    try:
+        listed = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for (name,) in listed}  # noqa: S608
+    finally:
+        connection.close()
+
+
+def rows_of(model: dict[tuple[str, str], Any], table: str = "t") -> dict[str, Any]:
+    """Return the rows of a table in the form of `Gateway.rows`."""
+    return {row_id: row for (name, row_id), row in model.items() if name == table}
+
+
+def merged_of(rows: Sequence[Json], deltas: Sequence[Json]) -> list[Json]:
+    """Return what a client merges: a snapshot in the form of deltas, and the deltas that follow it."""
+    found = []
+    for row in rows:
+        place = {"table": row["table"], "rowId": row["rowId"]}
+        for column in row["columns"]:
+            stamp = {name: column[name] for name in ("hlc", "clientId", "deltaId")}
+            kept = [{"column": column["column"], "value": column["value"]}]
+            found.append({**place, **stamp, "op": "UPDATE", "columns": kept, "part": column["column"]})
+        for name, op in (("written", "UPDATE"), ("deleted", "DELETE")):
+            if row[name] is not None:
+                found.append({**place, **row[name], "op": op, "columns": [], "part": name})
+    return found + list(deltas)

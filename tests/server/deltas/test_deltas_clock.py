@@ -1,0 +1,66 @@
+"""Client clocks that are ahead of the log (DE-8), at a manual clock."""
+
+from pathlib import Path
+
+import pytest
+
+from databases import BOTH_STORES
+from oncelog.testing.clock import ManualClock
+from server.deltas.delta_servers import MS, change, opened, refusal, stored
+
+pytestmark = BOTH_STORES
+
+
+@pytest.mark.rule("DE-8", "DE-6", "DE-4")
+async def test_delta_more_than_five_seconds_ahead_refuses_the_whole_push(tmp_path: Path) -> None:
+    clock = ManualClock()
+    now = clock.wall_ms()
+    async with opened(tmp_path, clock=clock) as door:
+        gateway = door.gateway()
+        known = change(now * MS, a=1)
+        ahead = change((now + 5000) * MS + 65_535, a=2)
+        assert await gateway.pushed(known, ahead) == [(1, False), (2, False)]
+        before = await stored(tmp_path), await gateway.snapshot()
+        far = change((now + 5001) * MS, a=3)
+        answer = await gateway.push(known, change(1, "r2", a=1), far, change(2, "r2", a=2))
+        assert refusal(answer) == (409, "CLOCK_DRIFT")
+        assert answer.json == {
+            "error": "deltas[2].hlc: the clock is 5001 ms ahead of the log's; at most 5000 ms are accepted",
+            "code": "CLOCK_DRIFT",
+            "index": 2,
+            "serverTime": now,
+            "retryAfterMs": 1,
+        }
+        assert answer.headers["Retry-After"] == "1"
+        assert (await stored(tmp_path), await gateway.snapshot()) == before
+        assert await gateway.pushed(known) == [(1, True)]
+        answer = await gateway.push(change((now + 60_000) * MS, a=0))
+        assert (answer.json["retryAfterMs"], answer.headers["Retry-After"]) == (55_000, "55")
+        clock.advance(1)
+        assert await gateway.pushed(known, far) == [(1, True), (3, False)]
+
+
+@pytest.mark.rule("DE-4", "DE-8", "CO-18")
+async def test_known_delta_is_acknowledged_whatever_its_clock(tmp_path: Path) -> None:
+    clock = ManualClock()
+    ahead = change((clock.wall_ms() + 5000) * MS, a=1)
+    async with opened(tmp_path, clock=clock) as door:
+        await door.gateway().pushed(ahead)
+    # After a restart the delta is known from the store alone.
+    async with opened(tmp_path, clock=clock) as door:
+        assert await door.gateway().pushed(ahead) == [(1, True)]
+        largest = change(2**64 - 1, a=2)
+        assert refusal(await door.gateway().push(ahead, largest)) == (409, "CLOCK_DRIFT")
+        assert await door.gateway().pushed(ahead) == [(1, True)]
+
+
+@pytest.mark.rule("DE-8")
+async def test_clock_drift_is_measured_against_log_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    now = clock.wall_ms()
+    async with opened(tmp_path, clock=clock) as door:
+        gateway = door.gateway()
+        assert await gateway.pushed(change(1, a=1)) == [(1, False)]
+        clock.jump(-2000)
+        assert await gateway.pushed(change((now + 5000) * MS, a=2)) == [(2, False)]
+        assert refusal(await gateway.push(change((now + 5001) * MS, a=3))) == (409, "CLOCK_DRIFT")

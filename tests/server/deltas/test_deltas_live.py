@@ -1,0 +1,338 @@
+"""Live delivery, by server-sent events and over a WebSocket (DE-9, DE-12)."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.web_protocol import RequestHandler
+from msgspec.structs import replace
+
+from databases import BOTH_STORES
+from deadlines import soon, until
+from engine.observable_store import LoopClock
+from server.deltas.delta_servers import Door, Json, SharedServer, change, delivered, opened, refusal, streamed
+
+pytestmark = BOTH_STORES
+
+NEVER_MS = 3_600_000
+DELTAS = [change(number, f"r{number}", a=number) for number in range(1, 10)]
+
+
+def numbered(first: int, last: int) -> list[Json]:
+    return [delivered(DELTAS[number - 1], number) for number in range(first, last + 1)]
+
+
+# --- server-sent events -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-9")
+async def test_stream_delivers_stored_and_then_new_deltas(shared_server: SharedServer) -> None:
+    gateway = shared_server.gateway()
+    await gateway.pushed(*DELTAS[:3])
+    stream = await gateway.stream(since=1)
+    assert stream.response.status == 200
+    assert stream.response.headers["Content-Type"] == "text/event-stream"
+    assert await stream.connected() == {"epoch": shared_server.door.log.epoch}
+    assert stream.retry_ms == 1000
+    assert await streamed(stream, 2) == numbered(2, 3)
+    await gateway.pushed(DELTAS[0], *DELTAS[3:5], DELTAS[3])  # known deltas are not delivered again
+    await gateway.pushed(DELTAS[5])
+    assert await streamed(stream, 3) == numbered(4, 6)
+    await shared_server.gateway("other").pushed(DELTAS[8])
+    await gateway.pushed(DELTAS[6])
+    assert await streamed(stream, 1) == numbered(7, 7)
+    stream.close()
+
+
+@pytest.mark.rule("DE-9")
+async def test_last_event_id_resumes_a_stream_without_gap_or_repeat(shared_server: SharedServer) -> None:
+    gateway = shared_server.gateway()
+    await gateway.pushed(*DELTAS[:6])
+    for last, first in (("0", 1), ("2", 3), ("6", 7), ("", 5)):
+        stream = await gateway.stream(since=4, headers={"Last-Event-ID": last})
+        await stream.connected()
+        assert await streamed(stream, 7 - first) == numbered(first, 6)
+        stream.close()
+    answer = await gateway.request("GET", "live", headers={"Last-Event-ID": "x"})
+    assert (answer.status, answer.json["code"]) == (400, "BAD_REQUEST")
+    assert answer.json["error"].startswith("Last-Event-ID: ")
+
+
+@pytest.mark.rule("DE-12")
+async def test_stream_from_before_the_compaction_ends_with_a_snapshot_event(shared_server: SharedServer) -> None:
+    gateway = shared_server.gateway()
+    await gateway.pushed(*DELTAS[:5])
+    await gateway.compact(upto=3)
+    stream = await gateway.stream(since=2)
+    await stream.connected()
+    message = await stream.next()
+    assert message is not None
+    assert (message.kind, message.json, message.id) == ("snapshot", {}, "")
+    assert await stream.next() is None
+    stream = await gateway.stream(since=3)
+    await stream.connected()
+    assert await streamed(stream, 2) == numbered(4, 5)
+    stream.close()
+
+
+@pytest.mark.rule("DE-9")
+async def test_idle_stream_sends_heartbeats(tmp_path: Path) -> None:
+    async with opened(tmp_path, heartbeat_ms=20) as door:
+        stream = await door.gateway().stream()
+        await stream.connected()
+        await stream.comment()
+        await door.gateway().pushed(DELTAS[0])
+        assert await streamed(stream, 1) == numbered(1, 1)
+        stream.close()
+
+
+# --- the WebSocket ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-9")
+async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedServer) -> None:
+    gateway = shared_server.gateway()
+    epoch = shared_server.door.log.epoch
+    await gateway.pushed(*DELTAS[:3])
+    live = await gateway.live()
+    assert await live.connect(since=1, epoch=epoch) == {"type": "connected", "epoch": epoch}
+    assert await live.deltas(2) == numbered(2, 3)
+    await gateway.pushed(DELTAS[0], *DELTAS[3:5], DELTAS[3])
+    assert await live.deltas(2) == numbered(4, 5)
+    await live.send(type="whatever")  # is ignored
+    await gateway.pushed(DELTAS[5])
+    assert await live.deltas(1) == numbered(6, 6)
+    readers = len(shared_server.door.server.deltas.streams)
+    await soon(live.socket.close())
+    await until(lambda: shared_server.door.counts.ws_connections == 0)
+    assert len(shared_server.door.server.deltas.streams) == readers - 1
+
+
+@pytest.mark.rule("DE-12")
+async def test_socket_from_before_the_compaction_closes_with_a_snapshot_frame(shared_server: SharedServer) -> None:
+    gateway = shared_server.gateway()
+    await gateway.pushed(*DELTAS[:5])
+    await gateway.compact(upto=3)
+    live = await gateway.live()
+    await live.connect()
+    assert await live.receive() == {"type": "snapshot"}
+    assert await live.closed() == 1000
+
+
+@pytest.mark.rule("CO-33")
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        ("", "the first frame"),
+        ("{", "the first frame"),
+        ("[]", "the first frame"),
+        ('{"type":"hello"}', "type: must be connect"),
+        ('{"since":1}', "the first frame"),
+        ('{"type":"connect","since":-1}', "type: must be connect"),
+        ('{"type":"connect","since":"1"}', "the first frame"),
+        ('{"type":"connect","since":9007199254740992}', "type: must be connect"),
+        ('{"type":"connect","sinse":1}', "the first frame"),
+        (b'{"type":"connect"}', "the first frame"),
+    ],
+)
+async def test_malformed_first_frame_is_refused(shared_server: SharedServer, frame: str | bytes, words: str) -> None:
+    live = await shared_server.gateway().live()
+    await (live.socket.send_str(frame) if isinstance(frame, str) else live.socket.send_bytes(frame))
+    error = await live.receive()
+    assert (error["type"], error["code"]) == ("error", "BAD_REQUEST")
+    assert error["error"].startswith(words)
+    assert await live.closed() == 1008
+
+
+@pytest.mark.rule("DE-9", "CO-40")
+async def test_socket_refuses_a_cursor_of_another_history(shared_server: SharedServer) -> None:
+    gateway = shared_server.gateway()
+    await gateway.pushed(DELTAS[0])
+    for members, newest in (({"since": 2}, 1), ({"since": 1, "epoch": "other"}, None)):
+        live = await gateway.live()
+        error = await live.connect(**members)
+        assert (error["type"], error["code"], error["epoch"]) == (
+            "error", "HISTORY_CHANGED", shared_server.door.log.epoch,
+        )  # fmt: skip
+        assert error.get("newest") == newest
+        assert await live.closed() == 1008
+
+
+async def test_socket_without_a_first_frame_is_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path, connect_timeout_ms=50) as door:
+        live = await door.gateway().live()
+        error = await live.receive()
+        assert (error["type"], error["code"]) == ("error", "BAD_REQUEST")
+        assert await live.closed() == 1008
+
+
+async def test_socket_closed_before_its_first_frame_is_not_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as door:
+        with caplog.at_level(logging.WARNING):
+            caplog.clear()
+            for is_abrupt in (False, True):
+                live = await door.gateway().live()
+                await until(lambda: door.counts.ws_connections == 1)
+                if is_abrupt:
+                    transport: Any = live.socket._response.connection
+                    transport.transport.abort()
+                else:
+                    await soon(live.socket.close())
+                await until(lambda: door.counts.ws_connections == 0)
+        assert [record.getMessage() for record in caplog.records] == []
+        assert not [kind for door_, kind, _ in door.counts.requests if (door_, kind) == ("deltas", "ws")]
+
+
+async def test_internal_error_in_a_socket_is_logged_and_closes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as door:
+
+        def failing(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(door.log, "follow_several", failing)
+        live = await door.gateway().live()
+        assert (await live.connect())["type"] == "connected"
+        assert await live.closed() == 1011
+        assert "a live reader could not be served" in caplog.text
+
+
+# --- all readers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-9")
+async def test_streams_and_sockets_deliver_each_delta_once_during_writes(shared_server: SharedServer) -> None:
+    gateway, writers, each = shared_server.gateway(), 3, 20
+
+    async def write(writer: int) -> None:
+        for number in range(each):
+            await gateway.pushed(change(1000 - number, f"r{number}", client=f"c{writer}", a=number))
+
+    live, stream = await gateway.live(), await gateway.stream()
+    await live.connect()
+    await stream.connected()
+    _, *found = await asyncio.gather(
+        asyncio.gather(*map(write, range(writers))), live.deltas(writers * each), streamed(stream, writers * each)
+    )
+    expected = await gateway.pull_all()
+    assert found == [expected, expected]
+    assert [one["sequence"] for one in expected] == list(range(1, writers * each + 1))
+    stream.close()
+    await soon(live.socket.close())
+
+
+async def test_stopping_server_ends_all_streams(tmp_path: Path) -> None:
+    async with opened(tmp_path) as door:
+        gateway = door.gateway()
+        stream, live, silent = await gateway.stream(), await gateway.live(), await gateway.live()
+        await stream.connected()
+        await live.connect()
+        await gateway.pushed(DELTAS[0])
+        assert await streamed(stream, 1) == await live.deltas(1) == numbered(1, 1)
+
+        stopping = asyncio.ensure_future(door.server.stop())
+        assert await stream.next() is None
+        assert await live.closed() == await silent.closed() == 1001
+        await soon(stopping)
+
+
+CONNECT = b'{"type":"connect"}'
+REQUEST = b"GET /v1/sync/shop/live HTTP/1.1\r\nHost: localhost\r\n"
+UPGRADE = (
+    b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n"
+)
+FOLLOWS = {
+    "sse": REQUEST + b"\r\n",
+    "ws": REQUEST + UPGRADE + b"\r\n" + bytes([0x81, 0x80 | len(CONNECT)]) + bytes(4) + CONNECT,
+}
+"""Bytes with which a client follows the gateway `shop`."""
+
+
+@asynccontextmanager
+async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None]:
+    """Follow the gateway on a connection that is never read. The server waits two heartbeats for it to read."""
+    streams = door.server.deltas.streams
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", door.served.port))
+        with pytest.MonkeyPatch.context() as patched:  # for this connection only
+            patched.setattr(streams, "_limits", replace(streams._limits, heartbeat_ms=heartbeat_ms))
+            raw.sendall(FOLLOWS[kind])
+            await until(lambda: len(streams) == 1)
+        yield
+
+
+def connections(door: Door) -> list[RequestHandler]:
+    """Return the connections to the server."""
+    runner = door.server._runner
+    assert runner is not None
+    assert runner.server is not None
+    return runner.server.connections
+
+
+def has_unsent_data(connection: RequestHandler) -> bool:
+    return connection.transport is not None and connection.transport.get_write_buffer_size() > 0
+
+
+@pytest.mark.rule("CO-31")
+@pytest.mark.parametrize("kind", FOLLOWS)
+async def test_slow_reader_is_closed_and_does_not_affect_others(tmp_path: Path, kind: str) -> None:
+    # Without pings: the only reason to close a WebSocket is that it is not read.
+    async with opened(tmp_path, heartbeat_ms=NEVER_MS) as door, unread(door, kind, heartbeat_ms=500):
+        gateway = door.gateway()
+        reader = await gateway.stream()
+        await reader.connected()
+        for number in range(1, 25):
+            await gateway.pushed(change(number, a="x" * 250_000, n=number))
+            message = await reader.next()
+            assert message is not None
+            assert message.id == str(number)
+        await until(lambda: len(door.server.deltas.streams) == 1)
+        # Those of the reader and the writer: unsent data must not keep the socket of the slow reader open.
+        await until(lambda: len(connections(door)) == 2)
+        assert door.counts.slow_readers_closed == 1
+        reader.close()
+
+
+@pytest.mark.rule("CO-31")
+async def test_websocket_with_unsent_data_that_answers_no_pings_is_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path) as door, unread(door, "ws", heartbeat_ms=NEVER_MS):
+        gateway = door.gateway()
+        for number in range(1, 25):
+            await gateway.pushed(change(number, a="x" * 250_000, n=number))
+        (stuck,) = await until(lambda: [one for one in connections(door) if has_unsent_data(one)])
+        time = LoopClock(asyncio.get_running_loop())
+        await time.advance_until(lambda: stuck not in connections(door), step_s=5)
+        assert door.counts.slow_readers_closed == 1
+        assert len(door.server.deltas.streams) == 0
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-30")
+async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
+    async with opened(tmp_path, connections_max=2) as door:
+        gateway = door.gateway()
+        await gateway.pushed(change(1, "r1", table="live", a=1))
+        stream = await gateway.stream()
+        await stream.connected()
+        other = await gateway.live()
+        assert (await other.connect())["type"] == "connected"
+        refused = await gateway.request("GET", "live")
+        assert refusal(refused) == (503, "SERVER_BUSY")
+        assert refused.json["error"] == "connections_max is 2, and that many are there already"
+        assert await gateway.rows("live") == {"r1": {"a": 1}}  # plain requests are not limited
+        assert len(door.server.deltas) == 2
+        await soon(other.socket.close())
+        await until(lambda: len(door.server.deltas) == 1)
+        stream.close()

@@ -1,0 +1,264 @@
+"""Sessions of the Events API without sockets, on a log whose commits and reads a test can hold."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import orjson
+
+from deadlines import WAIT_S
+from engine.observable_store import WatchedLog
+from oncelog.core.builders import event
+from oncelog.core.values import Submission
+from oncelog.errors import AuthError
+from oncelog.server.auth.authenticator import CredentialVerifier
+from oncelog.server.auth.grants import EVERYTHING, Grants
+from oncelog.server.auth.principal import Principal
+from oncelog.server.auth_gate import AuthGate
+from oncelog.server.connection_limiter import Caller
+from oncelog.server.events.hub import EventsHub
+from oncelog.server.events.service import EventsService
+from oncelog.server.events.session import EventsSession
+from oncelog.server.limits import ApiLimits
+from oncelog.server.metrics import Counts
+from oncelog.server.rate_limiter import RateLimiter
+
+Json = dict[str, Any]
+
+
+def uuid(number: int) -> str:
+    return f"00000000-0000-4000-8000-{number:012d}"
+
+
+def item(number: int, *partitions: str, **more: Any) -> Json:
+    return {"id": uuid(number), "partitions": list(partitions or ("a",)), "event": {"type": "t", "n": number}, **more}
+
+
+def submissions(*items: Json) -> list[Submission]:
+    """Return the submissions that another process would make of these items."""
+    return [event(one["id"], one["event"], one["partitions"]) for one in items]
+
+
+def numbers(page: Json) -> list[int]:
+    """Return the committed ids of a page."""
+    return [one["committed_id"] for one in page["events"]]
+
+
+def code_of(reply: Json) -> str:
+    """Return the code of an error message."""
+    assert reply["type"] == "error", reply
+    code: str = reply["payload"]["code"]
+    return code
+
+
+class Tokens:
+    """Authenticates the names that a test has added."""
+
+    is_open: ClassVar = False
+
+    def __init__(self) -> None:
+        self.known: dict[str, Principal] = {}
+
+    def add(self, name: str, grants: Grants = EVERYTHING, **fields: Any) -> None:
+        self.known[name] = Principal(
+            actor=f"user:{name}", client_id=fields.pop("client_id", None), grants=grants, **fields
+        )
+
+    def authenticate(self, credential: str | None) -> Principal:
+        if credential not in self.known:
+            raise AuthError("unknown")
+        return self.known[credential]
+
+    def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
+        found = self.known.get(principal.actor.removeprefix("user:"))
+        return None if found is None or found.has_expired(now_ms) else found
+
+    def reload(self) -> None:
+        pass
+
+
+class MemoryWire:
+    """Keeps the written messages. A test can make it stop accepting writes."""
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self.is_stuck = False
+        self.closed_with: tuple[int, str] | None = None
+        self.is_aborted = False
+        self.writes = 0
+        self._room = asyncio.Event()
+        self._arrived = asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        assert self.closed_with is None, "write after close"
+        self.writes += 1
+        self.messages.extend(map(json.loads, texts_of(data)))
+        self._arrived.set()
+
+    def count_buffered_bytes(self) -> int:
+        return 10**9 if self.is_stuck else 0
+
+    async def drain(self) -> None:
+        while self.is_stuck:
+            self._room.clear()
+            await self._room.wait()
+
+    def unstick(self) -> None:
+        self.is_stuck = False
+        self._room.set()
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed_with = (code, reason)
+        self._arrived.set()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    async def arrived(self, count: int) -> list[Json]:
+        """Wait until `count` messages have arrived, and return the first `count`."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.messages) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.messages[:count]
+
+
+def texts_of(data: bytes) -> list[bytes]:
+    """Return the texts of unmasked WebSocket frames (RFC 6455, 5.2), which must be complete."""
+    texts = []
+    while data:
+        assert data[0] == 0x81
+        length, begin = data[1], 2
+        if length >= 126:
+            begin = 4 if length == 126 else 10
+            length = int.from_bytes(data[2:begin], "big")
+        text, data = data[begin : begin + length], data[begin + length :]
+        assert len(text) == length
+        texts.append(text)
+    return texts
+
+
+class Peer:
+    """A client with its session and its wire."""
+
+    def __init__(self, server: "SessionServer", name: str) -> None:
+        self.wire = MemoryWire()
+        self.name = name
+        self.session = EventsSession(server.door, self.wire, Caller("192.0.2.1"))
+        self._numbers = 0
+
+    @property
+    def messages(self) -> list[Json]:
+        return self.wire.messages
+
+    async def send(self, kind: str, payload: Any, **more: Any) -> str:
+        """Send a message, wait until the session has read it, and return its id."""
+        self._numbers += 1
+        msg_id = f"{self.name}-{self._numbers}"
+        message = {"type": kind, "protocol_version": "1.0", "msg_id": msg_id, "payload": payload, **more}
+        await self.raw(orjson.dumps(message))
+        return msg_id
+
+    async def raw(self, data: bytes) -> None:
+        waiting = self.session.receive(data)
+        if waiting is not None:
+            await waiting
+
+    async def ask(self, kind: str, payload: Any, **more: Any) -> Json:
+        """Send a message and return the reply to it, whatever other messages arrive before it."""
+        msg_id = await self.send(kind, payload, **more)
+        return await self.reply(msg_id)
+
+    async def reply(self, msg_id: str) -> Json:
+        seen = 0
+        while True:
+            for message in (await self.wire.arrived(seen + 1))[seen:]:
+                seen += 1
+                if message.get("msg_id") == msg_id:
+                    return message
+
+    async def connect(self) -> Json:
+        return await self.ask("connect", {"token": self.name, "client_id": f"client-{self.name}"})
+
+    async def submit(self, *items: Json) -> list[Json]:
+        reply = await self.ask("submit_events", {"events": list(items)})
+        assert reply["type"] == "submit_events_result", reply
+        results: list[Json] = reply["payload"]["results"]
+        return results
+
+    async def sync(self, *partitions: str, since: int = 0, **more: Any) -> Json:
+        payload = {"partitions": list(partitions or ("a",)), "since_committed_id": since, **more}
+        reply = await self.ask("sync", payload)
+        assert reply["type"] == "sync_response", reply
+        found: Json = reply["payload"]
+        return found
+
+    def received(self) -> list[Any]:
+        """Return the messages in short form.
+
+        A broadcast is its committed id, a result the list of its committed ids, an error its code, any other message
+        its type.
+        """
+        found: list[Any] = []
+        for message in self.messages:
+            payload = message["payload"]
+            match message["type"]:
+                case "event_broadcast":
+                    found.append(payload["committed_id"])
+                case "submit_events_result":
+                    found.append([one.get("committed_id", one["status"]) for one in payload["results"]])
+                case "error":
+                    found.append(payload["code"])
+                case kind:
+                    found.append(kind)
+        return found
+
+
+class SessionServer:
+    """The Events API and its log, with the sessions of a test."""
+
+    def __init__(self, log: WatchedLog, authenticator: CredentialVerifier, **limits: int) -> None:
+        self.log = log
+        self.counts = Counts()
+        self.hub = EventsHub(log.clock.wall_ms, self.counts, self.fail)
+        entrance = AuthGate(authenticator, self.counts, log.clock, RateLimiter(1, 3, 100, log.clock.elapsed_ms))
+        self.door = EventsService(log, self.hub, entrance, limits=ApiLimits(**limits), counts=self.counts)
+        self.peers: list[Peer] = []
+
+    def fail(self, error: Exception) -> None:
+        """End all sessions, as the server does when its log cannot be read."""
+        for peer in self.peers:
+            peer.session.fail(error)
+
+    async def connected(self, name: str = "ada") -> Peer:
+        """Open a session and send `connect`."""
+        peer = self.accept(name)
+        assert (await peer.connect())["type"] == "connected"
+        return peer
+
+    def accept(self, name: str = "ada") -> Peer:
+        """Open a session without sending `connect`."""
+        peer = Peer(self, name)
+        self.peers.append(peer)
+        return peer
+
+
+@asynccontextmanager
+async def session_server(
+    *, tokens: Tokens | None = None, engine: dict[str, Any] | None = None, **limits: int
+) -> AsyncIterator[SessionServer]:
+    """Run the Events API. Without `tokens`, ada, bob and cyd may read and write everything."""
+    if tokens is None:
+        tokens = Tokens()
+        for name in ("ada", "bob", "cyd"):
+            tokens.add(name)
+    async with WatchedLog(**(engine or {})) as log:
+        server = SessionServer(log, tokens, **limits)
+        server.hub.start(await log.listen(server.hub))
+        try:
+            yield server
+        finally:
+            for peer in server.peers:
+                peer.session.on_disconnect()

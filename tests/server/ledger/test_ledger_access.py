@@ -1,0 +1,305 @@
+"""Access to the Ledger API: credentials, the recorded actor, and grants."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from databases import BOTH_STORES
+from oncelog.testing.clock import ManualClock
+from server.auth import auth_material
+from server.ledger.ledger_servers import SharedServer, key, opened, prepare, server_pool_with, token
+from server.ledger.ledger_transports import (
+    GRPC,
+    HTTP,
+    CallError,
+    Json,
+    Ledger,
+    Watching,
+    code,
+    put,
+    refused,
+    relate,
+    success,
+)
+from server.running_server import api_key
+
+pytestmark = BOTH_STORES
+
+SET: Final = put("a", b"1")
+TX: Final = "0001000000000001"
+
+
+server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_minute_max=0)
+"""Servers that require credentials, at a standing clock."""
+
+
+async def begun(ledger: Ledger) -> Json | None:
+    """Return the first block of a stream."""
+    watching: Watching = await ledger.watch_blocks()
+    found = await watching.next()
+    await watching.close()
+    return found
+
+
+def writes(ledger: Ledger) -> list[Any]:
+    return [ledger.write(1, SET, key=key(1)), ledger.batch_write(1, [SET], key=key(1))]
+
+
+def reads(ledger: Ledger) -> list[Any]:
+    return [
+        ledger.get_entity("a"),
+        ledger.list_entities(),
+        ledger.list_relationships(),
+        ledger.check_relationship("r"),
+        ledger.get_transaction(TX),
+        ledger.get_block(1),
+        ledger.get_proof(TX),
+        begun(ledger),
+    ]
+
+
+async def refusals(calls: Sequence[Any]) -> list[tuple[str, str, str | None]]:
+    """Return the errors of calls that must all be refused."""
+    return [error.summary for error in await asyncio.gather(*map(refused, calls))]
+
+
+# --- credentials -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-21", "CO-18")
+async def test_invalid_credentials_are_refused_with_one_message(shared_server: SharedServer) -> None:
+    door = shared_server.door
+    good = token()
+    assert code(await shared_server.ledger_as(good).write(1, SET, key=key(1))) == "OK"
+    revoked = api_key(door.served, "gone", ["*"], ["*"])
+    assert await shared_server.ledger_as(revoked.text).last_sequence() == 0
+    assert door.served.api_keys is not None
+    door.served.api_keys.revoke(revoked.key.id)
+    door.server.reload()
+    texts = set()
+    for bad in (
+        None,
+        "nothing",
+        good[:-2],
+        token(exp=auth_material.NOW_S - 31),
+        auth_material.token(key=auth_material.key_of("HS256", 1)),
+        revoked.text,
+        revoked.text[:-1],
+    ):
+        ledger = shared_server.ledger_as(bad)
+        for call in (*writes(ledger), *reads(ledger), ledger.get_client_state()):
+            error = await refused(call)
+            assert (error.status, error.code, error.field) == ("UNAUTHENTICATED", "auth_failed", None), bad
+            texts.add(error.message)
+    assert len(texts) == 1  # the message does not tell a guesser why the credential failed
+    assert await shared_server.ledger_as(good).last_sequence() == 1
+
+
+@pytest.mark.rule("CO-21")
+async def test_credential_is_checked_before_the_request_is_parsed(shared_server: SharedServer) -> None:
+    wire = shared_server.wire()
+    error = await refused(wire.raw("Write", b"\xff") if wire.kind == GRPC else wire.post("write", b"{"))
+    assert error.status == "UNAUTHENTICATED"
+
+
+@pytest.mark.rule("CO-21")
+async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock(auth_material.NOW_MS)
+    async with opened(tmp_path, wire, tokens=True, clock=clock, auth_failures_per_minute_max=3) as door:
+        bad, good = door.ledger(credential="bad"), door.ledger(credential=token())
+        for _ in range(3):
+            assert (await refused(bad.last_sequence())).status == "UNAUTHENTICATED"
+        error = await refused(bad.last_sequence())
+        assert (error.status, error.code) == ("RESOURCE_EXHAUSTED", "rate_limited")
+        retry_after_ms = error.retry_after_ms or 0
+        assert 0 < retry_after_ms <= 20_000
+        assert await good.last_sequence() == 0
+        clock.advance(retry_after_ms)
+        assert (await refused(bad.last_sequence())).status == "UNAUTHENTICATED"
+
+
+# --- actors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LG-1", "CO-20")
+async def test_recorded_actor_is_the_user_of_a_token_or_the_client_of_an_api_key(shared_server: SharedServer) -> None:
+    shown = api_key(shared_server.door.served, "api_key_abc", ["*"], ["*"])
+    for credential, actor, client in (
+        (token("789"), "user:789", "user:789"),
+        (shown.text, "client:api_key_abc", "api_key_abc"),
+        (token("ada", client_id="laptop"), "user:ada", "laptop"),
+    ):
+        ledger = shared_server.ledger_as(credential)
+        if ledger.wire.kind == HTTP:
+            assert (await refused(ledger.write(1, SET, key=key(1), actor="system:gc"))).field == "actor"
+        answer = success(await ledger.write(1, SET, key=key(1)))
+        assert answer["actor"] == actor
+        found = await ledger.get_transaction(answer["committed_tx_id"])
+        assert (found["actor"], found["client_id"]) == (actor, client)
+        assert (await ledger.get_proof(answer["committed_tx_id"]))["record"]["actor"] == actor
+        # A client may name itself or leave its name out.
+        assert await ledger.of(client_id=client).write(1, SET, key=key(1)) == answer
+        assert await ledger.of(client_id=client).last_sequence() == 1
+
+
+@pytest.mark.rule("LG-1")
+async def test_client_id_of_another_client_is_refused(shared_server: SharedServer) -> None:
+    shown = api_key(shared_server.door.served, "shop", ["*"], ["*"])
+    victim = shared_server.ledger_as(token("victim"))
+    await victim.write(1, SET, key=key(1))
+    for credential in (token("ada"), token("ada", client_id="laptop"), shown.text):
+        ledger = shared_server.ledger_as(credential)
+        message = "client_id: must be that of the credential, or be left out"
+        for other in ("user:victim", "Ada", "laptop ", "ada"):
+            forged = ledger.of(client_id=other)
+            expected = ("INVALID_ARGUMENT", message, "client_id")
+            assert await refusals([*writes(forged), forged.get_client_state()]) == [expected] * 3
+        assert await ledger.last_sequence() == 0
+    assert await victim.last_sequence() == 1
+
+
+# --- grants -----------------------------------------------------------------------------------------------------
+
+MAY_NOT_READ: Final = ("PERMISSION_DENIED", "organization, vault: may not be read", "organization")
+MAY_NOT_WRITE: Final = ("PERMISSION_DENIED", "organization, vault: may not be written", "organization")
+MAY_NOTHING: Final = ("PERMISSION_DENIED", "organization, vault: may neither be read nor written", "organization")
+
+
+async def rights(ledger: Ledger) -> str:
+    """Return the rights of a credential: r, w, rw or an empty text. Check that each kind of refusal has one message."""
+    found = ""
+    refusals = [await error_or_none(call) for call in reads(ledger)]
+    if MAY_NOT_READ in refusals:
+        assert refusals == [MAY_NOT_READ] * 8
+    else:
+        found += "r"
+    written, state = await error_or_none(ledger.write(1, put("b"))), await error_or_none(ledger.get_client_state())
+    assert written in (None, MAY_NOT_WRITE)
+    found += "w" if written is None else ""
+    assert state == (None if found else MAY_NOTHING)
+    return found
+
+
+async def error_or_none(call: Any) -> tuple[str, str, str | None] | None:
+    try:
+        await call
+    except CallError as error:
+        return error.summary
+    return None
+
+
+@pytest.mark.rule("CO-22", "LG-7")
+@pytest.mark.parametrize(
+    ("read", "write", "expected"),
+    [
+        ([], [], ["", "", "", "", ""]),
+        (["ledger/{o}"], [], ["r", "", "", "", ""]),
+        ([], ["ledger/{o}"], ["w", "", "", "", ""]),
+        (["ledger/{o}/main"], ["ledger/{o}/main"], ["", "rw", "", "", ""]),
+        (["ledger/{o}/*"], ["ledger/{o}/*"], ["", "rw", "rw", "", ""]),
+        (["ledger/{o}*"], ["ledger/{o}/main"], ["r", "rw", "r", "r", ""]),
+        (["ledger/{o}", "ledger/{o}/*"], ["ledger/{o}"], ["rw", "r", "r", "", ""]),
+        (["ledger/*"], ["*"], ["rw", "rw", "rw", "rw", "rw"]),
+        (["{o}", "ledger/{o}/"], ["{o}/main"], ["", "", "", "", ""]),
+        (["ledger/a{o}%2Fb"], ["ledger/a{o}%2Fb"], ["", "", "", "", "rw"]),
+        (["ledger/a{o}/b", "ledger/a{o}/*"], ["ledger/a{o}/b"], ["", "", "", "", ""]),
+    ],
+)
+async def test_grants_apply_to_the_scopes_they_name(
+    shared_server: SharedServer, read: list[str], write: list[str], expected: list[str]
+) -> None:
+    """`{o}` in a grant stands for the organization of the test."""
+    name, door = shared_server.name, shared_server.door
+    scopes = [(name, ""), (name, "main"), (name, "other"), (f"{name}2", ""), (f"a{name}/b", "")]
+    for scope in scopes:  # with the key that the other credential tries
+        assert code(await door.ledger(*scope, credential=token("root")).write(1, SET, relate("r"), key=key(1))) == "OK"
+    shown = token("ada", [one.format(o=name) for one in read], [one.format(o=name) for one in write])
+    found = [await rights(door.ledger(*scope, credential=shown)) for scope in scopes]
+    assert found == expected
+
+
+@pytest.mark.rule("CO-22", "LG-2")
+async def test_failed_condition_hides_the_value_from_a_client_without_read_grant(shared_server: SharedServer) -> None:
+    await shared_server.ledger_as(token()).write(1, put("a"))
+    ledger = shared_server.ledger_as(token("bob", [], ["*"]))
+    answer = await ledger.write(1, put("a", condition={"must_not_exist": True}))
+    assert answer["error"]["code"] == "KEY_EXISTS"
+    assert answer["error"]["key"] == "a"
+    assert not answer["error"].keys() & {"current_value", "current_version"}
+    assert "1" not in answer["error"]["message"]
+
+
+@pytest.mark.rule("CO-22", "CO-18")
+async def test_unauthorized_write_does_not_reveal_keys_or_sequences(shared_server: SharedServer) -> None:
+    owner = shared_server.ledger_as(token())
+    await owner.write(1, SET, key=key(1))
+    for readable in (["*"], []):
+        ledger = shared_server.ledger_as(token("ada", readable, []))  # the same client
+        calls = [
+            ledger.write(1, SET, key=key(1)),
+            ledger.write(1, put("x"), key=key(1)),
+            ledger.write(1, SET),
+            ledger.write(2, SET, key=key(2)),
+            ledger.write(1, SET, key=key(2)),
+            ledger.write(9, SET, key=key(2)),
+            ledger.write(2, put("a", condition={"must_not_exist": True}), key=key(2)),
+            ledger.batch_write(1, [SET], key=key(1)),
+            ledger.batch_write(2, [SET], key=key(2)),
+        ]
+        assert await refusals(calls) == [MAY_NOT_WRITE] * len(calls)
+    # A malformed field is reported before the missing grant: that reveals nothing about stored data.
+    error = await refused(ledger.write(0, SET, key=key(1)))
+    assert error.field == "sequence"
+    assert await owner.last_sequence() == 1
+
+
+@pytest.mark.rule("CO-22")
+async def test_retry_after_the_write_grant_was_removed_is_refused(shared_server: SharedServer) -> None:
+    shown = api_key(shared_server.door.served, "app", [shared_server.scope], [shared_server.scope])
+    ledger = shared_server.ledger_as(shown.text)
+    answer = success(await ledger.write(1, SET, key=key(1)))
+    assert await ledger.write(1, SET, key=key(1)) == answer
+    with replace_grants(shared_server):
+        assert await refusals(writes(ledger)) == [MAY_NOT_WRITE] * 2
+        assert (await refused(ledger.get_client_state())).summary == MAY_NOTHING
+    assert await ledger.write(1, SET, key=key(1)) == answer
+
+
+@contextmanager
+def replace_grants(shared_server: SharedServer) -> Iterator[None]:
+    """Let the API keys of the test grant another scope, until the end of the block."""
+    door = shared_server.door
+    assert door.served.api_keys is not None
+    path = Path(door.served.api_keys._path)
+    before = path.read_text()
+    try:
+        path.write_text(before.replace(f'"{shared_server.scope}"', '"ledger/other"'))
+        door.server.reload()
+        yield
+    finally:
+        path.write_text(before)
+        door.server.reload()
+
+
+@pytest.mark.rule("CO-22")
+async def test_transaction_of_another_scope_is_not_found(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock(auth_material.NOW_MS)
+    await prepare(tmp_path, clock)  # one lane, so that ids of both scopes look alike
+    async with opened(tmp_path, wire, tokens=True, clock=clock) as door:
+        owner = door.ledger(vault="secret", credential=token("owner"))
+        answer = success(await owner.write(1, SET, key=key(1)))
+        tx_id = answer["committed_tx_id"]
+        ledger = door.ledger(vault="mine", credential=token("ada", ["ledger/acme/mine"], ["ledger/acme/mine"]))
+        await ledger.write(1, SET)
+        missing = ("NOT_FOUND", "tx_id: the scope has no such transaction", "tx_id")
+        for scope in ({"vault": "mine"}, {"vault": "", "organization": "acme2"}):
+            one = door.ledger(credential=token()).of(**scope)
+            for other in (tx_id, "0" * 16, "f" * 16, f"{int(tx_id, 16) + 7:016x}", "0000000000000001"):
+                assert await refusals([one.get_transaction(other), one.get_proof(other)]) == [missing] * 2
+        assert (await refused(ledger.get_transaction(tx_id))).summary == missing
+        assert (await owner.get_transaction(tx_id))["tx_id"] == tx_id
+        assert await refusals(reads(ledger.of(vault="secret"))) == [MAY_NOT_READ] * 8

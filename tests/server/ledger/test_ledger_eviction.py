@@ -1,0 +1,242 @@
+"""Eviction of ledger clients: at every fourth position of the log, by log time."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+import pytest_asyncio
+
+from databases import BOTH_STORES
+from oncelog.core.policy import LEDGER, evicted_after
+from oncelog.core.values import Settings
+from oncelog.errors import PolicyError, SettingsError
+from oncelog.testing.clock import ManualClock
+from server.ledger.ledger_servers import Door, SharedServer, key, opened, prepare
+from server.ledger.ledger_transports import GRPC, Json, Ledger, code, failure, put, refused, success
+from server.ledger.write_answers import already, outcome, place, retried, written
+from server.shared_servers import pool_fixture
+
+pytestmark = BOTH_STORES
+
+TTL_MS: Final = 86_400_000
+INTERVAL: Final = 4
+
+
+class EvictingServer:
+    """A server whose log has one lane and evicts at every fourth position, at a manual clock.
+
+    Positions are counted from the start of the test, which is at a multiple of the interval.
+    """
+
+    def __init__(self, door: Door, name: str, start: int = 0) -> None:
+        assert isinstance(door.served.clock, ManualClock)
+        self.clock = door.served.clock
+        self.ledger = door.ledger(name, client_id="app")
+        self._door = door
+        self._start = start
+
+    async def fill(self, upto: int) -> None:
+        """Let other clients write until the log has reached the position."""
+        others = self._door.ledger("others")
+        for number in range(await position(self._door), self._start + upto):
+            answer = await others.of(client_id=f"client-{number}").write(1, put("z"), key=key(number))
+            assert success(answer)["block_header"]["first_position"] == number + 1
+
+
+async def position(door: Door) -> int:
+    heads = await door.log.heads()
+    return heads[1].position if 1 in heads else 0
+
+
+@asynccontextmanager
+async def evicting(directory: Path, wire: str, clock: ManualClock) -> AsyncIterator[EvictingServer]:
+    """Run a server of one test on the log in the directory, which is created if it does not exist."""
+    async with opened_evicting(directory, wire, clock) as door:
+        yield EvictingServer(door, "acme")
+
+
+@asynccontextmanager
+async def opened_evicting(directory: Path, wire: str, clock: ManualClock) -> AsyncIterator[Door]:
+    await prepare(directory, clock, eviction_interval=INTERVAL)
+    async with opened(directory, wire, clock=clock) as door:
+        yield door
+
+
+server_pool = pool_fixture(lambda directory: opened_evicting(directory, GRPC, ManualClock()))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def server(shared_server: SharedServer) -> EvictingServer:
+    """A server that other tests use too, at a position that is a multiple of the interval."""
+    door = shared_server.door
+    start = -(-await position(door) // INTERVAL) * INTERVAL
+    await EvictingServer(door, shared_server.name).fill(start)
+    return EvictingServer(door, shared_server.name, start)
+
+
+@pytest.mark.rule("LG-15")
+def test_eviction_interval_and_time_to_live_are_those_of_the_rule_and_positive() -> None:
+    assert (Settings().eviction_interval, LEDGER.retention.ttl_ms) == (1000, 86_400 * 1000)
+    for interval in (0, -1):
+        with pytest.raises(SettingsError, match="eviction_interval"):
+            Settings(eviction_interval=interval)
+    for ms in (0, -1):
+        with pytest.raises(PolicyError, match="time to live"):
+            evicted_after(ms=ms)
+
+
+@pytest.mark.rule("LG-8", "LG-15", "LG-16")
+async def test_client_is_evicted_at_the_interval_and_then_unknown(server: EvictingServer) -> None:
+    (first,) = await written(server.ledger, 1)
+    server.clock.advance(TTL_MS + 1)
+    await server.fill(INTERVAL - 1)
+    assert await server.ledger.last_sequence() == 1
+    assert already(await retried(server.ledger, 1)) == place(first)
+    await server.fill(INTERVAL)
+    await check_evicted(server.ledger, first)
+
+
+@pytest.mark.rule("LG-8", "LG-15", "LG-16")
+async def test_eviction_is_the_same_after_restarts(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock()
+    async with evicting(tmp_path, wire, clock) as server:
+        (first,) = await written(server.ledger, 1)
+        clock.advance(TTL_MS + 1)
+        await server.fill(INTERVAL - 1)
+    async with evicting(tmp_path, wire, clock) as server:
+        assert await server.ledger.last_sequence() == 1
+        assert already(await retried(server.ledger, 1)) == place(first)
+        await server.fill(INTERVAL)
+    async with evicting(tmp_path, wire, clock) as server:
+        await check_evicted(server.ledger, first)
+
+
+async def check_evicted(ledger: Ledger, first: Json) -> None:
+    """Check that the client has no state, that a higher sequence is a gap, and that its retry as 1 executes again."""
+    unknown = {
+        "last_committed_sequence": 0,
+        "last_seen_ms": 0,
+        "last_idempotency_key": b"",
+        "last_request_hash": b"",
+    }
+    assert await ledger.get_client_state() == unknown
+    error = failure(await ledger.write(2, put("a", b"2"), key=key(2)))
+    assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_GAP", 0)
+    again = success(await retried(ledger, 1))
+    assert again["committed_tx_id"] != first["committed_tx_id"]
+    assert (again["assigned_sequence"], again["version"]) == (1, 2)  # the version is the scope's and continues
+    assert await ledger.last_sequence() == 1
+    # The key now belongs to the new transaction.
+    assert await retried(ledger, 1) == again
+    assert code(await ledger.write(1, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
+    assert (await ledger.get_transaction(first["committed_tx_id"]))["version"] == 1
+
+
+@pytest.mark.rule("LG-16")
+async def test_evicted_client_recovers_by_sending_its_retry_as_sequence_one(server: EvictingServer) -> None:
+    ledger = server.ledger
+    await written(ledger, 3)
+    server.clock.advance(TTL_MS + 1)
+    await server.fill(INTERVAL)
+    assert failure(await retried(ledger, 3))["code"] == "SEQUENCE_GAP"
+    last = await ledger.last_sequence()
+    answer = success(await ledger.write(last + 1, put("a", b"3"), key=key(3)))
+    assert (last, answer["assigned_sequence"]) == (0, 1)
+    # The old key is forgotten, so other operations under it are a new write.
+    assert code(await ledger.write(2, put("a", b"else"), key=key(1))) == "OK"
+
+
+@pytest.mark.rule("LG-15")
+@pytest.mark.parametrize(("age_ms", "last"), [(TTL_MS - 1, 1), (TTL_MS, 1), (TTL_MS + 1, 0)])
+async def test_only_entries_older_than_the_time_to_live_are_evicted(
+    server: EvictingServer, age_ms: int, last: int
+) -> None:
+    (first,) = await written(server.ledger, 1)
+    server.clock.advance(age_ms)
+    await server.fill(INTERVAL)
+    assert await server.ledger.last_sequence() == last
+    # The cache of answers forgets earlier, at the same age.
+    assert (outcome(await retried(server.ledger, 1)) == place(first)) is (last == 1)
+
+
+@pytest.mark.rule("LG-15")
+async def test_time_without_writes_evicts_nothing(server: EvictingServer) -> None:
+    """Eviction happens at a log position, so a log without writes evicts nothing."""
+    (first,) = await written(server.ledger, 1)
+    server.clock.advance(10 * TTL_MS)
+    assert await server.ledger.last_sequence() == 1
+    assert already(await retried(server.ledger, 1)) == place(first)
+    assert already(await retried(server.ledger, 1, with_key=b"")) == place(first)
+
+
+@pytest.mark.rule("LG-6", "LG-13", "LG-15")
+async def test_record_at_the_evicting_position_applies_before_the_eviction(tmp_path: Path, wire: str) -> None:
+    """It renews its client. The evicted sequences of the client are not executed as new ones."""
+    clock = ManualClock()
+    async with evicting(tmp_path, wire, clock) as server:
+        ledger = server.ledger
+        committed = await written(ledger, 2)
+        clock.advance(TTL_MS + 1)
+        await server.fill(INTERVAL - 1)
+        third = success(await retried(ledger, 3))  # at the position that evicts
+        assert await ledger.last_sequence() == 3
+        assert await retried(ledger, 3) == third
+        for number in (1, 2):
+            for asked in (key(number), key(50), b""):
+                answer = await ledger.write(number, put("a", b"%d" % number), key=asked)
+                assert already(answer) == place(committed[number - 1])
+                error = failure(await ledger.write(number, put("a", b"other"), key=asked))
+                assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_REUSED", 3)
+        assert await ledger.last_sequence() == 3
+        assert await ledger.value("a") == b"3"
+    async with evicting(tmp_path, wire, clock) as server:
+        assert already(await retried(server.ledger, 1)) == place(committed[0])
+        assert already(await retried(server.ledger, 3)) == place(third)
+
+
+@pytest.mark.rule("LG-15")
+async def test_each_stream_of_a_client_is_evicted_by_its_own_last_write(server: EvictingServer) -> None:
+    ledger = server.ledger
+    vault, another = ledger.of(vault="main"), ledger.of(client_id="another")
+    await written(ledger, 1)
+    server.clock.advance(1)
+    await written(vault, 1)
+    await written(another, 1)
+    server.clock.advance(TTL_MS)
+    await server.fill(INTERVAL)
+    assert [await one.last_sequence() for one in (ledger, vault, another)] == [0, 1, 1]
+
+
+@pytest.mark.rule("LG-16", "LG-15")
+async def test_clock_that_is_set_back_evicts_nothing(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock()
+    async with evicting(tmp_path, wire, clock) as server:
+        ledger = server.ledger
+        answers = await written(ledger, 2)
+        clock.jump(-30 * TTL_MS)
+        await server.fill(2 * INTERVAL)
+        assert await ledger.last_sequence() == 2
+        assert [await retried(ledger, number) for number in (1, 2)] == answers
+        third = success(await retried(ledger, 3))
+        assert third["timestamp_ms"] >= answers[1]["timestamp_ms"]
+        # Log time stood still, so nothing has become older.
+        clock.advance(29 * TTL_MS)
+        await server.fill(3 * INTERVAL)
+        assert await ledger.last_sequence() == 3
+
+
+@pytest.mark.rule("LG-16", "CO-17")
+async def test_clock_that_jumps_forward_evicts_nothing(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock()
+    async with evicting(tmp_path, wire, clock) as server:
+        ledger = server.ledger
+        await written(ledger, INTERVAL - 1)
+        clock.jump(2 * TTL_MS)
+        error = await refused(ledger.write(INTERVAL, put("a"), key=key(INTERVAL)))
+        assert (error.status, error.retry_after_ms) == ("UNAVAILABLE", 1000)
+        assert "no new writes for now" in error.message
+        assert await ledger.last_sequence() == INTERVAL - 1
+        clock.jump(-2 * TTL_MS)
+        assert code(await retried(ledger, INTERVAL)) == "OK"

@@ -1,0 +1,367 @@
+"""gRPC connections of clients without a credential, and of clients that send or read nothing, or too much."""
+
+import asyncio
+import gc
+import json
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import pytest
+from msgspec.structs import replace
+
+from deadlines import WAIT_S, soon, until
+from oncelog.core import transactions
+from oncelog.core.limits import OPERATIONS_MAX
+from oncelog.core.operations import SetEntity
+from oncelog.core.transactions import ledger_scope, transaction
+from oncelog.ledger import operation_codec
+from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.server.errors import ApiError
+from oncelog.server.ledger import codec, grpc_codec, grpc_service
+from oncelog.server.limits import LONG_FRAME_BYTES
+from server.auth.auth_material import token
+from server.ledger.ledger_servers import Door, opened
+from server.ledger.ledger_transports import GRPC, HTTP, blocks, code, put, refused
+from server.ledger.write_answers import Unchanged, ending
+
+WRITE: Final = f"/{grpc_service.SERVICE}/Write"
+GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS: Final = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+MIB: Final = 1024 * 1024
+
+
+@asynccontextmanager
+async def known(directory: Path, **options: Any) -> AsyncIterator[Door]:
+    """Run a server that requires credentials."""
+    async with opened(directory, GRPC, tokens=True, **options) as door:
+        yield door
+
+
+def channel_to(door: Door, *options: tuple[str, int]) -> Any:
+    """Return a channel with a separate connection."""
+    return grpc.aio.insecure_channel(f"127.0.0.1:{door.rpc_port}", [("grpc.use_local_subchannel_pool", 1), *options])
+
+
+@contextmanager
+def read_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Record the lengths of the messages that the server reads."""
+    taken: list[int] = []
+    message = grpc_service.LedgerGrpcService._read_message
+
+    async def counted(service: grpc_service.LedgerGrpcService, kind: Any, context: Any) -> Any:
+        found = await message(service, kind, context)
+        taken.append(found.ByteSize())
+        return found
+
+    monkeypatch.setattr(grpc_service.LedgerGrpcService, "_read_message", counted)
+    yield taken
+
+
+# --- credentials -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-21", "CO-30")
+async def test_call_without_a_credential_is_refused_before_its_message(tmp_path: Path) -> None:
+    """A server that waited for the message first would wait for clients that send half of one."""
+    async with known(tmp_path) as door:
+        channel = door.wire().channel
+        names = [method.name for method in pb.DESCRIPTOR.services_by_name["Ledger"].methods]
+        assert len(names) == 11
+        for name in names:
+            silent = channel.stream_stream(f"/{grpc_service.SERVICE}/{name}")()
+            assert await soon(asyncio.ensure_future(silent.code())) is grpc.StatusCode.UNAUTHENTICATED, name
+
+
+@pytest.mark.rule("CO-21", "CO-30")
+async def test_long_message_without_a_credential_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = pb.WriteRequest(organization="acme", sequence=1, idempotency_key=bytes(MIB)).SerializeToString()
+    async with known(tmp_path) as door:
+        with read_by(monkeypatch) as taken:
+            error = await refused(door.wire().raw("Write", request))
+            assert error.status == "UNAUTHENTICATED"
+            assert taken == []
+            error = await refused(door.wire(credential=GOOD).raw("Write", request))
+            assert (error.status, error.field) == ("INVALID_ARGUMENT", "idempotency_key")
+            assert taken == [len(request)]
+
+
+@pytest.mark.rule("CO-30")
+async def test_call_without_a_message_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_service, "MESSAGE_TIMEOUT_S", 0.01)
+    async with known(tmp_path) as door:
+        way = door.wire(credential=GOOD)
+        for name in ("Write", "WatchBlocks"):
+            silent = way.channel.stream_stream(f"/{grpc_service.SERVICE}/{name}")(metadata=way.metadata)
+            assert await soon(asyncio.ensure_future(silent.code())) is grpc.StatusCode.INVALID_ARGUMENT
+            assert "within" in str(await silent.details())
+
+
+# --- connections -----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def connected(door: Door, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.rpc_port)
+    try:
+        writer.write(data)
+        await writer.drain()
+        yield reader
+    finally:
+        writer.close()
+
+
+@pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("said", [b"", PREFACE[:5], PREFACE])
+async def test_connection_without_a_handshake_is_closed(tmp_path: Path, said: bytes) -> None:
+    async with known(tmp_path, connect_timeout_ms=50) as door, connected(door, said) as reader:
+        await soon(reader.read())  # to its end
+
+
+@pytest.mark.rule("CO-30")
+async def test_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_service, "IDLE_MS", 50)
+    async with known(tmp_path) as door, connected(door, PREFACE + SETTINGS) as reader:
+        await soon(reader.read())
+
+
+@pytest.mark.rule("CO-30")
+async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
+    async with known(tmp_path, connections_max=2) as door:
+        async with AsyncExitStack() as held:
+            for _ in range(2):
+                reader = await held.enter_async_context(connected(door, PREFACE + SETTINGS))
+                assert await soon(reader.readexactly(9))  # the server's settings: the connection is accepted
+            async with connected(door, PREFACE + SETTINGS) as reader:
+                with suppress(ConnectionError):
+                    assert await soon(reader.read()) == b""
+
+        async def is_let_in() -> bool:
+            channel = channel_to(door)
+            try:
+                call = channel.unary_unary(WRITE)(b"", timeout=WAIT_S)
+                return await call.code() is grpc.StatusCode.UNAUTHENTICATED
+            finally:
+                await channel.close()
+
+        while not await soon(is_let_in()):  # gRPC notices a closed connection later
+            pass
+
+
+@pytest.mark.rule("CO-30")
+async def test_length_of_metadata_is_limited(tmp_path: Path) -> None:
+    async with known(tmp_path) as door:
+        call = door.wire().channel.unary_unary(WRITE)
+        for length, status in (
+            (16_384, grpc.StatusCode.UNAUTHENTICATED),  # accepted, but not a valid token
+            (grpc_service.METADATA_BYTES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ):
+            made = call(b"", metadata=(("authorization", "Bearer " + "a" * length),), timeout=WAIT_S)
+            assert await made.code() is status
+        assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"  # the connection still works
+
+
+@pytest.mark.rule("CO-30")
+async def test_number_of_concurrent_calls_of_a_connection_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_service, "CALLS_MAX", 3)
+    async with known(tmp_path) as door:
+        assert door.server.grpc_service is not None
+        calls = door.server.grpc_service._calls
+        way = door.wire(credential=GOOD)
+        silent = [way.channel.stream_unary(WRITE)(metadata=way.metadata) for _ in range(6)]
+        await until(lambda: len(calls) == 3)
+        other = channel_to(door)  # over a separate connection
+        assert await soon(other.unary_unary(WRITE)(b"").code()) is grpc.StatusCode.UNAUTHENTICATED
+        await until(lambda: len(calls) == 3)  # the call of the other connection has ended
+        await other.close()
+        for one in silent:
+            one.cancel()
+
+
+# --- memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """Disable the garbage collector, so that unreachable objects are freed at once or stay."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Request:
+    """A message that weak references can refer to."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.parametrize("status", ["OK", "INVALID_ARGUMENT"])
+async def test_answered_message_is_freed(tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC keeps the exception that ends a call, and the exception keeps the local variables of its frames."""
+    made: list[Any] = []
+    message = grpc_service.LedgerGrpcService._read_message
+
+    async def noted(service: grpc_service.LedgerGrpcService, kind: Any, context: Any) -> Any:
+        found = Request(await message(service, kind, context))
+        made.append(weakref.ref(found))
+        return found
+
+    async with known(tmp_path) as door:
+        monkeypatch.setattr(grpc_service.LedgerGrpcService, "_read_message", noted)
+        ledger = door.ledger(credential=GOOD)
+        for sequence in (1, 2):
+            asked = ledger.write(0 if status == "INVALID_ARGUMENT" else sequence, put("a", bytes(1000)))
+            assert (code(await asked) if status == "OK" else (await refused(asked)).status) == status
+        await until(lambda: [one() for one in made] == [None, None])
+
+
+# --- long messages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-30", "LG-2")
+@pytest.mark.parametrize("method", ["Write", "BatchWrite"])
+async def test_message_with_too_many_operations_is_refused_before_decoding_them(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+    operation_of = operation_codec.decode_operation
+
+    def counted(message: Any, index: int) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return operation_of(message, index)
+
+    async with known(tmp_path) as door:
+        monkeypatch.setattr(grpc_codec, "decode_operation", counted)
+        many = [pb.Operation(delete_entity=pb.DeleteEntity(key="a"))] * OPERATIONS_MAX
+        way = door.wire(credential=GOOD)
+        for given in ([*many, many[0]], many):
+            if method == "Write":
+                request = pb.WriteRequest(organization="acme", sequence=1, operations=given)
+                made = way.stub.Write(request, metadata=way.metadata)
+            else:
+                writes = [pb.BatchedWrite(operations=given[:9]), pb.BatchedWrite(operations=given[9:])]
+                batch = pb.BatchWriteRequest(organization="acme", sequence=1, writes=writes)
+                made = way.stub.BatchWrite(batch, metadata=way.metadata)
+            if len(given) > OPERATIONS_MAX:
+                assert await soon(made.code()) is grpc.StatusCode.INVALID_ARGUMENT
+                assert await made.details() == f"operations: must be at most {OPERATIONS_MAX}, not {len(given)}"
+                assert looked_at == 0
+            else:
+                assert (await soon(made)).success.assigned_sequence == 1
+                assert looked_at == OPERATIONS_MAX
+
+
+@pytest.mark.parametrize("method", ["Write", "BatchWrite"])
+async def test_long_message_is_decoded_in_another_thread(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+    operation_of = operation_codec.decode_operation
+    loop_thread = threading.current_thread()
+
+    def noted(message: Any, index: int) -> Any:
+        threads.append(threading.current_thread() is loop_thread)
+        return operation_of(message, index)
+
+    def _batched(ledger: Any) -> Any:
+        return lambda sequence, one: ledger.batch_write(sequence, [one])
+
+    async with known(tmp_path) as door:
+        monkeypatch.setattr(grpc_codec, "decode_operation", noted)
+        ledger = door.ledger(credential=GOOD)
+        write = ledger.write if method == "Write" else _batched(ledger)
+        assert code(await write(1, put("a", bytes(LONG_FRAME_BYTES)))) == "OK"
+        assert code(await write(2, put("a", bytes(1000)))) == "OK"
+        assert threads == [False, True]
+
+
+@pytest.mark.rule("CO-30", "LG-2")
+def test_json_with_too_many_operations_is_refused_before_decoding_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Any] = []
+    monkeypatch.setattr(transactions, "_operation_from_json", lambda *given: looked_at.append(given))
+    many = [{"delete_entity": {"key": "a"}}] * (OPERATIONS_MAX + 1)
+    common = {"organization": "acme", "sequence": 1}
+    for read, members in (
+        (codec.decode_write, {"operations": many}),
+        (codec.decode_batch, {"writes": [{"operations": many[:5]}, {"operations": many[5:]}]}),
+    ):
+        with pytest.raises(ApiError, match=f"operations: must be at most {OPERATIONS_MAX}, not {len(many)}"):
+            read(json.dumps({**common, **members}).encode())
+    assert looked_at == []
+
+
+@pytest.mark.parametrize("path", ["write", "batch-write"])
+async def test_long_body_is_decoded_in_another_thread(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+    loop_thread = threading.current_thread()
+    name = "read_write" if path == "write" else "read_batch"
+    read = getattr(codec, name)
+
+    def noted(body: bytes) -> Any:
+        threads.append(threading.current_thread() is loop_thread)
+        return read(body)
+
+    monkeypatch.setattr(codec, name, noted)
+    async with opened(tmp_path, HTTP) as door:
+        ledger = door.ledger(client_id="app")
+        for sequence, length in ((1, LONG_FRAME_BYTES), (2, 1000)):
+            one = put("a", bytes(length))
+            made = ledger.write(sequence, one) if path == "write" else ledger.batch_write(sequence, [one])
+            assert code(await made) == "OK"
+        assert threads == [False, True]
+
+
+# --- readers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-31")
+async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = 0
+    block = grpc_codec.encode_block
+
+    def counted(given: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return block(given)
+
+    async with known(tmp_path) as door:
+        assert door.server.grpc_service is not None
+        service = door.server.grpc_service._service
+        reader = door.ledger(credential=GOOD)
+        await reader.write(1, put("a"))
+        watching = await reader.watch_blocks()
+        await watching.next()
+        with monkeypatch.context() as patched:
+            patched.setattr(grpc_service, "CLOSE_TIMEOUT_S", 0.05)
+            patched.setattr(service, "limits", replace(service.limits, heartbeat_ms=200))
+            patched.setattr(grpc_codec, "encode_block", counted)
+            scope = ledger_scope("acme")
+            for number in range(12):
+                submissions = [transaction(scope, f"{number}-{n}", 1, [SetEntity("a", b"")]) for n in range(1000)]
+                await door.log.submit_many(submissions)
+            await until(Unchanged(lambda: sent))
+            await until(lambda: door.server.counts.slow_readers_closed == 1)
+            await until(lambda: len(door.server.grpc_service or ()) == 0)
+        assert await ending(watching) == "UNAVAILABLE"
+        # A client that reads gets all blocks and stays connected.
+        again = await reader.watch_blocks()
+        assert len(await blocks(again, 13)) == 13
+        await again.close()
+        assert door.server.counts.slow_readers_closed == 1

@@ -1,0 +1,341 @@
+"""Operation of the Ledger API: health, reflection, shutdown, TLS, and a store that fails."""
+
+import asyncio
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from databases import BOTH_STORES
+from deadlines import WAIT_S, soon, until
+from oncelog.errors import StoreUnavailableError
+from oncelog.server.ledger import grpc_service
+from oncelog.server.settings import TlsSettings
+from server.ledger.ledger_servers import Door, key, opened
+from server.ledger.ledger_transports import GRPC, HTTP, CallError, GrpcWire, Ledger, code, put, refused, success
+from server.running_server import serving
+from server.test_server_app import make_certificate
+
+pytestmark = BOTH_STORES
+
+ONLY_GRPC: Final = pytest.mark.parametrize("wire", [GRPC], indirect=True)
+SERVICE: Final = "oncelog.ledger.v1.Ledger"
+SHUTDOWN_MS: Final = 600_000
+"""Longer than a test waits for anything: a server that stops only at this deadline fails the test."""
+SET: Final = put("a", b"1")
+SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health_of(door: Door) -> Any:
+    return health_pb2_grpc.HealthStub(door.wire(GRPC).channel)
+
+
+# --- health and reflection ---------------------------------------------------------------------------------------
+
+
+@ONLY_GRPC
+async def test_health_covers_the_server_and_the_service(tmp_path: Path, wire: str) -> None:
+    async with opened(tmp_path, wire, tokens=True) as door:  # health needs no credential
+        for name in ("", SERVICE):
+            answer = await health_of(door).Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S)
+            assert answer.status == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await health_of(door).Check(health_pb2.HealthCheckRequest(service="other"), timeout=WAIT_S)
+        assert raised.value.code().name == "NOT_FOUND"
+
+
+@ONLY_GRPC
+async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
+        ledger = door.ledger(client_id="app")
+        watched = health_of(door).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await soon(watched.read())).status == SERVING
+        gate = door.served.hold_commits(monkeypatch)
+        held = asyncio.ensure_future(ledger.write(1, SET, key=key(1)))
+        await soon(gate.reached.wait())
+        stopping = asyncio.ensure_future(door.server.stop())
+        assert (await soon(watched.read())).status == NOT_SERVING
+        watched.cancel()
+        assert not stopping.done()
+        assert (await refused(ledger.write(2, SET, key=key(2)))).status == "UNAVAILABLE"
+        gate.open()
+        assert code(await soon(held)) == "OK"
+        await soon(stopping)
+    async with opened(tmp_path, wire) as door:
+        assert await door.ledger(client_id="app").last_sequence() == 1
+
+
+@ONLY_GRPC
+async def test_calls_during_shutdown_end_as_unavailable(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that has not arrived when gRPC stops ends as CANCELLED, so the server waits until no more calls arrive."""
+    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
+        began = asyncio.Event()
+        service: Any = door.server.grpc_service
+        sleep = asyncio.sleep
+
+        async def sleep_until_called(delay_s: float, *given: Any) -> Any:
+            """Replace the pause without calls by one that a busy machine cannot exceed."""
+            if delay_s == grpc_service.QUIET_S:
+                came = service._call_count
+                await until(lambda: service._call_count != came or all(caller.done() for caller in callers))
+                delay_s = 0
+            return await sleep(delay_s, *given)
+
+        monkeypatch.setattr(grpc_service, "STOP_NOTICE_S", WAIT_S)
+        monkeypatch.setattr(asyncio, "sleep", sleep_until_called)
+
+        async def called(number: int) -> str | None:
+            ledger = door.ledger(client_id=f"app-{number}")
+            for sequence in count(1):
+                try:
+                    await ledger.write(sequence, SET)
+                except CallError as error:
+                    return error.status
+                began.set()
+            return None
+
+        callers = [asyncio.ensure_future(called(number)) for number in range(60)]
+        await soon(began.wait())
+        await soon(door.server.stop())
+        statuses = await soon(asyncio.gather(*callers))
+        assert set(statuses) == {"UNAVAILABLE"}
+
+
+@pytest.mark.parametrize("wire", [HTTP], indirect=True)
+async def test_stopping_server_refuses_requests_of_open_connections_with_a_retry_delay(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
+        ledger, other = door.ledger(client_id="app"), door.ledger(client_id="other")
+        await asyncio.gather(ledger.last_sequence(), other.last_sequence())  # opens two connections, which stay open
+        gate = door.served.hold_commits(monkeypatch)
+        held = asyncio.ensure_future(ledger.write(1, SET, key=key(1)))
+        await soon(gate.reached.wait())
+        stopping = asyncio.ensure_future(door.server.stop())
+        await until(lambda: door.server.ledger.is_closing)
+        error = await refused(other.write(1, SET, key=key(1)))
+        assert (error.http_status, error.code, error.retry_after_ms) == (503, "server_busy", 1000)
+        assert error.message == "the server is being stopped"
+        gate.open()
+        assert code(await soon(held)) == "OK"
+        await soon(stopping)
+    async with opened(tmp_path, wire) as door:
+        assert await door.ledger(client_id="other").last_sequence() == 0
+
+
+@ONLY_GRPC
+async def test_health_watch_does_not_delay_shutdown(tmp_path: Path, wire: str) -> None:
+    """gRPC clients with health checks keep such a watch open."""
+    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
+        watched = health_of(door).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await soon(watched.read())).status == SERVING
+        stopping = asyncio.ensure_future(door.server.stop())
+        assert (await soon(watched.read())).status == NOT_SERVING
+        await soon(stopping)
+        watched.cancel()
+
+
+@ONLY_GRPC
+async def test_closed_stream_does_not_count_as_a_failed_authentication(tmp_path: Path, wire: str) -> None:
+    async with opened(tmp_path, wire) as door:
+        ledger = door.ledger(client_id="app")
+        await ledger.write(1, SET)
+        watching = await ledger.watch_blocks()
+        await watching.next()
+        await watching.close()
+        await until(lambda: door.server._reader_count == 0)
+        assert door.server.counts.requests == {("ledger", "grpc", "ok"): 2}
+
+
+@pytest.mark.rule("CO-11")
+async def test_writes_accepted_before_shutdown_are_answered_and_stored(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
+        gate = door.served.hold_commits(monkeypatch)
+        ledgers = [door.ledger(client_id=f"client-{number}") for number in range(5)]
+        held = [asyncio.ensure_future(ledger.write(1, SET, key=key(1))) for ledger in ledgers]
+        await until(lambda: door.log.queued == 5)
+        stopping = asyncio.ensure_future(door.server.stop())
+        await until(lambda: door.server.ledger.is_closing)
+        gate.open()
+        answers = [success(answer) for answer in await asyncio.gather(*held)]
+        await soon(stopping)
+    async with opened(tmp_path, wire) as door:
+        for number, answer in enumerate(answers):
+            again = await door.ledger(client_id=f"client-{number}").write(1, SET, key=key(1))
+            assert again["error"]["committed_tx_id"] == answer["committed_tx_id"]
+
+
+async def reflected(door: Door, **asked: Any) -> Any:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(door.wire(GRPC).channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(**asked)]))
+    return await soon(call.read())
+
+
+@ONLY_GRPC
+async def test_reflection_describes_the_service(tmp_path: Path, wire: str) -> None:
+    async with opened(tmp_path, wire) as door:
+        listed = await reflected(door, list_services="")
+        names = {one.name for one in listed.list_services_response.service}
+        assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        found = await reflected(door, file_containing_symbol=SERVICE)
+        (data,) = found.file_descriptor_response.file_descriptor_proto
+        file = descriptor_pb2.FileDescriptorProto.FromString(data)
+        (service,) = file.service
+        assert {method.name for method in service.method} == {
+            "Write",
+            "BatchWrite",
+            "GetClientState",
+            "GetEntity",
+            "ListEntities",
+            "ListRelationships",
+            "CheckRelationship",
+            "GetTransaction",
+            "GetBlock",
+            "GetProof",
+            "WatchBlocks",
+        }
+
+
+@ONLY_GRPC
+async def test_reflection_is_disabled_together_with_openapi(tmp_path: Path, wire: str) -> None:
+    async with opened(tmp_path, wire, openapi=False) as door:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await reflected(door, list_services="")
+        assert raised.value.code().name == "UNIMPLEMENTED"
+        assert code(await door.ledger(client_id="app").write(1, SET, key=key(1))) == "OK"
+
+
+async def test_grpc_can_be_disabled(tmp_path: Path) -> None:
+    async with serving(tmp_path, grpc=False) as served:
+        assert served.server.grpc_service is None
+        body = {"organization": "acme", "sequence": 1, "operations": [{"delete_entity": {"key": "a"}}]}
+        assert (await served.request("POST", "/v1/ledger/write", json=body)).status == 200
+
+
+# --- a store that fails ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-16")
+async def test_write_during_a_store_failure_has_an_unknown_outcome(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, wire) as door:
+        ledger = door.ledger(client_id="app")
+        store: Any = door.log._store
+
+        async def broken(*_: Any, **__: Any) -> Any:
+            raise StoreUnavailableError("the disk is gone")
+
+        commit = store.commit
+
+        async def made_and_lost(*given: Any, **named: Any) -> Any:
+            await commit(*given, **named)
+            raise StoreUnavailableError("the disk is gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "commit", broken)
+            error = await refused(ledger.write(1, SET, key=key(1)))
+            assert (error.status, error.code, error.retry_after_ms) == ("UNAVAILABLE", "server_error", 1000)
+            assert error.message == "the outcome is not known; send it again under the same id"
+            for name in ("side_state", "entities", "heads"):
+                patched.setattr(store, name, broken)
+            for call in (ledger.get_client_state(), ledger.get_entity("a"), ledger.list_entities()):
+                assert (await refused(call)).status == "UNAVAILABLE"
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "commit", made_and_lost)
+            assert (await refused(ledger.write(1, SET, key=key(1)))).status == "UNAVAILABLE"
+        again = await ledger.write(1, SET, key=key(1))
+        assert (code(again), again["error"]["assigned_sequence"]) == ("ALREADY_COMMITTED", 1)
+        assert await ledger.transaction_ids() == [again["error"]["committed_tx_id"]]
+
+
+# --- TLS ---------------------------------------------------------------------------------------------------------
+
+
+def certificate_of(tls: TlsSettings) -> bytes:
+    return Path(str(tls.certificate)).read_bytes()
+
+
+def secure(door: Door, certificate: bytes) -> Ledger:
+    """Return a client with a separate connection, because gRPC would reuse an open one."""
+    credentials = grpc.ssl_channel_credentials(certificate)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.aio.secure_channel(f"localhost:{door.rpc_port}", credentials, options)
+    return Ledger(GrpcWire(channel), "acme", client_id="app")
+
+
+@ONLY_GRPC
+@pytest.mark.rule("CO-24")
+async def test_grpc_uses_tls_and_reloads_the_certificate(tmp_path: Path, wire: str) -> None:
+    tls = make_certificate(tmp_path, "first")
+    first = certificate_of(tls)
+    async with opened(tmp_path, wire, tls=tls) as door:
+        ledger = secure(door, first)
+        answer = success(await ledger.write(1, SET, key=key(1)))
+        error = await refused(door.ledger(client_id="app").write(2, SET, key=key(2)))  # without TLS
+        assert error.status == "UNAVAILABLE"
+        make_certificate(tmp_path, "second")
+        second = certificate_of(tls)
+        door.server.reload()
+        other = secure(door, second)
+        assert await other.write(1, SET, key=key(1)) == answer
+        # Open connections stay; a new client that trusts only the old certificate is refused.
+        assert code(await ledger.write(2, SET, key=key(2))) == "OK"
+        late = secure(door, first)
+        assert (await refused(late.last_sequence())).status == "UNAVAILABLE"
+        for one in (ledger, other, late):
+            await one.wire.close()
+
+
+@ONLY_GRPC
+@pytest.mark.rule("CO-24")
+@pytest.mark.parametrize("bad", ["chain.pem", "key.pem", "missing", "both"])
+@pytest.mark.parametrize("is_reloaded", [True, False], ids=["reloaded", "written"])
+async def test_grpc_keeps_the_certificate_when_the_new_one_is_invalid(
+    tmp_path: Path, wire: str, bad: str, is_reloaded: bool
+) -> None:
+    tls: TlsSettings = make_certificate(tmp_path, "first")
+    first = certificate_of(tls)
+    async with opened(tmp_path, wire, tls=tls) as door:
+        before = secure(door, first)
+        assert await before.last_sequence() == 0
+        if bad == "missing":
+            (tmp_path / "key.pem").unlink()
+        elif bad == "both":  # a valid key of another certificate
+            kept = (tmp_path / "key.pem").read_bytes()
+            make_certificate(tmp_path, "second")
+            (tmp_path / "key.pem").write_bytes(kept)
+        else:
+            (tmp_path / bad).write_bytes(b"nothing")
+        if is_reloaded:
+            door.server.reload()
+        after = secure(door, first)
+        assert code(await after.write(1, SET, key=key(1))) == "OK"
+        for one in (before, after):
+            await one.wire.close()
+
+
+@ONLY_GRPC
+@pytest.mark.rule("CO-24")
+async def test_grpc_uses_a_new_certificate_only_after_a_reload(tmp_path: Path, wire: str) -> None:
+    """As over HTTP: files are read at a reload, all or none, and not while they are being written."""
+    tls: TlsSettings = make_certificate(tmp_path, "first")
+    first = certificate_of(tls)
+    async with opened(tmp_path, wire, tls=tls) as door:
+        make_certificate(tmp_path, "second")
+        ledger = secure(door, first)
+        assert code(await ledger.write(1, SET, key=key(1))) == "OK"
+        await ledger.wire.close()

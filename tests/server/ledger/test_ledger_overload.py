@@ -1,0 +1,203 @@
+"""Limits of the Ledger API: streams that must end, a full queue, the rate of new writes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from databases import BOTH_STORES
+from deadlines import WAIT_S, soon, until
+from oncelog.core.operations import SetEntity
+from oncelog.core.transactions import ledger_scope, transaction
+from oncelog.server.ledger import codec, grpc_codec, grpc_service
+from oncelog.testing.clock import ManualClock
+from server.auth import auth_material
+from server.ledger.ledger_servers import Door, key, opened, token
+from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, failure, put, refused, success
+from server.ledger.write_answers import Unchanged, already, ending, place
+from server.running_server import api_key
+
+pytestmark = BOTH_STORES
+
+SET: Final = put("a", b"1")
+SCOPE: Final = "ledger/acme"
+SHUTDOWN_MS: Final = 600_000
+"""Longer than a test waits for anything: a server that stops only at this deadline fails the test."""
+
+
+# --- streams -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-23")
+@pytest.mark.parametrize("how", ["expired", "revoked", "narrowed"])
+async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, wire: str, how: str) -> None:
+    clock = ManualClock(auth_material.NOW_MS)
+    async with opened(tmp_path, wire, tokens=True, api_keys=True, clock=clock) as door:
+        writer = door.ledger(credential=token("writer"))
+        await writer.write(1, SET)
+        shown = api_key(door.served, "reader", [SCOPE], [])
+        ending = door.ledger(credential=token(exp=auth_material.NOW_S + 100) if how == "expired" else shown.text)
+        staying = await writer.watch_blocks()
+        watching = await ending.watch_blocks()
+        assert await watching.next() == await staying.next()
+        await writer.write(2, SET)
+        assert await watching.next() == await staying.next()
+        if how == "expired":
+            clock.advance(100_000 + 30_000 - 1)  # the leeway
+            door.server._run_checks()
+            await writer.write(3, SET)
+            assert await watching.next() == await staying.next()
+            clock.advance(1)
+            door.server._run_checks()
+        elif how == "revoked":
+            assert door.served.api_keys is not None
+            door.served.api_keys.revoke(shown.key.id)
+            door.server.reload()
+        else:
+            path = tmp_path / "keys.json"
+            path.write_text(path.read_text().replace(f'"{SCOPE}"', '"ledger/other"'))
+            door.server.reload()
+        error = await refused(watching.next())
+        assert (error.status, error.code) == ("UNAUTHENTICATED", "auth_failed")
+        assert error.message == "the token has expired, or its rights have changed"
+        error = await refused(ending.get_entity("a"))
+        assert error.status == ("PERMISSION_DENIED" if how == "narrowed" else "UNAUTHENTICATED")
+        last = await writer.last_sequence()
+        await writer.write(last + 1, SET)
+        block = await staying.next()
+        assert block is not None
+        assert len(block["tx_ids"]) == 1
+        await until(lambda: door.server._reader_count == 1)
+        await staying.close()
+        if wire == GRPC:  # an HTTP server notices a closed stream only when it sends
+            await until(lambda: door.server._reader_count == 0)
+
+
+@pytest.mark.rule("CO-23", "CO-31")
+@pytest.mark.parametrize("how", ["expired", "stopped"])
+async def test_stream_of_a_reader_that_does_not_read_can_be_ended(
+    tmp_path: Path, wire: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More blocks are pending than the connection buffers. The reader gets the buffered ones, then the end."""
+    sent = 0
+
+    def counted(make: Any) -> Any:
+        def count(block: Any) -> Any:
+            nonlocal sent
+            sent += 1
+            return make(block)
+
+        return count
+
+    monkeypatch.setattr(grpc_service, "CLOSE_TIMEOUT_S", WAIT_S)  # however slowly the reader reads
+    clock = ManualClock(auth_material.NOW_MS)
+    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS, tokens=True, clock=clock) as door:
+        reader = door.ledger(credential=token(exp=auth_material.NOW_S + 100))
+        await reader.write(1, SET)
+        watching = await reader.watch_blocks()
+        await watching.next()
+        monkeypatch.setattr(grpc_codec, "encode_block", counted(grpc_codec.encode_block))
+        monkeypatch.setattr(codec, "encode_block", counted(codec.encode_block))
+        await fill(door)
+        await until(Unchanged(lambda: sent))
+        if how == "expired":
+            clock.advance(200_000)
+            door.server._run_checks()
+            assert await ending(watching) == "UNAUTHENTICATED"
+        else:
+            stopping = asyncio.ensure_future(door.server.stop())
+            assert await ending(watching) == ("UNAVAILABLE" if wire == GRPC else "OK")
+            await soon(stopping)
+
+
+async def fill(door: Door) -> None:
+    """Commit twelve large blocks."""
+    scope, operations = ledger_scope("acme"), [SetEntity("a", b"")]
+    for number in range(12):
+        await door.log.submit_many([transaction(scope, f"{number}-{n}", 1, operations) for n in range(1000)])
+
+
+# --- overload ---------------------------------------------------------------------------------------------------
+
+
+def check_retry_delay(error: CallError, wire: str, status: str, http_status: int) -> None:
+    assert error.status == status
+    assert error.retry_after_ms is not None
+    assert error.retry_after_ms > 0
+    if wire == HTTP:
+        assert (error.http_status, error.retry_after_s) == (http_status, str(-(-error.retry_after_ms // 1000)))
+
+
+@pytest.mark.rule("CO-32", "CO-15", "CO-18")
+async def test_full_queue_refuses_new_writes_and_answers_known_ones(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, wire) as door:
+        before = success(await door.ledger(client_id="earlier").write(1, SET, key=key(1)))
+    async with opened(tmp_path, wire, queue_items_max=1) as door:
+        earlier, known, new = (door.ledger(client_id=name) for name in ("earlier", "known", "new"))
+        first = success(await known.write(1, SET, key=key(1)))
+        gate = door.served.hold_commits(monkeypatch)
+        held = asyncio.ensure_future(door.ledger(client_id="held").write(1, SET, key=key(1)))
+        await soon(gate.reached.wait())
+        # Answered from the cache at once.
+        assert await known.write(1, SET, key=key(1)) == first
+        assert code(await known.write(2, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
+        # A write that is not in the cache queues a lookup behind the held commit; the queue holds one.
+        asked = asyncio.ensure_future(earlier.write(1, SET, key=key(1)))
+        await until(lambda: len(door.log._committer._known_only_queue) == 1)
+        check_retry_delay(await refused(new.write(1, SET, key=key(1))), wire, "UNAVAILABLE", 503)
+        gate.open()
+        assert code(await held) == "OK"
+        assert already(await asked) == place(before)
+        assert await new.last_sequence() == 0
+        assert code(await new.write(1, SET, key=key(1))) == "OK"
+
+
+@pytest.mark.rule("CO-32")
+async def test_full_queue_refuses_a_write_that_the_lookup_finds_to_be_new(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, wire, queue_items_max=1) as door:
+        new = door.ledger(client_id="new")
+        gate = door.served.hold_commits(monkeypatch)
+        held = asyncio.ensure_future(door.ledger(client_id="held").write(1, SET, key=key(1)))
+        await soon(gate.reached.wait())
+        asked = asyncio.ensure_future(refused(new.write(1, SET, key=key(1))))
+        await until(lambda: len(door.log._committer._known_only_queue) == 1)
+        gate.open()
+        check_retry_delay(await asked, wire, "UNAVAILABLE", 503)
+        assert code(await held) == "OK"
+        assert await new.last_sequence() == 0
+        assert success(await new.write(1, SET, key=key(1)))["version"] == 2
+
+
+@pytest.mark.rule("CO-15", "CO-18", "CO-30")
+async def test_rate_limit_applies_to_new_writes_only(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock(auth_material.NOW_MS)
+    options: dict[str, Any] = {"tokens": True, "clock": clock, "new_events_per_second_max": 2}
+    async with opened(tmp_path, wire, **options) as door:
+        ledger = door.ledger(credential=token())
+        first = success(await ledger.write(1, SET, key=key(1)))
+        await ledger.write(2, SET, key=key(2))
+        limited = await refused(ledger.write(3, SET, key=key(3)))
+        check_retry_delay(limited, wire, "RESOURCE_EXHAUSTED", 429)
+        assert limited.code == "rate_limited"
+        assert await ledger.last_sequence() == 2
+        # A known write is answered, and another reason for refusal is reported first.
+        assert await ledger.write(1, SET, key=key(1)) == first
+        assert await ledger.write(1, SET) == first
+        assert code(await ledger.write(2, put("x"), key=key(2))) == "IDEMPOTENCY_KEY_REUSED"
+        assert code(await ledger.write(1, put("x"))) == "SEQUENCE_REUSED"
+        assert code(await ledger.write(7, SET, key=key(7))) == "SEQUENCE_GAP"
+        error = failure(await ledger.write(3, put("a", condition={"must_not_exist": True}), key=key(3)))
+        assert error["code"] == "KEY_EXISTS"
+        # The limit is per actor.
+        assert code(await door.ledger(credential=token("bob")).write(1, SET, key=key(1))) == "OK"
+    async with opened(tmp_path, wire, **options) as door:
+        ledger = door.ledger(credential=token())
+        assert (await refused(ledger.write(3, SET, key=key(3)))).status == "RESOURCE_EXHAUSTED"
+        assert already(await ledger.write(1, SET, key=key(1)))[1] == first["committed_tx_id"]
+        clock.advance(limited.retry_after_ms or 0)
+        assert success(await ledger.write(3, SET, key=key(3)))["assigned_sequence"] == 3

@@ -1,0 +1,172 @@
+"""Time to live and eviction interval of a ledger: settings of the server, kept by the log."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from cli.runner import COMMAND, RUNNER
+from databases import BOTH_STORES, log_at, run_in_thread
+from oncelog.core.operations import SetEntity
+from oncelog.core.policy import LEDGER, build_ledger_policy
+from oncelog.core.transactions import transaction
+from oncelog.core.values import Settings
+from oncelog.engine.log import open_log
+from oncelog.errors import PolicyError, SettingsError
+from oncelog.server.settings import LedgerSettings, load
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.writes import assert_committed
+from server.ledger.ledger_servers import Door, key, opened
+from server.ledger.ledger_transports import GRPC, code, put, success
+from server.ledger.write_answers import outcome, place, retried, written
+
+pytestmark = BOTH_STORES
+
+TTL_MS = 5000
+INTERVAL = 4
+SHORT = LedgerSettings(ttl_ms=TTL_MS, eviction_interval=INTERVAL)
+
+
+async def lines_of(door: Door) -> set[str]:
+    return set((await door.served.get("/metrics")).body.decode().splitlines())
+
+
+async def fill(door: Door, count: int) -> None:
+    """Let other clients write in the same organization, and so in the same lane."""
+    for number in range(count):
+        others = door.ledger(client_id=f"client-{number}")
+        success(await others.write(await others.last_sequence() + 1, put("z")))
+
+
+@pytest.mark.rule("LG-21", "LG-15")
+async def test_new_log_is_made_with_the_settings_of_its_server(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path, wire, clock=clock, ledger=SHORT) as door:
+        ledger = door.ledger(client_id="app")
+        (first,) = await written(ledger, 1)
+        clock.advance(TTL_MS + 1)
+        await fill(door, INTERVAL - 2)
+        assert await ledger.last_sequence() == 1
+        await fill(door, 1)
+        assert await ledger.last_sequence() == 0
+        # As sequence 1 the late retry is a new write.
+        assert success(await retried(ledger, 1))["committed_tx_id"] != first["committed_tx_id"]
+        assert door.log.settings == Settings(eviction_interval=INTERVAL)
+    # A server without the settings takes those of the log.
+    async with opened(tmp_path, wire, clock=clock) as door:
+        ledger = door.ledger(client_id="app")
+        (second,) = await written(door.ledger(client_id="other"), 1)
+        clock.advance(TTL_MS)
+        assert await ledger.last_sequence() == 1
+        assert outcome(await retried(door.ledger(client_id="other"), 1)) == place(second)
+        clock.advance(1)
+        await fill(door, INTERVAL)
+        assert await ledger.last_sequence() == 0
+
+
+@pytest.mark.rule("LG-21")
+async def test_settings_that_contradict_the_log_are_refused_with_both_values(tmp_path: Path) -> None:
+    async with opened(tmp_path, GRPC, ledger=SHORT):
+        pass
+    for settings, values in (
+        (LedgerSettings(ttl_ms=6000), ("5000 ms", "6000 ms")),
+        (LedgerSettings(ttl_ms=LEDGER.retention.ttl_ms), ("5000 ms", "86400000 ms")),
+        (LedgerSettings(eviction_interval=5), ("eviction_interval=4", "eviction_interval=5")),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            async with opened(tmp_path, GRPC, ledger=settings):
+                pass
+        for value in values:
+            assert value in str(caught.value)
+    async with opened(tmp_path, GRPC, ledger=SHORT) as door:
+        assert code(await door.ledger(client_id="app").write(1, put("a"), key=key(1))) == "OK"
+
+
+@pytest.mark.rule("LG-21")
+async def test_existing_log_with_the_defaults_refuses_other_settings(tmp_path: Path) -> None:
+    place_of_log = log_at(tmp_path / "events.db")
+    async with open_log(place_of_log):
+        pass
+    with pytest.raises(SettingsError, match=r"86400000 ms.* 5000 ms"):
+        async with opened(tmp_path, GRPC, ledger=LedgerSettings(ttl_ms=TTL_MS)):
+            pass
+    async with opened(tmp_path, GRPC, ledger=LedgerSettings(ttl_ms=86_400_000, eviction_interval=1000)) as door:
+        assert door.log.policies["ledger"] == LEDGER
+
+
+@pytest.mark.rule("LG-21")
+async def test_library_opens_a_log_with_another_time_to_live(tmp_path: Path) -> None:
+    place_of_log, policy = log_at(tmp_path / "events.db"), build_ledger_policy(TTL_MS)
+    async with open_log(place_of_log, policies=[policy]):
+        pass
+    async with open_log(place_of_log) as log:
+        assert log.policies["ledger"] == policy
+        operations = [SetEntity("a", b"1")]
+        assert_committed(
+            await log.submit(transaction("ledger/acme", "c", 1, operations, policy=log.policies["ledger"]))
+        )
+        entry = await log.state.client("ledger/acme", "c")
+        assert entry is not None
+        assert entry.sequence == 1
+        with pytest.raises(PolicyError, match="another policy named 'ledger'"):
+            await log.submit(transaction("ledger/acme", "c", 2, operations))
+
+
+@pytest.mark.rule("LG-21")
+def test_stats_shows_time_to_live_and_interval(tmp_path: Path) -> None:
+    async def make() -> None:
+        async with opened(tmp_path, GRPC, ledger=SHORT):
+            pass
+
+    run_in_thread(make())
+    place_of_log = log_at(tmp_path / "events.db")
+    said = json.loads(RUNNER.invoke(COMMAND, ["stats", place_of_log, "--json"]).stdout)
+    assert said["settings"] == {"lanes": 16, "eviction_interval": INTERVAL, "ledger_ttl_ms": TTL_MS}
+    lines = RUNNER.invoke(COMMAND, ["stats", place_of_log]).stdout
+    assert "evictions every 4 positions" in lines
+    assert "forgotten after 5000 ms" in lines
+
+
+@pytest.mark.rule("LG-21", "CO-43")
+async def test_evictions_show_in_metrics_and_in_the_log_file(
+    tmp_path: Path, wire: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="oncelog.engine")
+    clock = ManualClock()
+    async with opened(tmp_path, wire, clock=clock, ledger=SHORT) as door:
+        await written(door.ledger(client_id="app"), 1)
+        assert {"oncelog_evictions_total 0.0", "oncelog_evicted_clients_total 0.0"} <= await lines_of(door)
+        clock.advance(TTL_MS + 1)
+        ledger = door.ledger(client_id="busy")
+        await written(ledger, 40)
+        lines = await lines_of(door)
+        assert "oncelog_evictions_total 10.0" in lines
+        assert "oncelog_evicted_clients_total 1.0" in lines
+        assert (await door.served.server.log.audit()).entries == []
+    assert any("1 evictions" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.rule("LG-21")
+async def test_positions_of_all_lanes_show_in_metrics(tmp_path: Path, wire: str) -> None:
+    async with opened(tmp_path, wire) as door:
+        await written(door.ledger(client_id="app"), 3)
+        lane = door.log.state.lane("ledger/acme")
+        lines = await lines_of(door)
+        assert f'oncelog_last_committed_position{{lane="{lane}"}} 3.0' in lines
+        assert 'oncelog_last_committed_position{lane="0"} 0.0' in lines
+
+
+@pytest.mark.rule("LG-21", "LG-15")
+def test_settings_are_read_from_file_environment_and_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "oncelog.toml"
+    file.write_text("development = true\n[ledger]\nttl_ms = 3600000\neviction_interval = 10\n")
+    assert load(str(file), {}, {}).ledger == LedgerSettings(ttl_ms=3_600_000, eviction_interval=10)
+    environment = {"ONCELOG_LEDGER__TTL_MS": "7200000"}
+    assert load(str(file), environment, {"ledger.eviction_interval": "20"}).ledger == LedgerSettings(
+        ttl_ms=7_200_000, eviction_interval=20
+    )
+    for name in ("ttl_ms", "eviction_interval"):
+        for value in ("0", "-1"):
+            with pytest.raises(SettingsError, match=rf"ledger\.{name} must be a whole number from 1"):
+                load(str(file), {}, {f"ledger.{name}": value})

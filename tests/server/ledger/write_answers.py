@@ -1,0 +1,84 @@
+"""Writes that several ledger tests send, and the parts of their answers that tests compare."""
+
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from oncelog.core.proof import Block
+from server.ledger.ledger_servers import key
+from server.ledger.ledger_transports import CallError, Json, Ledger, Watching, code, failure, put, success
+
+
+async def written(ledger: Ledger, count: int, start: int = 1) -> list[Json]:
+    """Commit transactions with consecutive sequences, each with the idempotency key of its number."""
+    return [success(await retried(ledger, number)) for number in range(start, start + count)]
+
+
+async def retried(ledger: Ledger, number: int, **members: Any) -> Json:
+    """Send the write with this sequence, the same as `written` sends."""
+    return await ledger.write(number, put("a", b"%d" % number), key=members.pop("with_key", key(number)), **members)
+
+
+def place(answer: Json) -> tuple[int, str, int]:
+    """Return sequence, id and height of a success."""
+    return answer["assigned_sequence"], answer["committed_tx_id"], answer["block_height"]
+
+
+def already(answer: Json) -> tuple[Any, ...]:
+    """Return sequence, id and height of an answer that must be ALREADY_COMMITTED."""
+    error = failure(answer)
+    assert (error["code"], error["number"]) == ("ALREADY_COMMITTED", 5)
+    assert error.keys() <= {"code", "number", "message", "committed_tx_id", "block_height", "assigned_sequence"}
+    return error["assigned_sequence"], error.get("committed_tx_id"), error.get("block_height")
+
+
+def outcome(answer: Json) -> tuple[Any, ...]:
+    """Return sequence, id and height, whether the write was committed now or before."""
+    return place(answer) if code(answer) == "OK" else already(answer)
+
+
+def block_of(header: Json) -> Block:
+    """Return the block of a header and check the hash of the header."""
+    block = Block(
+        header["lane"],
+        header["height"],
+        header["first_position"],
+        header["count"],
+        header["timestamp_ms"],
+        header["previous_hash"],
+        header["merkle_root"],
+    )
+    assert block.hash == header["hash"]
+    return block
+
+
+class Unchanged:
+    """Condition: a positive number has had the same value for a hundred polls.
+
+    The tests use it to let a server fill the buffers of a client that does not read. Their assertions hold whether or
+    not the buffers are full.
+    """
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        self._number = number
+        self._last = 0
+        self._polls = 0
+
+    def __call__(self) -> bool:
+        number = self._number()
+        self._polls = self._polls + 1 if number == self._last else 0
+        self._last = number
+        return number > 0 and self._polls >= 100
+
+
+async def ending(watching: Watching) -> str:
+    """Read a block stream to its end and return the status it ends with."""
+    try:
+        while await watching.next() is not None:
+            pass
+    except CallError as error:
+        return error.status
+    except aiohttp.ClientError:  # a stopping server cuts the connection of a slow reader
+        pass
+    return "OK"

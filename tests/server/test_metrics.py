@@ -1,0 +1,155 @@
+"""Metrics: values, labels and documented names, as Prometheus reads them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.engine.write_gate import WriteGate
+from oncelog.server.metrics import Counts, Metrics
+from oncelog.storage.memory import MemoryStore
+
+PAGE = Path(__file__).parents[2] / "docs/server.md"
+
+
+def metrics_of(counts: Counts, queue_items: int = 0, position: int = 0, subscribers: int = 0) -> Metrics:
+    guard = WriteGate(MemoryStore(), None)
+    guard.free_bytes = guard.store_bytes = 1
+    metrics = Metrics(
+        counts,
+        queue_items=lambda: queue_items,
+        positions=lambda: {0: position, 3: 7},
+        subscribers=lambda: subscribers,
+        evictions=lambda: (2, 5),
+        write_gate=guard,
+        failed_files=lambda: {"api_keys": 0},
+    )
+    metrics.usage = [(Tenant("acme", bytes_max=5, records_max=6), Usage(3, 4))]
+    return metrics
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Return the samples by name and label values, as Prometheus reads them."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def test_every_counter_is_exported_under_its_own_name() -> None:
+    """Each counter is raised by another amount, and found under its name."""
+    shown_as = {
+        "ws_connections": ("oncelog_connections", "ws"),
+        "sse_connections": ("oncelog_connections", "sse"),
+        "frames_received": ("oncelog_frames_received_total",),
+        "events_committed": ("oncelog_events_total", "committed"),
+        "events_replayed": ("oncelog_events_total", "replayed"),
+        "deliveries": ("oncelog_deliveries_total",),
+        "bytes_sent": ("oncelog_sent_bytes_total",),
+        "slow_readers_warned": ("oncelog_slow_readers_total", "warned"),
+        "slow_readers_closed": ("oncelog_slow_readers_total", "closed"),
+        "auth_failures": ("oncelog_auth_failures_total",),
+        "auth_failures_limited": ("oncelog_auth_failures_limited_total",),
+        "unauthenticated_connections": ("oncelog_unauthenticated_connections",),
+        "unauthenticated_requests": ("oncelog_unauthenticated_requests_total",),
+    }
+    assert set(shown_as) == set(Counts.__slots__) - {
+        "connections_refused",
+        "events_rejected",
+        "requests",
+        "ledger_writes",
+        "deltas",
+        "messages",
+    }
+    counts = Counts()
+    metrics = metrics_of(counts)
+    for amount, name in enumerate(shown_as, start=1):
+        assert samples(metrics)[shown_as[name]] == 0
+        setattr(counts, name, getattr(counts, name) + amount)
+    found = samples(metrics)
+    assert {name: found[key] for name, key in shown_as.items()} == {
+        name: amount for amount, name in enumerate(shown_as, start=1)
+    }
+
+
+def test_reasons_and_requests_are_labels() -> None:
+    counts = Counts()
+    counts.events_rejected["forbidden"] += 2
+    counts.ledger_writes["from_memory"] += 4
+    counts.deltas["known"] += 5
+    counts.messages["known"] += 6
+    counts.requests["events", "submit_events", "ok"] += 3
+    counts.requests["events", "sync", "forbidden"] += 1
+    found = samples(metrics_of(counts))
+    assert found["oncelog_events_total", "rejected_forbidden"] == 2
+    assert found["oncelog_ledger_writes_total", "from_memory"] == 4
+    assert found["oncelog_deltas_total", "known"] == 5
+    assert found["oncelog_messages_total", "known"] == 6
+    assert found["oncelog_requests_total", "events", "submit_events", "ok"] == 3
+    assert found["oncelog_requests_total", "events", "sync", "forbidden"] == 1
+
+
+def test_gauges_are_evaluated_at_every_scrape() -> None:
+    known = {"queue": 1, "position": 2, "subscribers": 3}
+    asked = 0
+
+    def queue_items() -> int:
+        nonlocal asked
+        asked += 1
+        return known["queue"]
+
+    metrics = Metrics(
+        Counts(),
+        queue_items=queue_items,
+        positions=lambda: {0: 1, 4: known["position"]},
+        subscribers=lambda: known["subscribers"],
+        evictions=lambda: (known["position"], 0),
+    )
+    assert asked == 0
+    names = (
+        ("oncelog_queue_items",),
+        ("oncelog_last_committed_position", "4"),
+        ("oncelog_subscribers",),
+        ("oncelog_evictions_total",),
+    )
+    assert [samples(metrics)[name] for name in names] == [1, 2, 3, 2]
+    known.update(queue=4, position=5, subscribers=6)
+    assert [samples(metrics)[name] for name in names] == [4, 5, 6, 5]
+
+
+def test_commits_are_observed_by_size_and_duration() -> None:
+    metrics = metrics_of(Counts())
+    metrics.observe_commit(7, 0.003)
+    metrics.observe_commit(100, 0.03)
+    found = samples(metrics)
+    assert found["oncelog_commit_batch_items_sum",] == 107
+    assert found["oncelog_commit_batch_items_count",] == 2
+    assert found["oncelog_commit_batch_items_bucket", "10.0"] == 1
+    assert found["oncelog_commit_duration_seconds_sum",] == pytest.approx(0.033)
+    assert found["oncelog_commit_duration_seconds_bucket", "0.005"] == 1
+    assert found["oncelog_commit_duration_seconds_bucket", "+Inf"] == 2
+
+
+def test_two_servers_in_a_process_have_separate_metrics() -> None:
+    first, second = Counts(), Counts()
+    one, other = metrics_of(first), metrics_of(second)
+    first.frames_received += 1
+    assert samples(one)["oncelog_frames_received_total",] == 1
+    assert samples(other)["oncelog_frames_received_total",] == 0
+
+
+def test_process_metrics_are_exported() -> None:
+    assert samples(metrics_of(Counts()))["process_resident_memory_bytes",] > 0
+
+
+def test_metrics_are_in_the_prometheus_text_format() -> None:
+    metrics = metrics_of(Counts())
+    assert metrics.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"# TYPE oncelog_frames_received_total counter\n" in metrics.render()
+
+
+def test_every_metric_is_documented() -> None:
+    families = list(metrics_of(Counts()).registry.collect())
+    names = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
+    documented = set(re.findall(r"^\| `(oncelog_[a-z_]+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert documented == {name for name in names if not name.startswith("process_")}

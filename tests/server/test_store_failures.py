@@ -1,0 +1,103 @@
+"""Log records about requests that the store could not serve."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from oncelog.errors import CorruptError, DiskFullError, StoreUnavailableError
+from oncelog.server import errors
+from oncelog.server.errors import QUIET_POLLS, UNKNOWN_OUTCOME, StoreFailures, to_api_error
+from oncelog.storage.sqlite import SqliteStore
+from server.running_server import item, serving
+
+
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> StoreFailures:
+    fresh = StoreFailures()
+    monkeypatch.setattr(errors, "store_failures", fresh)
+    return fresh
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return level and text of the records from WARNING on."""
+    return [
+        (record.levelname, record.message)
+        for record in caplog.records
+        if record.name == "oncelog.doors" and record.levelno >= logging.WARNING
+    ]
+
+
+BEGIN = ("ERROR", "the log could not do what it was asked: no room")
+
+
+def over(count: int) -> tuple[str, str]:
+    return ("WARNING", f"no more requests fail, after {count} that the log could not serve")
+
+
+def test_begin_and_end_of_a_failure_are_logged_once(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for _ in range(3):
+        assert to_api_error(DiskFullError("no room")).message == UNKNOWN_OUTCOME
+    assert lines(caplog) == [BEGIN]
+    assert len(caplog.records) == 3, "each request has a debug record"
+    for _ in range(QUIET_POLLS):
+        failures.poll()
+    to_api_error(DiskFullError("no room"))  # a client that retries after seconds
+    for _ in range(QUIET_POLLS):
+        failures.poll()
+    assert lines(caplog) == [BEGIN]
+    failures.poll()
+    failures.poll()
+    assert lines(caplog) == [BEGIN, over(4)]
+    to_api_error(DiskFullError("no room"))
+    assert lines(caplog) == [BEGIN, over(4), BEGIN]
+
+
+def test_another_failure_reason_is_logged_too(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        to_api_error(DiskFullError("no room"))
+        to_api_error(StoreUnavailableError("an I/O error"))
+    assert lines(caplog) == [BEGIN, ("ERROR", "the log could not do what it was asked: an I/O error")]
+    for _ in range(QUIET_POLLS + 1):
+        failures.poll()
+    assert lines(caplog)[2:] == [over(4)]
+
+
+@pytest.mark.usefixtures("failures")
+def test_corruption_is_logged_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Each damage may be in another place."""
+    for place in (1, 2):
+        to_api_error(CorruptError(f"record {place} is damaged"))
+    assert [text for _, text in lines(caplog)] == [
+        "the log could not do what it was asked: record 1 is damaged",
+        "the log could not do what it was asked: record 2 is damaged",
+    ]
+
+
+def test_end_is_not_logged_without_a_failure(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3 * QUIET_POLLS):
+        failures.poll()
+    to_api_error(CorruptError("damaged"))
+    for _ in range(3 * QUIET_POLLS):
+        failures.poll()
+    assert len(lines(caplog)) == 1
+
+
+@pytest.mark.usefixtures("failures")
+async def test_server_logs_a_full_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full(*_: object) -> None:
+        raise DiskFullError("no room")
+
+    async with serving(tmp_path) as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteStore, "commit", full)
+            for number in range(1, 6):
+                assert (await served.submit(item(number))).refusal == (500, "server_error")
+        assert BEGIN in lines(caplog)
+        assert (await served.submit(item(1))).status in {200, 503}
+        for _ in range(QUIET_POLLS + 1):
+            served.server._run_checks()
+        assert [line for line in lines(caplog) if "could not" in line[1]] == [BEGIN, over(5)]

@@ -1,0 +1,135 @@
+"""Writes that the store rejects: refused for good and alone, on every wire."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from core.item_builders import assert_committed, assert_refused, assert_replayed
+from databases import BOTH_STORES, log_at
+from oncelog.core.values import Mode, Rate, Reason, Submission
+from oncelog.engine.log import open_log
+from oncelog.errors import StoreUnavailableError
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.writes import event
+from server.deltas.delta_servers import Gateway, change
+from server.ledger.ledger_servers import key, opened
+from server.ledger.ledger_transports import WIRES, CallError
+from server.rejecting_store import MARK, reject_marked_bodies
+from server.running_server import item, serving
+
+
+def bad(number: int) -> Submission:
+    return event(number, MARK)
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "CO-33")
+async def test_write_that_the_store_rejects_is_refused_alone(tmp_path: Path) -> None:
+    place = log_at(tmp_path / "log.db")
+    await reject_marked_bodies(place)
+    async with open_log(place) as log:
+        writes = [bad(number) if number == 5 else event(number) for number in range(1, 9)]
+        verdicts = await asyncio.gather(*map(log.submit, writes))
+        for write, verdict in zip(writes, verdicts, strict=True):
+            if write.key == bad(5).key:
+                assert "sending it again does not help" in assert_refused(verdict, Reason.UNSTORABLE).message
+            else:
+                assert_committed(verdict)
+        assert_refused(await log.submit(bad(5)), Reason.UNSTORABLE)
+        assert len((await log.read()).records) == 7
+        assert_committed(await log.submit(event(5)))
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "CO-33")
+async def test_item_that_the_store_rejects_is_refused_as_the_mode_of_its_request_says(tmp_path: Path) -> None:
+    place = log_at(tmp_path / "log.db")
+    await reject_marked_bodies(place)
+    async with open_log(place) as log:
+        each = await log.submit_many([event(1), bad(2), event(3), bad(4), event(5)])
+        assert [type(one).__name__ for one in each] == ["Committed", "Refused", "Committed", "Refused", "Committed"]
+        until = await log.submit_many([event(11), event(12), bad(13), event(14), event(15)], Mode.UNTIL_REFUSED)
+        assert [type(one).__name__ for one in until[:2]] == ["Committed"] * 2
+        assert_refused(until[2], Reason.UNSTORABLE)
+        assert {assert_refused(one, Reason.NOT_PROCESSED).index for one in until[3:]} == {2}
+        together = await log.submit_many([event(21), bad(22)], Mode.ALL)
+        for one in together:
+            assert_refused(one, Reason.UNSTORABLE)
+        assert len((await log.read()).records) == 5
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "EV-8")
+async def test_divided_request_that_meets_a_limit_is_answered_as_retryable_and_its_retry_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    place, clock = log_at(tmp_path / "log.db"), ManualClock()
+    await reject_marked_bodies(place)
+    rate = Rate(per_second=1, burst=3)
+    writes = [replace(one, actor="user:ann", rate=rate) for one in (event(1), event(2), bad(3), event(4))]
+    async with open_log(place, clock=clock) as log:
+        with pytest.raises(StoreUnavailableError, match=r"a limit was met .*; submit it again"):
+            await log.submit_many(writes, is_admitted_whole=True)
+        assert len((await log.read()).records) == 2, "the first half, before the second met the rate"
+        for one in await log.submit_many(writes[:2], is_admitted_whole=True):
+            assert_replayed(one)
+        late = await log.submit_many(writes[2:], is_admitted_whole=True)
+        assert_refused(late[0], Reason.NOT_PROCESSED)
+        assert_refused(late[1], Reason.RATE_LIMITED)
+        clock.advance(2000)
+        first, second, third, fourth = await log.submit_many(writes, is_admitted_whole=True)
+        assert [assert_replayed(one).receipt is not None for one in (first, second)] == [True, True]
+        assert_refused(third, Reason.UNSTORABLE)
+        assert_committed(fourth)
+
+
+@BOTH_STORES
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.rule("CO-34")
+async def test_ledger_write_that_the_store_rejects_is_an_invalid_argument(tmp_path: Path, wire: str) -> None:
+    await reject_marked_bodies(log_at(tmp_path / "events.db"))
+    async with opened(tmp_path, wire) as door:
+        ledger = door.ledger(client_id="app")
+        with pytest.raises(CallError) as caught:
+            await ledger.write(1, {"set_entity": {"key": MARK, "value": b"1"}}, key=key(1))
+        assert caught.value.status == "INVALID_ARGUMENT"
+        assert caught.value.retry_after_ms is None
+        assert "sending it again does not help" in caught.value.message
+        # No sequence was consumed, and the key is free.
+        answer = await ledger.write(1, {"set_entity": {"key": "a", "value": b"1"}}, key=key(1))
+        assert answer["assigned_sequence"] == 1
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34")
+async def test_event_that_the_store_rejects_is_rejected_over_http_and_websocket(tmp_path: Path) -> None:
+    await reject_marked_bodies(log_at(tmp_path / "events.db"))
+    async with serving(tmp_path) as served:
+        marked = {**item(2), "event": {"type": MARK}}
+        answer = await served.submit(item(1), marked, item(3))
+        assert [one["status"] for one in answer.json["results"]] == ["committed", "rejected", "committed"]
+        assert answer.json["results"][1]["reason"] == "validation_failed"
+        client = await served.connected()
+        (result,) = await client.submit(marked)
+        assert (result["status"], result["reason"]) == ("rejected", "validation_failed")
+        (result,) = await client.submit(item(4))
+        assert result["status"] == "committed"
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "DE-6")
+async def test_push_with_a_delta_that_the_store_rejects_blames_no_other_delta(tmp_path: Path) -> None:
+    await reject_marked_bodies(log_at(tmp_path / "events.db"))
+    async with serving(tmp_path) as served:
+        gateway = Gateway(served.session, served.url, "shop")
+        good, bad = change(1, name="tea"), change(2, name=MARK)
+        answer = await gateway.push(good, bad)
+        assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
+        assert "index" not in answer.json
+        assert "the store cannot hold one of these 2; nothing was written" in answer.json["error"]
+        answer = await gateway.push(bad)
+        assert (answer.status, answer.json["code"], answer.json["index"]) == (400, "BAD_REQUEST", 0)
+        assert "sending it again does not help" in answer.json["error"]
+        assert await gateway.pushed(good) == [(1, False)]

@@ -1,0 +1,184 @@
+"""Windows of the web chat in a real Chromium, as their users see and use them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from browser import Tab
+from cli.server_process import ServerProcess, serving
+from deadlines import until
+from server.web_chat.chromium import Chromium
+
+READ: Final = """
+[...document.querySelectorAll("#messages > li")].map((li) => ({
+  id: li.dataset.id,
+  sequence: li.dataset.sequence === "" ? null : Number(li.dataset.sequence),
+  mark: li.dataset.mark,
+  sender: li.querySelector(".sender")?.textContent ?? "You",
+  text: li.querySelector(".content").textContent,
+}))
+"""
+READY: Final = """
+document.getElementById("state").dataset.state === "live" && !document.getElementById("manage").hidden
+"""
+NAVIGATED: Final = "Inspected target navigated"
+"""Chromium's answer to a script if the page is reloaded while it runs."""
+KEYS: Final = {"Enter": "\r", " ": " "}
+SHIFT: Final = 8
+WELCOME_BOT: Final = "doorkeeper"
+GREETINGS: Final = 2
+"""Messages that the welcome bot sends into a new lobby."""
+
+Line = dict[str, Any]
+
+
+class Window:
+    """One window of one user."""
+
+    def __init__(self, tab: Tab, url: str) -> None:
+        self.tab = tab
+        self.url = url
+
+    async def come(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
+        """Open the page, also when no server is running."""
+        asked = {"name": name} if chat is None else {"name": name, "chat": chat}
+        await self.tab.open(f"{self.url}/chat?{urlencode(asked)}", width, height)
+        await self.until("document.getElementById('app').hidden === false")
+
+    async def arrive(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
+        """Open the page and wait until its chat has caught up."""
+        await self.come(name, chat, width, height)
+        await self.until(READY)
+
+    # --- reading
+
+    async def until(self, script: str, wanted: Any = True) -> None:
+        """Wait until an expression has this value in the page."""
+        seen = [None]
+
+        async def is_so() -> bool:
+            try:
+                seen[0] = await self.tab.run(script)
+            except RuntimeError as error:
+                if NAVIGATED not in str(error):
+                    raise
+                return False  # the page was being loaded
+            return bool(seen[0] == wanted)
+
+        await until(is_so, lambda: (script, wanted, seen[0]))
+
+    async def lines(self) -> list[Line]:
+        """Return the lines of the open chat, without those of the welcome bot."""
+        found: list[Line] = await self.tab.run(READ)
+        return [one for one in found if one["sender"] != WELCOME_BOT]
+
+    async def shows(self, condition: Callable[[list[Line]], bool]) -> list[Line]:
+        """Wait until the lines meet the condition."""
+        seen: list[Line] = []
+
+        async def is_so() -> bool:
+            seen[:] = await self.lines()
+            return condition(seen)
+
+        await until(is_so, lambda: seen)
+        return seen
+
+    async def shows_texts(self, *texts: str) -> list[Line]:
+        """Wait until the lines have these texts, in this order."""
+        return await self.shows(lambda lines: [one["text"] for one in lines] == list(texts))
+
+    async def shows_marks(self, *marks: str) -> list[Line]:
+        """Wait until the user's own messages have these marks, oldest first."""
+        return await self.shows(lambda lines: [one["mark"] for one in lines if one["mark"]] == list(marks))
+
+    async def says(self, word: str) -> None:
+        """Wait until the connection state contains the word."""
+        await self.until(f"document.getElementById('state').textContent.includes({json.dumps(word)})")
+
+    async def text_of(self, selector: str) -> str:
+        return str(await self.tab.run(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+    # --- actions
+
+    async def type(self, text: str) -> None:
+        """Insert text at the focus."""
+        await self.tab.call("Input.insertText", text=text)
+
+    async def press(self, key: str, modifiers: int = 0) -> None:
+        text = {"text": KEYS[key]} if key in KEYS else {}
+        code = {"code": "Space" if key == " " else key, "windowsVirtualKeyCode": _CODES[key]}
+        named = {"key": key, "modifiers": modifiers, **code}
+        await self.tab.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **named, **text)
+        await self.tab.call("Input.dispatchKeyEvent", type="keyUp", **named)
+
+    async def write(self, *texts: str) -> None:
+        for text in texts:
+            await self.tab.run("document.getElementById('text').focus()")
+            await self.type(text)
+            await self.press("Enter")
+
+    async def click(self, selector: str) -> None:
+        await self.tab.run(f"document.querySelector({json.dumps(selector)}).click()")
+
+    async def network(self, mode: str, **rates: float) -> None:
+        """Set the network switch to good, bad or off, and the sliders to these rates."""
+        await self.click(f"#network [value={mode}]")
+        for name, value in rates.items():
+            slider = f"document.querySelector('#rates [name={name}]')"
+            await self.tab.run(
+                f"{slider}.value = {value}; {slider}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+            )
+
+
+_CODES: Final = {
+    "Enter": 13,
+    " ": 32,
+    "Tab": 9,
+    "Escape": 27,
+    "End": 35,
+    "Home": 36,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
+
+
+def chat_server(directory: Path) -> AbstractContextManager[ServerProcess]:
+    """Run a server that can be killed and started again."""
+    return serving(directory)
+
+
+@asynccontextmanager
+async def window(chromium: Chromium, url: str) -> AsyncIterator[Window]:
+    """Open a window with separate storage; no page is open yet."""
+    async with chromium.tab() as tab:
+        yield Window(tab, url)
+
+
+@asynccontextmanager
+async def two_windows(chromium: Chromium, url: str) -> AsyncIterator[tuple[Window, Window]]:
+    """Open windows for Ann and Bob, with separate storage."""
+    async with window(chromium, url) as ann, window(chromium, url) as bob:
+        yield ann, bob
+
+
+async def both_arrive(ann: Window, bob: Window) -> None:
+    """Open both pages in an empty lobby and wait for the greetings, which would otherwise mix with later messages."""
+    await asyncio.gather(ann.arrive("ann"), bob.arrive("bob"))
+    await asyncio.gather(
+        *(one.until(f"{READ}.filter((one) => one.sender === '{WELCOME_BOT}').length", GREETINGS) for one in (ann, bob))
+    )
+
+
+def check_same(*windows: list[Line]) -> None:
+    """Check that all windows show the same messages in the same order, each once, with sequences that have no gap."""
+    first = [(one["sequence"], one["id"], one["text"]) for one in windows[0]]
+    for lines in windows:
+        assert [(one["sequence"], one["id"], one["text"]) for one in lines] == first
+    sequences = [sequence for sequence, _, _ in first]
+    assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
+    assert len({id_ for _, id_, _ in first}) == len(first)

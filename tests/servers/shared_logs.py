@@ -1,0 +1,98 @@
+"""Logs on one database, directly and through a proxy, and plain SQL queries on the database."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import asyncpg
+
+import oncelog
+from deadlines import WAIT_S, until
+from oncelog.core.values import Committed, Replayed, Submission, Verdict
+from oncelog.engine.limits import Limits
+from oncelog.engine.log import Log, open_log
+from oncelog.errors import StoreUnavailableError
+from oncelog.testing.postgres_proxy import PostgresProxy
+
+T = TypeVar("T")
+
+LONG_MS: Final = 1_000_000
+"""Longer than a test may take. A test that is about a timeout shortens that one."""
+
+
+def event(number: int, partition: str = "a", **members: Any) -> Submission:
+    return oncelog.event(UUID(int=number), {"type": "counted", "number": number}, [partition], **members)
+
+
+def limits(**changed: int) -> Limits:
+    """Return limits whose timeouts are `LONG_MS`, unless changed."""
+    timeouts = ("postgres_connect_ms", "postgres_lane_ms", "postgres_commit_ms", "postgres_patience_ms")
+    return Limits(**{**dict.fromkeys(timeouts, LONG_MS), **changed})
+
+
+@asynccontextmanager
+async def proxied(address: str, **changed: int) -> AsyncIterator[tuple[PostgresProxy, Log]]:
+    """Open a log whose sessions go through a proxy."""
+    if changed:  # short timeouts may not suffice to create the log
+        async with open_log(address, limits=limits()):
+            pass
+    async with PostgresProxy(address) as proxy:
+        log = await insisted(lambda: open_log(proxy.address, limits=limits(**changed)).__aenter__())
+        try:
+            yield proxy, log
+        finally:
+            await log.close()
+
+
+async def fetched(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement in a separate session and return its rows."""
+    connection = await asyncpg.connect(address)
+    try:
+        return [tuple(row) for row in await connection.fetch(statement, *parameters)]
+    finally:
+        await connection.close()
+
+
+async def fetched_from_primary(addresses: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement on the primary of a cluster, once it accepts sessions: its servers may be restarting."""
+
+    async def rows() -> tuple[list[tuple[Any, ...]]] | None:
+        try:
+            connection = await asyncpg.connect(addresses, target_session_attrs="read-write")
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return None
+        try:
+            return ([tuple(row) for row in await connection.fetch(statement, *parameters)],)
+        finally:
+            await connection.close()
+
+    found: list[tuple[Any, ...]]
+    (found,) = await until(rows)
+    return found
+
+
+async def positions(address: str) -> dict[int, list[int]]:
+    """Return the positions in lane 0 by number of the event."""
+    found: dict[int, list[int]] = {}
+    for key, position in await fetched(address, "SELECT key, position FROM oncelog_records WHERE lane = 0"):
+        found.setdefault(int.from_bytes(key, "big"), []).append(position)
+    return found
+
+
+def place(verdict: Verdict) -> int:
+    """Return the position from a successful verdict."""
+    assert isinstance(verdict, Committed | Replayed), verdict
+    assert verdict.receipt is not None
+    return verdict.receipt.position
+
+
+async def insisted(call: Callable[[], Awaitable[T]]) -> T:
+    """Retry until the store is available, as a client does."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await call()
+            except StoreUnavailableError:
+                await asyncio.sleep(0.01)

@@ -1,0 +1,57 @@
+"""An unreachable database: the log reports the outage once, and its end once."""
+
+import asyncio
+import logging
+from functools import partial
+
+import pytest
+
+from deadlines import until
+from oncelog.engine.log import Log
+from oncelog.errors import StoreUnavailableError
+from oncelog.storage.postgres import notify
+from oncelog.testing.postgres_proxy import Incident, PostgresProxy
+from servers.shared_logs import LONG_MS, event, insisted, place, proxied
+
+GONE = "no session can be had, which is tried again: "
+BACK = "sessions can be had again"
+ALONE = "nobody can wake this gateway, so it looks by itself: "
+TRIES = 5
+
+
+async def outage(proxy: PostgresProxy, log: Log, number: int) -> None:
+    """Write, read and listen while no session can be opened."""
+    proxy.is_unreachable = True
+    proxy.cut_all()
+    for _ in range(TRIES):
+        for call in (log.submit(event(number)), log.read()):
+            with pytest.raises(StoreUnavailableError):
+                await call
+    refused = proxy.done[Incident.REFUSED]
+    await until(lambda: proxy.done[Incident.REFUSED] > refused + 1)  # only the listening session tries
+    proxy.is_unreachable = False
+
+
+async def test_each_outage_is_logged_once(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "RECONNECT_PAUSE_S", 0.01)
+    monkeypatch.setattr(notify, "POLL_MS", LONG_MS)  # only the outage ends the listening session
+
+    with caplog.at_level(logging.WARNING, "oncelog.postgres"):
+        async with proxied(database, postgres_patience_ms=100) as (proxy, log):
+            assert place(await log.submit(event(1))) == 1
+            telling = log._store._news  # type: ignore[attr-defined]
+            await until(lambda: telling._connection is not None)
+            caplog.clear()
+            for number in (2, 3):
+                await outage(proxy, log, number)
+                await until(lambda: telling._connection is not None)
+                assert place(await insisted(partial(log.submit, event(number)))) == number
+                await asyncio.gather(*[insisted(log.read) for _ in range(TRIES)])
+    said = [record.message for record in caplog.records if record.name == "oncelog.postgres"]
+    assert [kind for one in said for kind in (GONE, BACK, ALONE) if one.startswith(kind)] in (
+        [GONE, ALONE, BACK] * 2,
+        [GONE, BACK, ALONE] * 2,
+    )
+    assert len(said) == 3 * 2

@@ -1,0 +1,117 @@
+"""A writer prepares its statements before it locks a lane: how long that may take, and what ends it."""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
+from engine.observable_store import LoopClock
+from oncelog.core.policy import EVENTS
+from oncelog.engine.log import Log, open_log
+from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.postgres.connection import Timeouts
+from oncelog.storage.postgres.prepared_statements import STATEMENTS
+from oncelog.storage.postgres.writer import Writer
+from oncelog.testing.postgres_proxy import PostgresProxy
+from servers.shared_logs import LONG_MS, event, fetched, place
+
+BARRIER = "SELECT pg_logical_emit_message"
+HALFWAY = len(STATEMENTS) // 2
+CONNECT_MS = LONG_MS // 10
+
+
+class FarAway:
+    """A session with a distant server that needs time to prepare each statement."""
+
+    def __init__(self, each_s: float) -> None:
+        self.now_s = 0.0
+        self.is_ended = False
+        self.prepared: list[str] = []
+        self._each_s = each_s
+
+    async def _get_statement(self, statement: str, _timeout: None) -> None:
+        self.now_s += self._each_s
+        await asyncio.sleep(0)  # let timers of this moment fire
+        if self.is_ended:
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+        self.prepared.append(statement)
+
+    async def execute(self, statement: str) -> str:
+        return statement
+
+    def add_log_listener(self, _: Any) -> None:
+        pass
+
+    def remove_log_listener(self, _: Any) -> None:
+        pass
+
+    def is_closed(self) -> bool:
+        return self.is_ended
+
+    def terminate(self) -> None:
+        self.is_ended = True
+
+
+async def nothing(_: Any) -> None:
+    pass
+
+
+async def transacted(server: FarAway, timeouts: Timeouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a transaction in virtual time, which passes only while the server prepares statements."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: server.now_s)
+
+    async def connected() -> FarAway:
+        assert not server.is_ended, "the session was abandoned, and would be retried without end"
+        return server
+
+    try:
+        await Writer(connected, "the log", timeouts).transact([0], nothing, lambda _: ())
+    finally:
+        monkeypatch.undo()
+
+
+async def test_preparing_on_a_distant_server_may_take_longer_than_a_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeouts = Timeouts()
+    server = FarAway(each_s=0.9 * timeouts.connect_ms / 1000)
+    await transacted(server, timeouts, monkeypatch)
+    assert server.now_s > timeouts.transaction_ms / 1000
+    assert server.prepared == list(STATEMENTS)
+    assert not server.is_ended
+
+
+@pytest.mark.rule("CO-16")
+async def test_writer_without_answer_to_prepare_takes_another_session(database: str, loop_clock: LoopClock) -> None:
+    """It waits for the connect timeout, which is far shorter than that of a transaction."""
+    timeouts = Timeouts(connect_ms=CONNECT_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
+    async with PostgresProxy(database) as proxy:
+        store = PostgresStore(proxy.address, timeouts=timeouts)
+        await store.open()
+        held = proxy.hold_after(BARRIER, HALFWAY)
+        declared = asyncio.create_task(store.declare([EVENTS]))
+        await held.wait_reached()
+        loop_clock.advance(CONNECT_MS / 1000)
+        assert list(await declared) == [EVENTS.name]
+        await store.close()
+
+
+@pytest.mark.rule("CO-12")
+async def test_session_with_invalid_prepared_statements_is_replaced(database: str) -> None:
+    """A table was altered. If the process froze while it prepares again, the session would keep its lane."""
+    async with open_log(database) as log:
+        assert place(await log.submit(event(1))) == 1
+        before = session_of(log)
+        # A statement now returns another type than when the session prepared it.
+        await fetched(database, "ALTER TABLE oncelog_lanes ALTER revision TYPE integer")
+        assert place(await log.submit(event(2))) == 2
+        after = session_of(log)
+        assert after != before
+        assert place(await log.submit(event(3))) == 3
+        assert session_of(log) == after
+
+
+def session_of(log: Log) -> int:
+    """Return the process id of the writer's session."""
+    return int(log._store._writer._connection.get_server_pid())  # type: ignore[attr-defined]

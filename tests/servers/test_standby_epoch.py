@@ -1,0 +1,48 @@
+"""`oncelog epoch --renew` while COMMITs wait for a standby: it reports the epoch once the standby has it."""
+
+import asyncio
+from threading import Event
+from typing import Any
+
+import pytest
+
+from deadlines import WAIT_S, until
+from oncelog.core.values import Request
+from oncelog.storage.inspect import postgres
+from oncelog.storage.leaps import EpochRenewal, build_leap_request
+from oncelog.storage.postgres import store
+from oncelog.storage.postgres.connection import Timeouts
+from servers.shared_logs import LONG_MS, fetched
+from servers.standbys import Operator, standby_away
+
+
+async def has_another_waiting(operator: Operator, cancelled: int) -> bool:
+    """Whether a session waits that finds out whether the COMMIT of another one is durable."""
+    return any(pid != cancelled for pid in await operator.waiting())
+
+
+@pytest.mark.rule("CO-11")
+async def test_new_epoch_with_cancelled_wait_is_reported_when_it_is_replicated(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = Event()
+    loop, is_inside = asyncio.get_running_loop(), asyncio.Event()
+
+    def held(*arguments: Any, **named: Any) -> tuple[Request, EpochRenewal]:
+        loop.call_soon_threadsafe(is_inside.set)
+        may_go_on.wait(WAIT_S)
+        return build_leap_request(*arguments, **named)
+
+    patient = Timeouts(connect_ms=LONG_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
+    monkeypatch.setattr(postgres, "_RENEW_TIMEOUTS", patient)
+    monkeypatch.setattr(store, "build_leap_request", held)
+    renewing = asyncio.create_task(asyncio.to_thread(postgres.create_inspector(address).renew_epoch))
+    await is_inside.wait()
+    async with standby_away(address) as operator:
+        may_go_on.set()
+        cancelled = await operator.first_waiting()
+        await operator.cancel(cancelled)
+        await until(lambda: has_another_waiting(operator, cancelled))
+        assert not renewing.done()
+    renewed = await renewing
+    assert await fetched(address, "SELECT epoch FROM oncelog_log") == [(renewed.new_epoch,)]

@@ -1,0 +1,58 @@
+"""A log is moved to a server whose COMMITs wait for a standby: a cancelled wait ends the move."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.sample_log import make_log
+from deadlines import WAIT_S
+from oncelog.errors import StoreUnavailableError
+from oncelog.storage.address import redact_address
+from oncelog.storage.migrate import migrate_log, migration
+from oncelog.storage.migrate.target import MigrationTarget
+from oncelog.storage.sqlite.moved_marker import load_marker
+from oncelog.storage.sqlite.read_transaction import open_read_transaction
+from oncelog.testing.postgres import create_schema
+from servers.shared_logs import fetched
+from servers.standbys import standby_away
+
+
+def silent(_: Any) -> None:
+    """Ignore progress."""
+
+
+def is_marked(path: Path) -> bool:
+    with open_read_transaction(str(path)) as (connection, _):
+        return load_marker(connection) is not None
+
+
+@pytest.mark.rule("CO-11")
+@pytest.mark.parametrize("step", ["begin", "replace", "end"])
+async def test_commit_with_cancelled_wait_ends_the_move(
+    standby_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The server answers COMMIT and shows the data; only a warning says that no standby has it."""
+    path = tmp_path / "log.db"
+    await asyncio.to_thread(make_log, path, rounds=1)
+    database = str(await create_schema(standby_server))
+    original = getattr(MigrationTarget, step)
+
+    async def cancelled(target: MigrationTarget, *arguments: Any) -> None:
+        async with standby_away(database) as operator, asyncio.timeout(WAIT_S):
+            doing = asyncio.create_task(original(target, *arguments))
+            await operator.cancel(await operator.first_waiting())
+            await doing
+
+    monkeypatch.setattr(MigrationTarget, step, cancelled)
+    with pytest.raises(StoreUnavailableError, match="COMMIT was not waited for") as caught:
+        await migration._migrate_log(str(path), database, silent)
+    assert str(caught.value).startswith(redact_address(database))
+    # The file is marked as moved only after the database has everything durably.
+    assert is_marked(path) == (step == "end")
+    monkeypatch.undo()
+    moved_again = await asyncio.to_thread(migrate_log, str(path), database, silent)
+    assert moved_again.is_new == (step != "end")
+    assert is_marked(path)
+    assert await fetched(database, "SELECT move FROM oncelog_state") == [(None,)]

@@ -1,0 +1,130 @@
+"""The standby is away: opening a log leaves no session behind that waits on the server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from cli.sample_log import make_log
+from deadlines import WAIT_S, until
+from oncelog.engine.log import open_log
+from oncelog.errors import StoreUnavailableError
+from oncelog.storage.migrate import check_migration, target
+from oncelog.storage.postgres import connection, read_session
+from oncelog.storage.postgres.connection import Timeouts
+from oncelog.testing.postgres import create_schema
+from servers.shared_logs import LONG_MS, event, fetched, limits, place
+from servers.standbys import GATEWAY, WRITE, Operator, connected, standby_away
+
+CONNECT_MS = 50
+"""A session that has waited for longer shows that the standby is away."""
+PATIENCE_MS = 300
+HURRY = Timeouts(connect_ms=CONNECT_MS, commit_ms=LONG_MS)
+TRIES = 2
+WAITS_FOR_LONG = """
+    SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = $1
+    AND clock_timestamp() - state_change > $2 * interval '1 millisecond'
+"""
+
+
+@asynccontextmanager
+async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[int]:
+    """Open a session whose COMMIT waits, as a killed server leaves it behind."""
+    async with connected(address, GATEWAY) as connection:
+        waiting = asyncio.create_task(connection.execute(WRITE))
+        try:
+            ((pid,),) = await until(lambda: fetched(address, WAITS_FOR_LONG, GATEWAY, CONNECT_MS))
+            assert await operator.waiting() == [pid]
+            yield pid
+        finally:
+            connection.terminate()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def open_a_log(address: str, _: Path) -> None:
+    chosen = limits(postgres_connect_ms=CONNECT_MS, postgres_patience_ms=PATIENCE_MS)
+    async with open_log(address, limits=chosen):
+        pass
+
+
+async def inspect_a_log(address: str, _: Path) -> None:
+    def look() -> None:
+        with read_session.open_read_transaction(address):
+            pass
+
+    await asyncio.to_thread(look)
+
+
+async def check_move(address: str, path: Path) -> None:
+    await asyncio.to_thread(check_migration, str(path), address)
+
+
+def patiently(connect: Callable[[str, Timeouts], Awaitable[Any]]) -> Callable[[str, Timeouts], Awaitable[Any]]:
+    """Connect without a timeout; `connect_ms` is only how long sessions wait when the standby is away."""
+    return lambda address, timeouts: connect(address, replace(timeouts, connect_ms=LONG_MS))
+
+
+class Waiting(NamedTuple):
+    """A log on a server where a session has waited for long."""
+
+    address: str
+    operator: Operator
+    pid: int
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="session")
+async def waiting(session_loop: None, standby_server: str) -> AsyncIterator[Waiting]:
+    """Shared by the tests of a class."""
+    address = str(await create_schema(standby_server))
+    async with open_log(address):
+        pass
+    async with standby_away(address) as operator, waiting_for_long(address, operator) as pid:
+        yield Waiting(address, operator, pid)
+
+
+class TestAnotherSessionHasWaitedForLong:
+    @pytest.mark.rule("CO-11")
+    @pytest.mark.parametrize("use", [open_a_log, inspect_a_log, check_move])
+    async def test_no_session_is_left_waiting(
+        self,
+        waiting: Waiting,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        use: Callable[[str, Path], Awaitable[None]],
+    ) -> None:
+        path = tmp_path / "log.db"
+        await asyncio.to_thread(make_log, path, rounds=1)
+        monkeypatch.setattr(connection, "_connect_host", patiently(connection._connect_host))
+        monkeypatch.setattr(read_session, "_TIMEOUTS", HURRY)
+        monkeypatch.setattr(target, "_TIMEOUTS", HURRY)
+        monkeypatch.setattr(target, "CALL_TIMEOUT_MS", LONG_MS)
+        for _ in range(TRIES):
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(StoreUnavailableError, match="it waits for a standby that is away"):
+                    await use(waiting.address, path)
+            assert await waiting.operator.waiting() == [waiting.pid]
+
+
+@pytest.mark.rule("CO-11", "CO-16")
+async def test_log_waits_when_others_have_just_begun_to_wait(address: str) -> None:
+    """Every session waits for a moment; it goes on when the standby has answered."""
+    async with connected(address, GATEWAY) as connection, standby_away(address) as operator:
+        others = asyncio.create_task(connection.execute(WRITE))
+        first = await operator.first_waiting()
+        log = open_log(address, limits=limits())
+        opening = asyncio.create_task(log.__aenter__())
+        await until(lambda: is_second(operator, first))
+        assert not opening.done()
+        await operator.set_standbys("")
+        await asyncio.gather(others, opening)
+        assert place(await log.submit(event(1))) == 1
+        await log.close()
+
+
+async def is_second(operator: Operator, first: int) -> bool:
+    return bool(set(await operator.waiting()) - {first})

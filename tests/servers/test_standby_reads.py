@@ -1,0 +1,90 @@
+"""Open sessions do not return data either that the server shows before a standby has it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from deadlines import until
+from engine.observable_store import LoopClock
+from oncelog.engine.log import Log, open_log
+from oncelog.storage.postgres import notify, session_factory
+from oncelog.testing.postgres_proxy import Incident, PostgresProxy
+from servers.shared_logs import LONG_MS, event, insisted, limits, place, positions
+from servers.standbys import Operator, standby_away
+from servers.test_standby import answered, gateway, read, unavailable
+
+LOOK_MS = 60_000
+"""Less than the time after which idle sessions are closed."""
+
+
+async def shown(address: str, operator: Operator, number: int) -> bool:
+    """Cancel all waits, as a shutdown does, and return whether all sessions see the event."""
+    for pid in await operator.waiting():
+        await operator.cancel(pid)
+    return number in await positions(address)
+
+
+def knows_of_standbys(log: Log) -> bool:
+    return bool(log._store._sessions.waits_for_standbys)  # type: ignore[attr-defined]
+
+
+@pytest.mark.rule("CO-11", "CO-13")
+async def test_open_session_does_not_return_data_without_a_standby(
+    address: str, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
+) -> None:
+    """If the server were lost now, a reader would have seen a record that exists nowhere else."""
+    monkeypatch.setattr(notify, "POLL_MS", LOOK_MS)
+    async with gateway(address, postgres_commit_ms=LONG_MS) as log:
+        assert place(await log.submit(event(1))) == 1
+        assert [record.position for record in await insisted(lambda: read(log))] == [1]
+        telling = log._store._news  # type: ignore[attr-defined]
+        await until(lambda: telling._connection and telling._telling is None)
+        async with standby_away(address) as operator:
+            loop_clock.advance(LOOK_MS / 1000)
+            await until(lambda: knows_of_standbys(log))
+            # Data that a standby is known to have is returned, even while the standby is away.
+            assert [record.position for record in await insisted(lambda: read(log))] == [1]
+            submitted = asyncio.create_task(log.submit(event(2)))
+            await until(lambda: shown(address, operator, 2))
+            calls = asyncio.gather(unavailable(read(log)), unavailable(submitted))
+            await operator.cancel_until(calls)
+            await calls
+        assert [record.position for record in await insisted(lambda: read(log))] == [1, 2]
+        assert place(await answered(log, event(2))) == 2
+
+
+@asynccontextmanager
+async def log_with_silent_first_host(address: str) -> AsyncIterator[Log]:
+    """A log without sessions, whose address names first a host that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        several = address.replace("127.0.0.1", f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1", 1)
+        async with open_log(address, limits=limits()) as log:
+            store: Any = log._store
+            store._sessions._address, store._sessions._last = several, ""
+            store._writer.abandon()
+            yield log
+
+
+@pytest.mark.rule("CO-16")
+async def test_silent_host_does_not_block_the_next_one(address: str) -> None:
+    async with log_with_silent_first_host(address) as log:
+        assert place(await log.submit(event(1))) == 1
+
+
+@pytest.mark.rule("CO-16")
+async def test_refused_host_is_tried_again_while_another_is_silent(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a standby becomes the primary while the old one is frozen."""
+    monkeypatch.setattr(session_factory, "RETRY_S", 0.05)
+    async with PostgresProxy(address) as proxy, log_with_silent_first_host(proxy.address) as log:
+        proxy.is_unreachable = True
+        refused = proxy.done[Incident.REFUSED]
+        submitted = asyncio.create_task(log.submit(event(1)))
+        await until(lambda: proxy.done[Incident.REFUSED] > refused)
+        proxy.is_unreachable = False
+        assert place(await submitted) == 1

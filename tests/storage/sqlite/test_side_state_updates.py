@@ -1,0 +1,61 @@
+"""Side state in SQLite: rows that a batch has read are updated in place, and a batch reads the rows that it needs."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from oncelog.core.batch_state import BatchState
+from oncelog.core.merge import Row
+from oncelog.core.read_set import ReadSet
+from oncelog.core.values import LaneHead, Member, Settings, Snapshot
+from oncelog.errors import CorruptError
+from oncelog.storage.sqlite import side_state_tables
+from oncelog.storage.sqlite.database_file import SqliteDriver, connect, create_or_open
+
+ROW = ("deltas/shop", "products", "tea")
+
+
+def test_update_of_a_missing_row_is_reported_as_corrupt(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.db")
+    changes = replace(
+        BatchState(Snapshot(), 0).collect_changes(), rows={ROW: Row({"a": (b"2", (2, b"", b""))}, (2, b"", b""))}
+    )
+    with closing(connect(SqliteDriver(), path)) as connection:
+        create_or_open(connection, path, Settings(), 0)
+        with pytest.raises(CorruptError, match="of 1 rows that were read 0 are there"):
+            side_state_tables.save_tables(connection, changes, 1, Snapshot(rows={ROW: Row()}))
+        assert stored(connection) == []
+        side_state_tables.save_tables(connection, changes, 1)
+        assert len(stored(connection)) == 1
+        newer = replace(changes, rows={ROW: Row({"a": (b"3", (3, b"", b""))}, (3, b"", b""))})
+        before = stored(connection)
+        side_state_tables.save_tables(connection, newer, 1, Snapshot(rows={ROW: Row()}))
+        assert len(stored(connection)) == 1
+        assert stored(connection) != before
+
+
+@pytest.mark.rule("CH-19")
+def test_each_stream_loads_its_own_number_of_oldest_members(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.db")
+    members = {(f"chat/{chat}", f"user:{number}"): Member(number) for chat in range(5) for number in range(1, 21)}
+    with closing(connect(SqliteDriver(), path)) as connection:
+        create_or_open(connection, path, Settings(), 0)
+        side_state_tables.save_tables(
+            connection, replace(BatchState(Snapshot(), 0).collect_changes(), members=members, heads={1: LaneHead()}), 1
+        )
+        snapshot = Snapshot(settings=Settings(lanes=1))
+        needed = {"chat/0": 15, "chat/1": 2, "chat/2": 2, "chat/3": 3, "chat/none": 2}
+        side_state_tables.load_tables(connection, ReadSet(rosters=set(needed), oldest=needed), snapshot)
+    assert snapshot.members == {
+        (scope, f"user:{number}"): Member(number)
+        for scope, count in needed.items()
+        for number in range(1, count + 1)
+        if scope != "chat/none"
+    }
+
+
+def stored(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
+    return connection.execute("SELECT row_id, state FROM oncelog_rows").fetchall()

@@ -1,0 +1,75 @@
+"""A tombstone horizon is verified, moved and backed up with its log (DE-13)."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cli.sample_log import START_MS, append, make_log
+from core.item_builders import delta
+from databases import query
+from oncelog.core.merge import Op
+from oncelog.core.values import DropTombstones, Tombstone
+from oncelog.storage.backups import backup
+from oncelog.storage.verify.findings import Inconsistency, VerificationSummary
+from oncelog.storage.verify.postgres import verify_database
+from oncelog.storage.verify.sqlite import verify_file
+from storage.migrate.migration_checks import demand_alike, moved_with_twin, rows_of_file, silent
+
+DAMAGE = (
+    "UPDATE oncelog_horizons SET hlc = '-1'",
+    "UPDATE oncelog_horizons SET hlc = 'soon'",
+    "UPDATE oncelog_horizons SET hlc = '18446744073709551615'",
+    "UPDATE oncelog_horizons SET lane = 0",
+)
+
+
+def make_log_with_horizon(log: Path | str) -> None:
+    make_log(log, rounds=1)
+    deleted = delta(8_000, hlc=START_MS << 16, op=Op.DELETE, scope="gateway/2")
+    assert deleted.delta is not None
+    append(log, deleted)
+    append(log, DropTombstones("gateway/2", (Tombstone("todos", "r1", deleted.delta.stamp, 1, START_MS),), 0, ()))
+
+
+@pytest.mark.rule("DE-13", "LG-18")
+def test_impossible_horizon_in_a_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    make_log_with_horizon(path)
+    *_, last = verify_file(str(path))
+    assert isinstance(last, VerificationSummary)
+    for statement in DAMAGE:
+        with closing(sqlite3.connect(path)) as connection:
+            (kept,) = connection.execute("SELECT lane, scope, hlc FROM oncelog_horizons").fetchall()
+            connection.execute(statement)
+            connection.commit()
+            *_, last = verify_file(str(path))
+            assert isinstance(last, Inconsistency), statement
+            connection.execute("UPDATE oncelog_horizons SET lane = ?, scope = ?, hlc = ?", kept)
+            connection.commit()
+
+
+@pytest.mark.rule("DE-13", "LG-18")
+def test_impossible_horizon_in_a_database_is_found(database: str) -> None:
+    make_log_with_horizon(database)
+    *_, last = verify_database(database)
+    assert isinstance(last, VerificationSummary)
+    for statement in DAMAGE:
+        ((lane, scope, hlc),) = query(database, "SELECT lane, scope, hlc FROM oncelog_horizons")
+        query(database, statement)
+        *_, last = verify_database(database)
+        assert isinstance(last, Inconsistency), statement
+        query(database, "UPDATE oncelog_horizons SET lane = $1, scope = $2, hlc = $3", lane, scope, hlc)
+
+
+@pytest.mark.rule("DE-13")
+def test_moved_and_copied_logs_keep_their_horizon(tmp_path: Path, database: str) -> None:
+    path, copy = tmp_path / "log.db", tmp_path / "copy.db"
+    make_log_with_horizon(path)
+    backup(str(path), str(copy), silent)
+    horizons = rows_of_file(path)["horizons"]
+    assert [row[1:] for row in horizons] == [("gateway/2", str((START_MS << 16) + 1))]
+    assert rows_of_file(copy)["horizons"] == horizons
+    moved_with_twin(path, database)
+    demand_alike(path, database)

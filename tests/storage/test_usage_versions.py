@@ -1,0 +1,103 @@
+"""Logs whose usage was counted by an earlier version, which counted bodies only, are counted again when opened."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from core.item_builders import delta, event, message, transaction
+from databases import BOTH_STORES, is_postgres, log_at, query
+from oncelog.core.operations import Relate, SetEntity
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.values import Committed, Item, OpenStream, Reason, Refused, Request, SetMember
+from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.store import Store
+from storage.older_schema import WITHOUT_USAGE_VERSION
+
+TENANTS = [Tenant("acme", bytes_max=100_000), Tenant("chat"), Tenant("gateway"), Tenant("org", records_max=2)]
+WRITES: list[Item] = [
+    event(1, body=b"12345", partitions=("acme/a", "acme/b")),
+    OpenStream("chat/1", "user:ann"),
+    SetMember("chat/1", "user:bob"),
+    SetMember("chat/1", "user:bob", present=False),
+    message(1),
+    delta(1, 5, name='"x"'),
+    transaction(1, 1, SetEntity("a", b"123"), Relate("a", "b", "c"), body=b"1"),
+]
+
+
+async def usage_of(store: Store) -> dict[str, Usage]:
+    return {tenant.prefix: usage for tenant, usage in await store.usage()}
+
+
+async def opened(path: Path) -> Store:
+    store = store_at(path)
+    await store.open()
+    return store
+
+
+def store_at(path: Path) -> Store:
+    return PostgresStore(log_at(path)) if is_postgres() else SqliteStore(path)
+
+
+def execute(path: Path, statement: str) -> None:
+    """Execute a statement in the database of the log."""
+    if is_postgres():
+        query(log_at(path), statement)
+        return
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+def downgrade(path: Path, usage: dict[str, Usage]) -> None:
+    """Give the log the shape, and the usage, that the version before had left."""
+    for statement in WITHOUT_USAGE_VERSION:
+        execute(path, statement)
+    execute(path, f"UPDATE oncelog_log SET schema_version = {9 if is_postgres() else 12}")  # noqa: S608
+    for prefix in usage:
+        execute(path, f"UPDATE oncelog_usage SET bytes = 5, records = 1, full_at_us = 0 WHERE tenant = '{prefix}'")  # noqa: S608
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-30")
+async def test_usage_of_an_earlier_version_is_counted_again_when_the_log_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    store = await opened(path)
+    await store.set_tenants(TENANTS)
+    decided = await store.commit([Request((item,)) for item in WRITES])
+    assert not [verdict for (verdict,) in decided.verdicts if isinstance(verdict, Refused)]
+    before = await usage_of(store)
+    await store.close()
+    downgrade(path, before)
+    for _ in range(2):
+        store = await opened(path)
+        assert await usage_of(store) == before
+        assert not await store.set_tenants(TENANTS), "quotas are the same"
+        await store.close()
+    store = await opened(path)
+    verdicts = (await store.commit([Request((transaction(2, 2),)), Request((transaction(3, 3),))])).verdicts
+    assert isinstance(verdicts[0][0], Committed)
+    assert isinstance(verdicts[1][0], Refused)
+    assert verdicts[1][0].reason is Reason.QUOTA_EXCEEDED
+    await store.close()
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-30")
+async def test_processes_that_open_a_log_of_an_earlier_version_at_once_count_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    store = await opened(path)
+    await store.set_tenants(TENANTS)
+    await store.commit([Request((item,)) for item in WRITES])
+    before = await usage_of(store)
+    await store.close()
+    downgrade(path, before)
+    one, two = store_at(path), store_at(path)
+    await asyncio.gather(one.open(), two.open())
+    assert await usage_of(one) == await usage_of(two) == before
+    await one.close()
+    await two.close()

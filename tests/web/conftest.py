@@ -1,3 +1,0 @@
-from web.chromium import chromium
-
-__all__ = ["chromium"]
