@@ -64,6 +64,7 @@ lint: $(VENV)/.dev ## Format, lint, types and import rules, without the tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tools.check_contracts
 
 format: $(VENV)/.dev ## Format the code and apply safe fixes
 	@$(BIN)/ruff format .

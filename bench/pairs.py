@@ -139,8 +139,9 @@ def _serving(tree: Path, address: str) -> Iterator[Serving]:
 
 def _unlimited(tree: Path) -> tuple[str, ...]:
     """Return the options that switch rates off; a tree from before these rates does not know them."""
-    text = (tree / "oncelog" / "doors" / "limits.py").read_text()
-    return UNLIMITED if "requests_per_second_max" in text else ()
+    package = tree / "oncelog"
+    file = next(package / name / "limits.py" for name in ("server", "doors") if (package / name).is_dir())
+    return UNLIMITED if "requests_per_second_max" in file.read_text() else ()
 
 
 async def _server_loads(stack: AsyncExitStack, tree: Path, size: Size) -> dict[str, Sample]:

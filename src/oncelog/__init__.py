@@ -65,6 +65,7 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
+from oncelog.deprecation import find_renamed, install
 from oncelog.errors import (
     BusyError,
     CanonicalError,
@@ -150,9 +151,14 @@ _LAZY_NAMES: Final = {
 """Names that bring asyncio, threads and SQLite with them: whoever computes a key need not wait for that."""
 
 
+_RENAMED: Final = {"Room": "DiskLimits"}
+"""Deprecated names."""
+install()
+
+
 def __getattr__(name: str) -> object:
     if name not in _LAZY_NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        name = find_renamed(__name__, _RENAMED, name)
     module, attribute = _LAZY_NAMES[name]
     value = getattr(import_module(module), attribute)
     globals()[name] = value

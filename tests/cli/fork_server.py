@@ -34,7 +34,7 @@ def shorten_pauses() -> None:
     """Replace the pauses of the commands: 100 ms to 5 s are for people and networks."""
     remote: Any = import_module("oncelog.cli.remote")
     pauses_s = remote.backoff.iterate_pauses_s
-    remote.backoff = SimpleNamespace(pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
+    remote.backoff = SimpleNamespace(iterate_pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
 
 
 def build_parser() -> None:

@@ -18,10 +18,10 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from oncelog.cli import load, main
-stop, ticks, telling = Path(sys.argv.pop(1)), count(), load._telling
+stop, ticks, telling = Path(sys.argv.pop(1)), count(), load._report_progress
 load.time = SimpleNamespace(perf_counter=lambda: stop.exists() * 4 + next(ticks) / 1_000_000)
 load.GRACE_S = 600
-load._telling = lambda tally, seconds, _every_s, show: telling(tally, seconds, 0.01, show)
+load._report_progress = lambda tally, seconds, _every_s, show: telling(tally, seconds, 0.01, show)
 main()
 """
 """A load of `--seconds 4` that goes on until a file is made, and shows its progress often."""

@@ -172,7 +172,7 @@ def test_interrupt_during_a_query_exits_with_130(database: str) -> None:
         "async def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    await asyncio.Event().wait()\n"
-        "looking._page = interrupted\n"
+        "looking._fetch_page = interrupted\n"
         "from oncelog.cli import main\n"
         "main()\n"
     )
@@ -188,7 +188,7 @@ def test_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pyt
             raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
         return real(name, *arguments, **named)
 
-    for name in [one for one in sys.modules if one.startswith("oncelog.storage.postgres")]:
+    for name in [one for one in sys.modules if one.startswith("oncelog.storage.") and "postgres" in one]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without_asyncpg)
     importlib.invalidate_caches()

@@ -23,7 +23,7 @@ INTERRUPTED = """
 import sys
 from storage.migrate.migration_worker import small_slices, stop_by
 small_slices()
-stop_by("target.take.after", 3, sys.argv.pop(1))
+stop_by("target.save_slice.after", 3, sys.argv.pop(1))
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from oncelog.cli import main
@@ -34,8 +34,8 @@ HURRIED = """
 import signal
 import sys
 from oncelog.storage.migrate import target
-target.LOCKED_CALL_MS = int(sys.argv.pop(1))
-target.RECORD_US = 0
+target.LOCKED_CALL_TIMEOUT_MS = int(sys.argv.pop(1))
+target.RECORD_EXTRA_US = 0
 signal.signal(signal.SIGINT, signal.default_int_handler)
 {}
 from oncelog.cli import main
@@ -65,23 +65,23 @@ import asyncio
 import os
 import signal
 import threading
-from oncelog.storage.migrate.source import Source
+from oncelog.storage.migrate.source import MigrationSource
 signal.signal(signal.SIGINT, signal.default_int_handler)
 turn, is_waiting = asyncio.wait, threading.Event()
 async def wait(*arguments, **options):
     is_waiting.set()
     return await turn(*arguments, **options)
 asyncio.wait = wait
-read = Source._slice
+read = MigrationSource._read_slice
 def impatient(source, *arguments):
-    Source._slice = read
+    MigrationSource._read_slice = read
     for _ in range(3):
         is_waiting.clear()
         os.kill(os.getpid(), int(os.environ["NUMBER"]))
         if not is_waiting.wait(300):
             os.write(2, b"the command does not wait for the file any more\\n")
     return read(source, *arguments)
-Source._slice = impatient
+MigrationSource._read_slice = impatient
 from oncelog.cli import main
 main()
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
-BELOW = ("errors", "codes", "cursor")
+BELOW = ("errors", "error_codes", "cursor")
 """Modules that the core imports."""
 
 ALLOWED = {

@@ -248,7 +248,7 @@ async def test_tailer_keeps_records_committed_during_a_read() -> None:
 
 
 @pytest.mark.rule("CO-13")
-@pytest.mark.parametrize("limit", ["KEPT_RECORDS_MAX", "KEPT_BYTES_MAX"])
+@pytest.mark.parametrize("limit", ["BUFFERED_RECORDS_MAX", "BUFFERED_BYTES_MAX"])
 async def test_tailer_reads_records_that_exceed_the_kept_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tailer, limit, 3)
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:

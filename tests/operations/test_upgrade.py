@@ -67,7 +67,7 @@ def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
     else:
         number, known = database_file.SCHEMA_VERSION + 1, load_migrations()
         for module in (database_file, schema_migration):
-            patch.setattr(module, "migrations", lambda: [*known, (number, NEWER)])
+            patch.setattr(module, "load_migrations", lambda: [*known, (number, NEWER)])
         patch.setattr(database_file, "SCHEMA_VERSION", number)
 
 

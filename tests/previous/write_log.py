@@ -7,7 +7,7 @@ import sys
 from uuid import UUID
 
 import oncelog
-from oncelog.core.builders import event
+from oncelog import event
 
 if __name__ == "__main__":
     with oncelog.open_blocking(sys.argv[1]) as log:

@@ -1,4 +1,4 @@
-"""Compressed input: the server unpacks nothing beyond its limits. Bodies are in tests/server/events/test_events_endpoints.py."""
+"""Compressed input: the server unpacks nothing beyond its limits. See test_events_endpoints.py for bodies."""
 
 import zlib
 from pathlib import Path

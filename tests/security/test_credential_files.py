@@ -368,7 +368,7 @@ async def test_polling_goes_on_after_an_unexpected_error(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-@pytest.mark.parametrize("name", ["use", "check", "restricted"])
+@pytest.mark.parametrize("name", ["use", "check", "restrict"])
 def test_change_that_fails_with_an_unexpected_error_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
 ) -> None:

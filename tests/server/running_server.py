@@ -324,7 +324,7 @@ class Serving:
 
     def hold_pages(self, monkeypatch: Any) -> Gate:
         """Make reads of pages wait at a gate, which is shut."""
-        return self._hold_calls("read_brief", monkeypatch)
+        return self._hold_calls("read_views", monkeypatch)
 
     def _hold_calls(self, name: str, monkeypatch: Any) -> Gate:
         gate = Gate()

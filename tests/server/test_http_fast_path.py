@@ -195,7 +195,7 @@ async def test_write_is_committed_after_its_client_disconnects(
     client.writer.transport.abort()
     await until(lambda: not fast_connections(served))
     gate.open()
-    await soon(served.server.log.settled())
+    await soon(served.server.log.wait_idle())
     async with raw_connection(served) as other:
         other.send(post(write(1)))
         status, _, answer = await other.answer()

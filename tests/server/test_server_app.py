@@ -318,7 +318,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
         posted = asyncio.ensure_future(served.submit(item(1)))
         await soon(gate.reached.wait())
         await client.send("submit_events", {"events": [item(2)]})
-        await until(lambda: served.server.log.queued == 2)
+        await until(lambda: served.server.log.queue_length == 2)
         stopping = asyncio.ensure_future(stop(served.server))
         await until(lambda: served.server._events_service.is_closing)
         assert not stopping.done()

@@ -84,7 +84,7 @@ async def test_requests_during_a_pending_commit_are_refused_by_every_api(
         gate = served.hold_commits(monkeypatch)
         clients[0].send(EVENT)
         clients[1].send(post(write(2, client="before")))
-        await until(lambda: served.server.log.queued == 2)
+        await until(lambda: served.server.log.queue_length == 2)
         async with stopping(served) as task:
             for client, request in zip(clients[2:], REQUESTS.values(), strict=True):
                 client.send(request)
@@ -157,7 +157,7 @@ async def test_slow_read_is_answered_before_the_server_stops(tmp_path: Path, mon
 async def test_incomplete_body_does_not_delay_the_stop(tmp_path: Path) -> None:
     async with a_server(tmp_path) as served, raw_connection(served) as client:
         client.send(post(b'{"events": [', "Content-Length: 100", path="/v1/events"))
-        await until(lambda: bool(served.server._asked))
+        await until(lambda: bool(served.server._open_requests))
         async with stopping(served):
             pass
 
@@ -167,7 +167,7 @@ async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> N
         socket = await served.connected()
         stream = await served.stream("a")
         await stream.connected()
-        assert not served.server._asked
+        assert not served.server._open_requests
         async with stopping(served):
             assert await socket.closed() == 1001
 

@@ -35,7 +35,7 @@ async def test_cancelled_reads_keep_their_sessions(database: str, monkeypatch: p
     monkeypatch.setattr(notify, "POLL_MS", LONG_MS)  # the listening session is not replaced
     async with proxied(database) as (proxy, log):
         await log.submit(event(1))
-        await until(lambda: log._store._news._connection)  # type: ignore[attr-defined]
+        await until(lambda: log._store._notifier._connection)  # type: ignore[attr-defined]
         async with records_locked(database):
             reads = [asyncio.create_task(log.read()) for _ in range(READERS)]
             pids = await until(lambda: all_waiting(database))

@@ -47,7 +47,7 @@ async def following(address: str, poll_ms: int, **changed: int) -> AsyncIterator
 
 def listening_session(log: Log) -> int | None:
     """Return the process id of the session that listens, or None."""
-    connection: Any = log._store._news._connection  # type: ignore[attr-defined]
+    connection: Any = log._store._notifier._connection  # type: ignore[attr-defined]
     return None if connection is None else int(connection.get_server_pid())
 
 
@@ -107,7 +107,7 @@ async def test_listening_session_without_answers_is_replaced(
     ):
         proxy.stall_all()
         if tells:
-            log._store._news.tell()  # type: ignore[attr-defined]
+            log._store._notifier.notify()  # type: ignore[attr-defined]
         assert place(await writer.submit(event(1))) == 1
         assert await reader.next() == 1
         assert proxy.cancel_requests == 0

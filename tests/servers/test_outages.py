@@ -41,7 +41,7 @@ async def test_each_outage_is_logged_once(
     with caplog.at_level(logging.WARNING, "oncelog.postgres"):
         async with proxied(database, postgres_patience_ms=100) as (proxy, log):
             assert place(await log.submit(event(1))) == 1
-            telling = log._store._news  # type: ignore[attr-defined]
+            telling = log._store._notifier  # type: ignore[attr-defined]
             await until(lambda: telling._connection is not None)
             caplog.clear()
             for number in (2, 3):

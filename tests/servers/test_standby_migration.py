@@ -29,7 +29,7 @@ def is_marked(path: Path) -> bool:
 
 
 @pytest.mark.rule("CO-11")
-@pytest.mark.parametrize("step", ["begin", "replace", "end"])
+@pytest.mark.parametrize("step", ["begin", "replace_side_state", "finish"])
 async def test_commit_with_cancelled_wait_ends_the_move(
     standby_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

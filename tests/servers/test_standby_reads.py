@@ -41,8 +41,8 @@ async def test_open_session_does_not_return_data_without_a_standby(
     async with gateway(address, postgres_commit_ms=LONG_MS) as log:
         assert place(await log.submit(event(1))) == 1
         assert [record.position for record in await insisted(lambda: read(log))] == [1]
-        telling = log._store._news  # type: ignore[attr-defined]
-        await until(lambda: telling._connection and telling._telling is None)
+        telling = log._store._notifier  # type: ignore[attr-defined]
+        await until(lambda: telling._connection and telling._send_task is None)
         async with standby_away(address) as operator:
             loop_clock.advance(LOOK_MS / 1000)
             await until(lambda: knows_of_standbys(log))

@@ -169,13 +169,14 @@ def _open_view(log: str) -> Iterator[tuple[LogView, LoadBlock]]:
             )
         return
     create_inspector(log)  # for what it says of an address that is none
-    postgres, looking, inspecting = (
-        import_with_driver(f"oncelog.storage.postgres.{name}") for name in ("reading", "looking", "inspecting")
+    queries, read_session, inspect = (
+        import_with_driver(f"oncelog.storage.{name}")
+        for name in ("postgres.record_queries", "postgres.read_session", "inspect.postgres")
     )
-    with looking.looking_at(log) as (session, about):
+    with read_session.open_read_transaction(log) as (session, about):
         yield (
-            inspecting.DatabaseView(session, about),
-            lambda lane, height: session.call(postgres.block, lane, height),
+            inspect.DatabaseView(session, about),
+            lambda lane, height: session.call(queries.load_block, lane, height),
         )
 
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import typer
 
-from oncelog.cli.gc_tuning import collect_forever
+from oncelog.cli.gc_settings import collect_forever
 from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
 from oncelog.cli.terminal import EXIT_INTERRUPTED, discard_output, translate_errors
 from oncelog.errors import OncelogError, SettingsError

@@ -63,7 +63,8 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
         f"ledger clients and keys are forgotten after {settings['ledger_ttl_ms']} ms",
         f"{records} in {figures['blocks']} blocks, {figures['erasures']} erasures",
         *(
-            f"  lane {lane['lane']}: position {lane['position']}, height {lane['height']}, {format_utc(lane['log_time_ms'])}"
+            f"  lane {lane['lane']}: position {lane['position']}, height {lane['height']}, "
+            f"{format_utc(lane['log_time_ms'])}"
             for lane in figures["lanes"]
         ),
         f"policies: {', '.join(figures['policies']) or 'none'}",

@@ -92,7 +92,8 @@ def format_summary(passed: VerificationSummary) -> str:
     """One line for people."""
     sealed = f" ({passed.sealed_keys} in {passed.segments} segments)" if passed.segments else ""
     return (
-        f"ok: {format_record_counts(passed.records, passed.restore_records, passed.audit_records)} in {passed.lanes} lanes, "
+        f"ok: {format_record_counts(passed.records, passed.restore_records, passed.audit_records)} "
+        f"in {passed.lanes} lanes, "
         f"{passed.blocks} blocks, {passed.erased} erased, "
         f"{passed.keys} keys{sealed}, {format_side_state(passed)}epoch {passed.epoch}"
     )

@@ -18,6 +18,7 @@ from oncelog.client.events.values import (
     Status,
 )
 from oncelog.client.runtime.websocket import Socket, Transport, WebSocketTransport
+from oncelog.deprecation import find_renamed
 
 if TYPE_CHECKING:
     from oncelog.client.events.blocking import BlockingClient, BlockingPending
@@ -31,9 +32,13 @@ _LATER: Final = {
 """What a command that only speaks to a server does not need at its start: threads, SQLite, a client's store."""
 
 
+_RENAMED: Final = {"State": "ConnectionState"}
+"""Deprecated names."""
+
+
 def __getattr__(name: str) -> object:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[find_renamed(__name__, _RENAMED, name)]
     value: object = getattr(import_module(_LATER[name]), name)
     globals()[name] = value
     return value

@@ -161,7 +161,7 @@ def parse(text: bytes | str) -> JsonValue:
 def parse_parts(data: bytes) -> JsonValue:
     """The value of a JSON text whose parts are judged apart: one that is at fault does not make all of it refused.
 
-    What `parse` refuses by its path stands in the value as an `UnreadableValue`, which has no canonical form and says why.
+    A part that `parse` refuses becomes an `UnreadableValue`, which has no canonical form and says why.
     Raises CanonicalError for what is no JSON at all. The native decoder does what it can (see `canonical_text`).
     """
     if b"\\u" not in data:

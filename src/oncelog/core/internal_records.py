@@ -1,9 +1,8 @@
 """Internal records: records that Oncelog writes about the log itself. They do not come from submissions.
 
-Restore records (core/rules/leaps.py), audit records (core/rules/audit.py) and fold records (core/rules/folds.py) are internal. They have
-a position in their lane and stand in its hash chain. They have no sequence, no client and no partition, so that a
-reader of a stream or of a partition does not get them. A reader of a lane gets them, and recognises them by their
-policy.
+Restore records (rules/leaps.py), audit records (rules/audit.py) and fold records (rules/folds.py) are internal. They
+have a position in their lane and are part of its hash chain. They have no sequence, no client and no partition, so that
+readers of a stream or of a partition do not get them. A reader of a lane recognises them by their policy.
 """
 
 from hashlib import sha256

@@ -197,7 +197,7 @@ class DropTombstones(Struct, frozen=True, gc=False):
 
 
 class FoldRows(Struct, frozen=True, gc=False):
-    """Compaction commits a digest of rows of a gateway before it drops the bodies of their deltas (core/rules/folds.py)."""
+    """Commit a digest of rows of a gateway before compaction drops the bodies of their deltas (core/rules/folds.py)."""
 
     scope: str
     deltas: tuple[tuple[int, int], ...]

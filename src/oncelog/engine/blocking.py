@@ -31,6 +31,7 @@ from oncelog.core.values import (
     Settings,
     Verdict,
 )
+from oncelog.deprecation import alias_property
 from oncelog.engine.answer_cache import Attestation
 from oncelog.engine.audit import AuditFilter, AuditPage
 from oncelog.engine.held_lease import HeldLease, Work, active_keys, mark_active
@@ -118,13 +119,16 @@ class BlockingLog:
 
     @property
     def leases(self) -> "BlockingLeaseManager":
-        """As `Log.works`."""
+        """As `Log.leases`."""
         return BlockingLeaseManager(self._log.leases, self._portal)
 
     @property
     def state(self) -> "BlockingStateReader":
-        """As `Log.books`."""
+        """As `Log.state`."""
         return BlockingStateReader(self._log.state, self._portal)
+
+    books = alias_property("BlockingLog.books", "state")
+    works = alias_property("BlockingLog.works", "leases")
 
     def submit(self, item: Item) -> Verdict:
         """As `Log.submit`."""

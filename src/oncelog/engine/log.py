@@ -52,6 +52,7 @@ from oncelog.core.values import (
     Settings,
     Verdict,
 )
+from oncelog.deprecation import alias_method, alias_property
 from oncelog.engine.answer_cache import AnswerCache
 from oncelog.engine.audit import (
     LOG_ACTOR,
@@ -235,13 +236,21 @@ class Log:
         """Whether new writes are taken, why not, and how full the disk is: for servers."""
         return self._write_gate
 
+    books = alias_property("Log.books", "state")
+    guard = alias_property("Log.guard", "write_gate")
+    read_brief = alias_method("Log.read_brief", "read_views")
+    evicted_clients = alias_property("Log.evicted_clients", "client_evictions")
+    queued = alias_property("Log.queued", "queue_length")
+    settled = alias_method("Log.settled", "wait_idle")
+    works = alias_property("Log.works", "leases")
+
     @property
     def evictions(self) -> int:
         """Evictions at the positions that this process has committed: for servers."""
         return self._evictions
 
     @property
-    def evicted_clients(self) -> int:
+    def client_evictions(self) -> int:
         """Entries of forgotten clients that this process has deleted from the store, in later commits: for servers."""
         return self._evicted_clients
 
@@ -686,12 +695,12 @@ class Log:
         """Tells the watcher of every group commit: how many writes, how many seconds. It must not raise."""
         self._committer.on_batch = watcher
 
-    async def settled(self) -> None:
-        """Returns when nothing waits for its commit."""
+    async def wait_idle(self) -> None:
+        """Wait until no write waits for its commit."""
         await self._committer.wait_idle()
 
     @property
-    def queued(self) -> int:
+    def queue_length(self) -> int:
         """Writes that wait for their commit."""
         return self._committer.queue_length
 

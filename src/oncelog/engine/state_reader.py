@@ -33,7 +33,7 @@ BLOCKS_PER_PAGE: Final = 100
 
 
 class StateReader:
-    """What `Log.books` gives. Every read sees what has been committed, by this process or another."""
+    """What `Log.state` returns. Every read sees what has been committed, by this process or another."""
 
     def __init__(
         self, store: Store, cache: AnswerCache, tailers: Tailers, limits: Limits, check_open: Callable[[], None]

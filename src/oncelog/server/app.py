@@ -189,9 +189,9 @@ class Server:
         self.grpc_service = self._new_grpc_service(ledger_door) if settings.grpc else None
         self.metrics = Metrics(
             self.counts,
-            queue_items=lambda: self.log.queued,
+            queue_items=lambda: self.log.queue_length,
             positions=self._get_positions,
-            evictions=lambda: (self.log.evictions, self.log.evicted_clients),
+            evictions=lambda: (self.log.evictions, self.log.client_evictions),
             subscribers=lambda: self._reader_count,
             write_gate=self.log.write_gate,
             failed_files=self._authenticator.files.count_failed,
@@ -344,7 +344,7 @@ class Server:
         self._fast_path.start_shutdown()
         lingers_until_s = asyncio.get_running_loop().time() + min(LINGER_S, self.settings.shutdown_ms / 1000)
         runner, self._runner = self._runner, None
-        logger.info("stopping", extra={"connections": self._reader_count, "queued": self.log.queued})
+        logger.info("stopping", extra={"connections": self._reader_count, "queued": self.log.queue_length})
         await self._accept_last()
         calls = (
             None
@@ -358,7 +358,7 @@ class Server:
             async with asyncio.timeout(self.settings.shutdown_ms / 1000):
                 await self._wait_for_replies()
         except TimeoutError:
-            logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queued})
+            logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queue_length})
         self.event_sessions.close_all()
         self.chat_sessions.close_all()
         self.events.streams.close_all()
@@ -394,7 +394,7 @@ class Server:
         # A request whose body has not come as a whole may never do so: only those that have are waited for.
         while self._fast_path.is_busy or any(body.is_eof() for body in self._open_requests.values()):  # noqa: ASYNC110 - once
             await asyncio.sleep(STOP_POLL_S)
-        await self.log.settled()
+        await self.log.wait_idle()
         await asyncio.sleep(0)  # the answers of the last commit
         replied = asyncio.gather(self.event_sessions.wait_for_replies(), self.chat_sessions.wait_for_replies())
         await asyncio.wait([replied], timeout=REPLIES_TIMEOUT_S)

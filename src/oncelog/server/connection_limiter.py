@@ -56,7 +56,7 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
         return self.unauthenticated_max or self.total_max
 
     @property
-    def held_bytes_max(self) -> int:
+    def total_bytes_max(self) -> int:
         """Bytes that all unauthenticated connections together may hold. 0 means no limit."""
         return max(HELD_BY_MIN, self.unauthenticated_max) * HELD_BYTES if self.unauthenticated_max else 0
 
@@ -355,8 +355,8 @@ class ConnectionLimiter:
         connection.held_bytes = held_bytes
         if held_bytes > HELD_BYTES:
             self._large[connection] = None
-            held_bytes_max = self.limits.held_bytes_max
-            while held_bytes_max and self._held_bytes > held_bytes_max and self._close_first(iter(self._large)):
+            total_bytes_max = self.limits.total_bytes_max
+            while total_bytes_max and self._held_bytes > total_bytes_max and self._close_first(iter(self._large)):
                 pass
         else:
             self._large.pop(connection, None)

@@ -167,7 +167,8 @@ class HttpFastPath:
         date = rfc822_formatted_time()
         if date != self._ok_template[0]:
             head = (
-                f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\nDate: {date}\r\n{_FIXED_HEADER_LINES}"
+                f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\n"
+                f"Date: {date}\r\n{_FIXED_HEADER_LINES}"
             ).encode() + self._extra_headers
             self._ok_template = (date, head.replace(b"%", b"%%") + b"Content-Length: %d\r\n\r\n%b")
         return self._ok_template[1] % (len(body), body)

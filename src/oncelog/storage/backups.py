@@ -238,7 +238,7 @@ def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, 
 def renew_epoch(
     path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
 ) -> EpochRenewal:
-    """Start a new history of a log that nothing else has open, as `Store.renew_epoch`. `replaced`: see `build_leap_request`."""
+    """Start a new history of a log that no process has open (see `Store.renew_epoch` and `build_leap_request`)."""
     session = Writer(path, ExistingFileDriver(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
     try:
         session.open(None)

@@ -41,7 +41,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import HistoryChangedError, PolicyError
-from oncelog.storage.cursor_warning import warn_of_reader_ahead
+from oncelog.storage.cursor_check import warn_of_reader_ahead
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.side_state import MEMBERSHIP
 

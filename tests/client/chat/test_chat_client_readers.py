@@ -183,19 +183,19 @@ async def test_unwritable_store_refuses_messages_and_saves_received_ones_later(t
     async with client_on(wire, tmp_path / "ann.db") as ann:
         await soon(ann.until_live())
         store: Any = ann._runtime.store
-        write = store.write
+        write = store.save
 
         def full(*_arguments: Any) -> None:
             raise StoreUnavailableError("the disk is full")
 
-        store.write = full
+        store.save = full
         with pytest.raises(StoreUnavailableError):
             await ann.send("tea", "hello")
         assert ann.pending() == []
         wire.sockets[0].live(1)
         await soon(ann.until_status(lambda status: status.last_error == "the disk is full"))
         assert await ann.lines("tea") == []
-        store.write = write
+        store.save = write
         assert contents(await take(ann.messages("tea"), 1)) == ["1"]
         assert ann.status().last_error is None
 
@@ -206,7 +206,7 @@ async def test_failed_store_write_leaves_no_gap_in_the_messages(tmp_path: Path, 
     async with client_on(wire, path) as ann:
         await soon(ann.until_live())
         store: Any = ann._runtime.store
-        write, is_first = store.write, True
+        write, is_first = store.save, True
 
         def full(*arguments: Any) -> None:
             nonlocal is_first
@@ -215,7 +215,7 @@ async def test_failed_store_write_leaves_no_gap_in_the_messages(tmp_path: Path, 
                 raise StoreUnavailableError("the disk is full")
             write(*arguments)
 
-        store.write = full
+        store.save = full
         wire.sockets[0].live(1)
         await soon(ann.until_status(lambda status: status.last_error == "the disk is full"))
         wire.sockets[0].live(2)
@@ -231,13 +231,13 @@ async def test_socket_is_not_read_while_the_store_is_slow() -> None:
         await soon(ann.until_live())
         gate = asyncio.Event()
         store: Any = ann._runtime.store
-        loop, write = asyncio.get_running_loop(), store.write
+        loop, write = asyncio.get_running_loop(), store.save
 
         def held(*arguments: Any) -> None:
             asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
             write(*arguments)
 
-        store.write = held
+        store.save = held
         wire.sockets[0].live(*range(1, 50))
         await until(lambda: ann._runtime.protocol.message_count > 2)
         for _ in range(20):

@@ -156,7 +156,7 @@ def test_replicas_converge_to_the_rows_of_the_gateway(block: int) -> None:
     for seed in seeds(20 * block):
         world = World(seed).run(STEPS)
         seen += sum((one.seen for one in world.replicas), world.seen)
-    happened = ("crash", "deliver_copy", "Unanswered", "SERVER_BUSY", "CLOCK_DRIFT", "Apply", "Join", "ReadAnew")
+    happened = ("crash", "deliver_copy", "NoReply", "SERVER_BUSY", "CLOCK_DRIFT", "Apply", "Join", "RestartSnapshot")
     assert all(seen[name] for name in happened), seen
 
 
@@ -204,7 +204,7 @@ def test_replicas_converge_with_dropped_tombstones(block: int) -> None:
         lost += sum(one["clientId"] == HORIZON_CLIENT for one in world.gateway.log)
         seen += sum((one.seen for one in world.replicas), world.seen)
     assert lost
-    assert all(seen[name] for name in ("drop_tombstones", "Reset", "Stage", "Apply", "ReadAnew")), seen
+    assert all(seen[name] for name in ("drop_tombstones", "Reset", "Stage", "Apply", "RestartSnapshot")), seen
 
 
 @pytest.mark.rule("DE-11")

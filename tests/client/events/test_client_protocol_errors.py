@@ -23,9 +23,9 @@ from client.events.protocol_frames import (
     taken,
 )
 from oncelog.client.events import protocol as protocols
-from oncelog.client.events.codec import CLOSE_TOO_LARGE
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.values import Committed, OutboxEntry, Rejected
+from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 from oncelog.errors import ProtocolError, ServerRefusedError
 
 # --- errors --------------------------------------------------------------------------------------------------

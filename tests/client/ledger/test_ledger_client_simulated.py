@@ -324,5 +324,5 @@ def test_simulation_covers_all_answers_and_faults() -> None:
         seen += World(seed, foreign=True).run(in_order=False).seen
     for name in (CommittedWrite, SequenceGap, SequenceTaken, NoReply, AccessDenial):
         assert seen[name.__name__] > 10, seen
-    for happened in ("ComeToNothing", "crash", "evict", "forgotten", "withdraw"):
+    for happened in ("WriteRefusal", "crash", "evict", "forgotten", "withdraw"):
         assert seen[happened] > 10, seen

@@ -15,7 +15,7 @@ from oncelog.core.identity import delta_id
 from oncelog.core.merge import NEVER, Op, Row, RowDelta, extract, merge
 from oncelog.errors import CanonicalError
 
-VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "delta_ids.json").read_text(encoding="utf-8"))
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "delta_ids.json").read_text(encoding="utf-8"))
 
 # By code point the private use area is before characters beyond the BMP; by UTF-16 code unit it is after them.
 PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI = "\ue000", "\uffff", "\U00010000", "\U0001f600"

@@ -168,7 +168,7 @@ async def test_many_acks_are_combined_into_few_commits(tmp_path: Path, monkeypat
         for number in range(1, 101):
             await bob.acknowledge("c", number)
         await bob.ask("ping")
-        assert door.served.server.log.queued == 1
+        assert door.served.server.log.queue_length == 1
         gate.open()
         await door.watermark("c", "bob", 100)
         deliveries = [frame for frame in await ann.quiet() if frame["type"] == "delivery"]

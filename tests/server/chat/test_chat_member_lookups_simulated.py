@@ -72,7 +72,7 @@ class SlowStore:
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
-        self.settings = self.books = self
+        self.settings = self.state = self
         self.members: dict[str, set[str]] = {scope: set() for scope in CHATS}
         self.messages: dict[str, list[Message]] = {scope: [] for scope in CHATS}
 

@@ -30,7 +30,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return decode_row(state)
 
     for module in (of_sqlite, of_postgres):
-        monkeypatch.setattr(module, "row_of", noted)
+        monkeypatch.setattr(module, "decode_row", noted)
     return lengths
 
 

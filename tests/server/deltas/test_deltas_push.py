@@ -145,7 +145,7 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
         before = await stored(tmp_path)
         gate = door.served.hold_commits(monkeypatch)
         waiting = asyncio.ensure_future(gateway.pushed(*(change(number, "x", a=0) for number in range(10, 14))))
-        await until(lambda: door.log.queued == 4)
+        await until(lambda: door.log.queue_length == 4)
         inquiries = door.log._committer._known_only_queue
         again = asyncio.ensure_future(gateway.pushed(*known))
         await until(lambda: again.done() if is_in_memory else len(inquiries) == 1)

@@ -142,7 +142,7 @@ async def test_store_failure_during_a_read_is_answered_with_a_retry_time(
             raise StoreUnavailableError("internal detail")
 
         with monkeypatch.context() as patched:
-            patched.setattr(store, "read_brief", broken)
+            patched.setattr(store, "read_views", broken)
             answer = await served.page("a")
         assert answer.refusal == (500, "server_error")
         assert answer.error["message"] == "the log cannot be read for now; ask again"

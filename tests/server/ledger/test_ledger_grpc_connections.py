@@ -311,7 +311,7 @@ async def test_long_body_is_decoded_in_another_thread(
 ) -> None:
     threads: list[bool] = []
     loop_thread = threading.current_thread()
-    name = "read_write" if path == "write" else "read_batch"
+    name = "decode_write" if path == "write" else "decode_batch"
     read = getattr(codec, name)
 
     def noted(body: bytes) -> Any:

@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2
 
 from oncelog.ledger.v1 import ledger_pb2, ledger_pb2_grpc
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PROTO = "oncelog/ledger/v1/ledger.proto"
 COMPILED = [f"oncelog/ledger/v1/ledger_{name}" for name in ("pb2.py", "pb2.pyi", "pb2_grpc.py", "pb2_grpc.pyi")]
 

@@ -210,7 +210,7 @@ async def test_refused_write_does_not_affect_others_of_its_group_commit(
         good = [ledgers[n].write(2, put(f"client-{n}", b"2"), key=key(2)) for n in (0, 5, 6, 7, 8)]
         calls = [good[0], *[call for call, _ in refusals], *good[1:]]
         gathered = asyncio.gather(*calls)
-        await until(lambda: door.log.queued == len(calls) + 1)
+        await until(lambda: door.log.queue_length == len(calls) + 1)
         gate.open()
         answers = await gathered
         assert code(await plug) == "OK"

@@ -166,7 +166,7 @@ async def test_writes_accepted_before_shutdown_are_answered_and_stored(
         gate = door.served.hold_commits(monkeypatch)
         ledgers = [door.ledger(client_id=f"client-{number}") for number in range(5)]
         held = [asyncio.ensure_future(ledger.write(1, SET, key=key(1))) for ledger in ledgers]
-        await until(lambda: door.log.queued == 5)
+        await until(lambda: door.log.queue_length == 5)
         stopping = asyncio.ensure_future(door.server.stop())
         await until(lambda: door.server.ledger.is_closing)
         gate.open()

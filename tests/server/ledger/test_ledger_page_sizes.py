@@ -32,7 +32,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return entity
 
     for module in (of_sqlite, of_postgres):
-        monkeypatch.setattr(module, "entity_of", noted)
+        monkeypatch.setattr(module, "decode_entity", noted)
     return lengths
 
 

@@ -91,7 +91,7 @@ async def in_one_block(server: SharedServer, patch: pytest.MonkeyPatch, sent: Se
         plug = asyncio.ensure_future(server.ledger("plug", vault="plug").write(1, SET))
         await soon(gate.reached.wait())
         gathered = asyncio.gather(*sent)
-        await until(lambda: server.door.log.queued == len(sent) + 1)
+        await until(lambda: server.door.log.queue_length == len(sent) + 1)
         gate.open()
         assert code(await plug) == "OK"
         return await gathered

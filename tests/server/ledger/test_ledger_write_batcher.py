@@ -111,7 +111,7 @@ async def test_held_writes_are_submitted_when_another_write_is_answered(
     async with opened(tmp_path, GRPC) as door:
         monkeypatch.setattr(write_batcher, "BATCHING_THRESHOLD", 1)  # the first write is not held
         first = written(door, 1)
-        await until(lambda: door.server.log.queued == 1)
+        await until(lambda: door.server.log.queue_length == 1)
         others = [written(door, number) for number in (2, 3)]
         await until(lambda: held(door) == 2)
         may_go.set()

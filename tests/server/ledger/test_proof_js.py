@@ -25,7 +25,7 @@ from oncelog.core.values import Committed, Record, Submission
 from oncelog.errors import ProofError
 from oncelog.proof import decode, encode, proof_document, verify
 
-VERIFIER = Path(__file__).parents[2] / "examples" / "proof" / "verify.mjs"
+VERIFIER = Path(__file__).parents[3] / "examples" / "proof" / "verify.mjs"
 LINES_MAX = 99
 PAGE = """
 const { parse: whole, verify } = await import(process.argv[1]);

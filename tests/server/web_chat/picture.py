@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples/todo")]  # as in the configuration of pytest
 
 from cli.server_process import ServerProcess  # noqa: E402

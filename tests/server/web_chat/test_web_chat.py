@@ -28,7 +28,7 @@ from server.web_chat.windows import (
 PHONE: Final = (375, 740)
 KEPT: Final = "navigator.serviceWorker.ready.then((one) => one.active !== null)"
 """The service worker is active: the browser can load the page without the server."""
-PICTURE: Final = Path(__file__).parents[2] / "docs/images/chat.png"
+PICTURE: Final = Path(__file__).parents[3] / "docs/images/chat.png"
 PICTURE_BYTES_MAX: Final = 300 * 1024
 MESSAGES: Final = 20
 """Enough for the bad network to drop some frame."""

@@ -9,7 +9,7 @@ from typing import Final
 from oncelog.server.web_chat.endpoints import STATIC_DIRECTORY
 from server.running_server import serving
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 
 
 async def test_page_and_files_have_a_strict_content_security_policy(tmp_path: Path) -> None:

@@ -46,6 +46,6 @@ def small_slices() -> None:
 
 
 def stop_by(point: str, number: int, how: str = "kill") -> None:
-    """Send a signal at a point, for example `target.take.before`."""
+    """Send a signal at a point, for example `target.save_slice.before`."""
     owner, name, when = point.split(".")
     stop_at({"source": source.MigrationSource, "target": target.MigrationTarget}[owner], name, when, number, how)

@@ -228,7 +228,7 @@ def test_database_with_another_log_is_refused_and_not_changed(log: Path, databas
 def test_database_with_an_unfinished_move_of_another_log_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     another = tmp_path / "another.db"
     make_log(another, rounds=2)
-    killed(another, database, "target.take.after", 2)
+    killed(another, database, "target.save_slice.after", 2)
     with pytest.raises(StoreError, match="begun to be filled from another log"):
         migrate_log(str(log), database, silent)
     migrate_log(str(another), database, silent)
@@ -240,7 +240,7 @@ def test_move_is_not_continued_from_a_file_with_another_history(log: Path, datab
     shutil.copy(log, copy)
     with writing_to(copy) as session:
         commit(session, *range(6000, 6040))
-    killed(copy, database, "target.replace.after")
+    killed(copy, database, "target.replace_side_state.after")
     with writing_to(log) as session:
         commit(session, *range(7000, 7080))
     with pytest.raises(StoreError, match="another history there"):
@@ -250,7 +250,7 @@ def test_move_is_not_continued_from_a_file_with_another_history(log: Path, datab
 
 def test_log_that_was_moved_to_another_database_is_refused(log: Path, database: str) -> None:
     """Also if an earlier move into the database had almost finished."""
-    killed(log, database, "source.mark.before")
+    killed(log, database, "source.save_marker.before")
     elsewhere = address_of(log / "elsewhere")
     migrate_log(str(log), elsewhere, silent)
     for address in (database, address_of(log / "empty")):

@@ -36,18 +36,18 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 BEFORE_THE_MARK = [
     ("target.begin.after", 1),
-    ("source.settle.after", 1),
-    ("target.take.before", 1),
-    ("target.take.after", 1),
+    ("source.make_durable.after", 1),
+    ("target.save_slice.before", 1),
+    ("target.save_slice.after", 1),
     ("target._copy.before", 5),
     ("target._copy.after", 12),
-    ("target.take.after", 4),
+    ("target.save_slice.after", 4),
     ("source.lock.after", 1),
-    ("target.replace.before", 1),
-    ("source.side_state.before", 4),
-    ("target.replace.after", 1),
-    ("target.counts.before", 1),
-    ("source.mark.before", 1),
+    ("target.replace_side_state.before", 1),
+    ("source.iterate_side_state.before", 4),
+    ("target.replace_side_state.after", 1),
+    ("target.count_rows.before", 1),
+    ("source.save_marker.before", 1),
 ]
 
 
@@ -59,7 +59,7 @@ def test_killed_move_can_be_continued(log: Path, database: str, point: str, numb
         assert are_new(commit(session, *range(5000, 5020)))
         session.erase(0, [1, 3])
     before = query(database, "SELECT count(*) FROM oncelog_records")
-    killed(log, database, "target.take.after", 1)
+    killed(log, database, "target.save_slice.after", 1)
     assert query(database, "SELECT count(*) FROM oncelog_records") > before
     moved_with_twin(log, database)
     demand_alike(log, database)
@@ -74,7 +74,7 @@ def test_move_killed_before_its_begin_leaves_no_tables(log: Path, database: str)
 
 def test_rows_lost_by_the_database_after_the_mark_are_copied_again(log: Path, database: str) -> None:
     """As after a fail-over to a standby that was behind."""
-    killed(log, database, "source.mark.after")
+    killed(log, database, "source.save_marker.after")
     query(database, "DELETE FROM oncelog_records WHERE lane = 0 AND position > 10")
     query(database, "DELETE FROM oncelog_partition_records WHERE lane = 0 AND position > 10")
     query(database, "DELETE FROM oncelog_blocks WHERE lane = 0 AND first_position > 10")
@@ -83,7 +83,7 @@ def test_rows_lost_by_the_database_after_the_mark_are_copied_again(log: Path, da
     demand_alike(log, database)
 
 
-@pytest.mark.parametrize("point", ["source.mark.after", "target.end.before"])
+@pytest.mark.parametrize("point", ["source.save_marker.after", "target.finish.before"])
 def test_move_killed_after_the_mark_leaves_both_sides_closed_for_writes(log: Path, database: str, point: str) -> None:
     killed(log, database, point)
     assert not can_be_opened(PostgresStore(database))
@@ -94,7 +94,7 @@ def test_move_killed_after_the_mark_leaves_both_sides_closed_for_writes(log: Pat
 
 
 def test_repeated_move_after_the_end_changes_nothing(log: Path, database: str) -> None:
-    killed(log, database, "target.end.after")
+    killed(log, database, "target.finish.after")
     for _ in range(2):
         check_migration(str(log), database)
         assert not migrate_log(str(log), database, silent).is_new

@@ -111,7 +111,7 @@ async def test_held_statement_releases_the_file_lock_after_the_limit(
     await demand_continued(log, database)
 
 
-@pytest.mark.parametrize("method", ["reached", "erasures", "heads", "counts"])
+@pytest.mark.parametrize("method", ["load_progress", "count_erasures", "load_heads", "count_rows"])
 async def test_stalled_session_releases_the_file_lock_after_the_limit(
     log: Path, database: str, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock, method: str
 ) -> None:

@@ -334,7 +334,7 @@ def with_migration(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
     added = [(SCHEMA_VERSION + 1 + place, script) for place, script in enumerate(scripts)]
     known = [*load_migrations(), *added]
     for module in (database_file, schema_migration):
-        monkeypatch.setattr(module, "migrations", lambda: known)
+        monkeypatch.setattr(module, "load_migrations", lambda: known)
     monkeypatch.setattr(database_file, "SCHEMA_VERSION", known[-1][0])
 
 

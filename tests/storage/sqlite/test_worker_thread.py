@@ -148,12 +148,12 @@ def test_call_that_ends_after_its_loop_is_ignored() -> None:
 def test_program_that_does_not_stop_the_worker_ends_after_all_calls() -> None:
     program = """
 import asyncio
-from oncelog.storage.sqlite.worker_thread import Worker
+from oncelog.storage.sqlite.worker_thread import WorkerThread
 
 async def main():
-    worker = Worker("worker")
+    worker = WorkerThread("worker")
     for number in range(1000):
-        worker.start(print, number)
+        worker.submit(print, number)
 
 asyncio.run(main())
 """

@@ -251,7 +251,8 @@ class _Import:
         import_state.check_same(path, begun, self._target, self._shape, self._csv.size, found)
         self._state, self._is_resumed = begun, True
         print_message(
-            f"going on with the import that was begun at {_format_hlc_time(begun.hlc)}: rows that are there are not written again"
+            f"going on with the import that was begun at {_format_hlc_time(begun.hlc)}: "
+            "rows that are there are not written again"
         )
 
     async def run(self) -> None:
@@ -330,7 +331,8 @@ class _Import:
             return
         pace = f"{self._rows_done / took_s:.0f} deltas/s" if took_s else ""
         typer.echo(
-            f"{self._rows_done} rows of {self._csv.path} are in {self._target.table}: {self._committed} deltas written, "
+            f"{self._rows_done} rows of {self._csv.path} are in {self._target.table}: "
+            f"{self._committed} deltas written, "
             f"{self._duplicates} known already ({pace}; at {_format_hlc_time(self._state.hlc)})"
         )
 

@@ -28,6 +28,7 @@ from oncelog.client.chat.values import (
     Status,
     Update,
 )
+from oncelog.deprecation import find_renamed
 
 if TYPE_CHECKING:
     from oncelog.client.chat.blocking import BlockingChatClient, BlockingPending
@@ -42,9 +43,13 @@ _LATER: Final = {
 }
 
 
+_RENAMED: Final = {"State": "ChatConnectionState"}
+"""Deprecated names."""
+
+
 def __getattr__(name: str) -> object:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[find_renamed(__name__, _RENAMED, name)]
     value: object = getattr(import_module(_LATER[name]), name)
     globals()[name] = value
     return value

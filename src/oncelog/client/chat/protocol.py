@@ -36,7 +36,7 @@ from oncelog.client.chat.values import (
     Refused,
     Sent,
 )
-from oncelog.client.events.codec import CLOSE_TOO_LARGE
+from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 from oncelog.errors import LostError, ServerRefusedError
 
 logger: Final = logging.getLogger("oncelog.client.chat")

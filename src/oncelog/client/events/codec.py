@@ -10,9 +10,6 @@ from msgspec import Raw, Struct
 from oncelog.client.events.values import Event, Fault, Number, OutboxEntry
 from oncelog.error_codes import PROTOCOL_VERSION
 
-CLOSE_TOO_LARGE: Final = 1009
-"""With this code whoever gets too large a message ends a connection (RFC 6455, 7.4.1)."""
-
 
 class Message(Struct, frozen=True, gc=False):
     """What the server sends."""

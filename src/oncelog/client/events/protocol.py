@@ -39,6 +39,7 @@ from oncelog.client.events.values import (
     SettledEntry,
 )
 from oncelog.client.runtime.blocked_writes import BlockedWrites
+from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 from oncelog.errors import ProtocolError, ServerRefusedError
 
 logger: Final = logging.getLogger("oncelog.client")
@@ -149,7 +150,7 @@ class EventsProtocol:
             if request.holds_broadcasts:
                 # What was held back comes again with the next sync, in its place.
                 self._cursor = request.cursor
-            if close_code == codec.CLOSE_TOO_LARGE and request.is_under_way:
+            if close_code == CLOSE_TOO_LARGE and request.is_under_way:
                 self._split(request, TOO_LARGE, "the server takes no message as large as this")
             else:
                 self._queue.extendleft(reversed(request.entries))

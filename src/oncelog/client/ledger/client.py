@@ -70,7 +70,7 @@ class LedgerClient(LedgerScope):
         roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
 
         def new_transport() -> "LedgerTransport":
-            wire: LedgerTransport = _import_transport().Wire(
+            wire: LedgerTransport = _import_transport().LedgerTransport(
                 address, client_id=checked, token=token, tls=roots, limits=self.limits, is_verifying=verify
             )
             return wire

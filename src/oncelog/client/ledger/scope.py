@@ -125,7 +125,7 @@ class LedgerScope:
     async def get_entity(self, key: str) -> LedgerEntity | None:
         """An entity as it stands; None where there is none."""
         response = await self._call("GetEntity", key=key)
-        return self._codec.entity(response.entity) if response.HasField("entity") else None
+        return self._codec.decode_entity(response.entity) if response.HasField("entity") else None
 
     async def list_entities(self, prefix: str = "", *, page_size: int = 0) -> AsyncGenerator[LedgerEntity, None]:
         """All entities whose keys begin with that, by key, page by page: not all of one moment."""
@@ -133,7 +133,7 @@ class LedgerScope:
         while True:
             page = await self._call("ListEntities", prefix=prefix, page_size=page_size, page_token=token)
             for one in page.entities:
-                yield self._codec.entity(one)
+                yield self._codec.decode_entity(one)
             token = page.next_page_token
             if not token:
                 return
@@ -147,7 +147,7 @@ class LedgerScope:
         while True:
             page = await self._call("ListRelationships", **names, page_size=page_size, page_token=token)
             for one in page.relationships:
-                yield self._codec.relationship(one)
+                yield self._codec.decode_relationship(one)
             token = page.next_page_token
             if not token:
                 return
@@ -160,17 +160,17 @@ class LedgerScope:
     async def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
         """A transaction of the scope; None where there is none."""
         found = await self._find(self._call("GetTransaction", tx_id=tx_id))
-        return None if found is None else self._codec.transaction(found)
+        return None if found is None else self._codec.decode_transaction(found)
 
     async def get_block(self, height: int) -> LedgerBlock | None:
         """A block of the scope's lane; None where there is none."""
         found = await self._find(self._call("GetBlock", height=height))
-        return None if found is None else self._codec.block(found)
+        return None if found is None else self._codec.decode_block(found)
 
     async def get_proof(self, tx_id: str) -> TransactionProof | None:
         """All that proves a transaction, which `is_valid` looks at; None where there is none."""
         found = await self._find(self._call("GetProof", tx_id=tx_id))
-        return None if found is None else self._codec.proof(found)
+        return None if found is None else self._codec.decode_proof(found)
 
     async def watch_blocks(
         self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
@@ -191,7 +191,7 @@ class LedgerScope:
             try:
                 async with aclosing(shared.transport.iterate("WatchBlocks", request)) as several:
                     async for message in several:
-                        found = self._codec.block(message)
+                        found = self._codec.decode_block(message)
                         if check_chain:
                             _check_next_block(found, height, previous, epoch)
                         elif found.block.height <= height:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from oncelog import error_codes
-from oncelog.client.events import codec
-from oncelog.client.events.limits import ClientLimits
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
 
 if TYPE_CHECKING:
@@ -18,6 +16,8 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 EVENTS_PATH: Final = "/v1/events"
+CLOSE_TOO_LARGE: Final = 1009
+"""Close code of a WebSocket whose peer received a message that is too large (RFC 6455)."""
 
 
 class Socket(Protocol):
@@ -142,7 +142,7 @@ class WebSocketTransport:
     def __init__(
         self,
         url: str,
-        limits: ClientLimits,
+        limits: SocketLimits,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -194,7 +194,7 @@ class WebSocket:
         code = self._socket.close_code
         if message.type is self._close:
             self.close_code = code  # what the server says. Other codes are aiohttp's own, about what came in
-        elif code == codec.CLOSE_TOO_LARGE:
+        elif code == CLOSE_TOO_LARGE:
             raise ProtocolError(f"a message of the server is larger than message_bytes_max ({self._message_bytes_max})")
         raise LostError(f"the connection to {self.url} was lost" + (f" (closed with {code})" if code else ""))
 

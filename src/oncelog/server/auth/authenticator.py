@@ -78,7 +78,7 @@ class Authenticator:
         return known.authenticate(credential)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """As `CredentialVerifier` says: a token or key until it expires, is revoked, or its (signing) key is removed."""
+        """See `CredentialVerifier`: valid until it expires, is revoked, or its (signing) key is removed."""
         if principal.key_id is None:
             has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
             return principal if has_key and not principal.has_expired(now_ms) else None

@@ -85,7 +85,8 @@ def check_secret_file(path: str, owner: int, mode: int, description: str, check:
         return
     if check is not SecretCheck.WARN or mode & _WRITABLE_BY_OTHERS:
         raise InsecureFileError(
-            f"{path} has {description}, and {problem}. Where a container runtime provides the file with these permissions, "
+            f"{path} has {description}, and {problem}. "
+            "Where a container runtime provides the file with these permissions, "
             "set check_secret_files to false (ONCELOG_CHECK_SECRET_FILES=false)"
         )
     if is_first_report(path, mode):

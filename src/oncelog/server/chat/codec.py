@@ -69,8 +69,10 @@ def _encode_members(record: Record) -> bytes:
     """The members of a message, without the braces (CH-10)."""
     said = b'"content":null,"content_type":null,"erased":true' if record.erased else record.body[1:-1]
     head = (
-        f'"message_id":"{format_message_id(record.lane, record.position)}","chat_id":{encode_json_text(parse_chat_scope(record.scope))},'
-        f'"sequence":{record.sequence},"sender_id":{encode_json_text(record.actor)},"client_message_id":"{_format_uuid(record.key)}",'
+        f'"message_id":"{format_message_id(record.lane, record.position)}",'
+        f'"chat_id":{encode_json_text(parse_chat_scope(record.scope))},'
+        f'"sequence":{record.sequence},"sender_id":{encode_json_text(record.actor)},'
+        f'"client_message_id":"{_format_uuid(record.key)}",'
     )
     return b'%b%b,"created_at":"%b"' % (head.encode(), said, format_time(record.log_time_ms).encode())
 

@@ -60,7 +60,7 @@ _ERROR_CODES: Final = {
     Reason.MALFORMED: error_codes.INVALID_MESSAGE,
     Reason.INVALID_ACKNOWLEDGEMENT: error_codes.INVALID_ACK,
 }
-"""The one table from the reasons of a refusal to the words of this wire. Others come at a bad moment (`RETRYABLE_CODES`)."""
+"""Error codes of the Chat API by the reason of a refusal. The others can be retried (`RETRYABLE_CODES`)."""
 
 
 class MessagePage(Struct, frozen=True):

@@ -72,8 +72,9 @@ _ERROR_CODES: Final = {
     Reason.TOO_MANY_COLUMNS: error_codes.INVALID,
     Reason.ROW_TOO_LARGE: error_codes.INVALID,
 }
-"""The one table from the reasons of a refusal to the words of this wire. Others come at a bad moment (`RETRYABLE_CODES`) or
-are faults of the request."""
+"""Error codes of the Deltas API by the reason of a refusal.
+
+The other reasons can be retried (`RETRYABLE_CODES`) or are faults of the request."""
 T = TypeVar("T")
 
 PushResult = tuple[str, int, bool]

@@ -132,7 +132,7 @@ class LedgerGrpcService:
             ],
         )
         self._health = Health(self._get_address)
-        others = [self._health.handler()]
+        others = [self._health.new_handler()]
         if self._with_reflection:
             names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
             others.append(Reflection(names).new_handler())
@@ -179,7 +179,9 @@ class LedgerGrpcService:
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace_s)
         await self._wait_for_quiet()
-        await self._server.stop(CLOSE_TIMEOUT_S if self._watchers else STOP_NOTICE_S if self._health.watching else 0)
+        await self._server.stop(
+            CLOSE_TIMEOUT_S if self._watchers else STOP_NOTICE_S if self._health.watcher_count else 0
+        )
 
     async def _wait_for_quiet(self) -> None:
         """Who has called and not been heard yet would be told CANCELLED by gRPC, which says nothing."""

@@ -55,7 +55,7 @@ class WriteBatcher:
         self._count_answers(0, now_s)
         return (
             self._window_answers + self._previous_window_answers >= BATCHING_THRESHOLD
-            or self._service.log.queued >= BATCHING_THRESHOLD
+            or self._service.log.queue_length >= BATCHING_THRESHOLD
         )
 
     def _count_answers(self, answers: int, now_s: float) -> None:

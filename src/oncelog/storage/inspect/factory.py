@@ -12,5 +12,5 @@ def create_inspector(log: str) -> Inspector:
     """
     if not is_address(log):
         return FileInspector(log)
-    inspector: Inspector = import_with_driver("oncelog.storage.inspect.postgres").inspector_of(log)
+    inspector: Inspector = import_with_driver("oncelog.storage.inspect.postgres").create_inspector(log)
     return inspector

@@ -195,8 +195,9 @@ class _LogMigration:
         with self._lock_source():
             if source.load_state().heads != await target.load_heads():
                 raise StoreError(
-                    f"{target.name} has this log already (epoch {source.metadata.epoch}), and one of the two has gone on "
-                    "since then: the file is a copy from before it was moved. Nothing was changed."
+                    f"{target.name} has this log already (epoch {source.metadata.epoch}), "
+                    "and one of the two has gone on since then: "
+                    "the file is a copy from before it was moved. Nothing was changed."
                 )
             source.save_marker(MovedMarker(target.name, _now_ms(), ""))
 

@@ -118,7 +118,8 @@ async def _connect(address: str) -> Connection:
         connection = await connect(address, _TIMEOUTS)
     except asyncpg.TargetServerAttributeNotMatched as error:
         raise StoreUnavailableError(
-            f"{redact_address(address)}: who answers is a standby; to look at one add target_session_attrs=any to the address"
+            f"{redact_address(address)}: who answers is a standby; "
+            "to look at one add target_session_attrs=any to the address"
         ) from error
     except OSError as error:
         said = error.strerror or str(error) or "it does not answer"

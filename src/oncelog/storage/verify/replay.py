@@ -131,7 +131,7 @@ class SideStateReplay:
 
 
 def get_deleted_name(operation: Operation) -> str | None:
-    """Return the name under which `ScratchDatabase.find_deletion` finds what an operation deletes; None if it deletes nothing."""
+    """Return the name that `ScratchDatabase.find_deletion` takes for an operation; None if it deletes nothing."""
     match operation:
         case DeleteEntity(key):
             return join_key(key)

