@@ -267,7 +267,7 @@ class ConnectionLimiter:
         self._unauthenticated: dict[Connection, None] = {}
         """The oldest first."""
         self._unauthenticated_of: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
-        """By address (`Connection.group`), the oldest first."""
+        """By address (`Connection.counted_address`), the oldest first."""
         self._largest_address = ""
         """The last address that had more than half of the unauthenticated connections."""
         self._held_bytes = 0
@@ -471,7 +471,7 @@ class ConnectionLimiter:
         answer the end of TLS, or does not read.
         """
         for connection in list(connections):
-            if connection.group is None and connection.is_closing():
+            if connection.counted_address is None and connection.is_closing():
                 connection.close()
 
     def count_refusal(self, reason: str, address: str, **fields: str) -> None:

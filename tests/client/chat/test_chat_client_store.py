@@ -103,7 +103,7 @@ def test_reset_replaces_the_messages_of_the_old_history() -> None:
 
 def test_store_is_used_by_one_device_and_one_process(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
-    with start_script(HERE / "chat_holding_worker.py", path) as worker:
+    with start_script(HERE / "chat_store_holder_worker.py", path) as worker:
         assert read_line(worker) == "open"
         with pytest.raises(StoreInUseError, match="another chat client has"):
             ChatStore(str(path)).open("phone")

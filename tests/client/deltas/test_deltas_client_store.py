@@ -359,7 +359,7 @@ def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(StoreInUseError, match="another deltas client"):
         opened(link)
     store.close()
-    with start_script(HERE / "deltas_holding_worker.py", path) as process:
+    with start_script(HERE / "deltas_lock_worker.py", path) as process:
         assert read_line(process) == "open"
         with pytest.raises(StoreInUseError):
             opened(path)

@@ -1,4 +1,4 @@
-"""Submit until the file size limit is reached, and once more after the limit is raised: python full_worker.py FILE
+"""Submit until the file size limit is reached, and once more after the limit is raised: python full_disk_worker.py FILE
 
 Prints the error, the number of accepted submissions, the final number of pending ones, and whether the status reported
 the error at the limit and at the end.

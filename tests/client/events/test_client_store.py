@@ -321,7 +321,7 @@ def test_store_is_opened_by_one_client_at_a_time(opened: Opened, path: Path, tmp
 
 
 def test_store_is_opened_by_one_process_at_a_time(path: Path) -> None:
-    with start_script(HERE / "holding_worker.py", path) as process:
+    with start_script(HERE / "store_holder_worker.py", path) as process:
         assert read_line(process) == "open"
         with pytest.raises(StoreInUseError):
             ClientStore(path).open(None, ["a"], None)
@@ -453,7 +453,7 @@ def test_tables_of_the_application_are_unchanged(path: Path) -> None:
 
 @pytest.mark.rule("EV-17")
 def test_full_disk_is_reported_and_loses_no_accepted_submission(path: Path) -> None:
-    with start_script(HERE / "full_worker.py", path) as process:
+    with start_script(HERE / "full_disk_worker.py", path) as process:
         said, _ = process.communicate(timeout=WAIT_S)
     raised, taken, pending, was_reported, is_still_reported = said.split()
     assert raised == "StoreUnavailableError"

@@ -58,7 +58,7 @@ def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
 
 def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    with start_script(HERE / "ledger_holding_worker.py", path) as process:
+    with start_script(HERE / "ledger_lock_worker.py", path) as process:
         assert read_line(process) == "open"
         (tmp_path / "link.db").symlink_to(path)
         for name in ("client.db", "link.db"):

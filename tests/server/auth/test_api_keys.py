@@ -27,7 +27,7 @@ from scripts import read_line, start_script
 from server.auth import auth_material
 from server.auth.auth_material import NOW_MS, SetClock
 
-SCRIPT: Final = str(Path(__file__).with_name("apikeys_worker.py"))
+SCRIPT: Final = str(Path(__file__).with_name("api_keys_worker.py"))
 LEFT_OUT: Final = "left out"
 GRANTS: Final = parse_grants(["orders/*"], ["orders/1"])
 

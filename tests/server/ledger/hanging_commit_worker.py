@@ -1,4 +1,4 @@
-"""A server that hangs at its first commit: python withheld_worker.py STORE before|after
+"""A server that hangs at its first commit: python hanging_commit_worker.py STORE before|after
 
 It prints its URL and gRPC port, and later "there" when it has reached the commit: before committing, or after
 committing and before answering. It then waits to be killed.

@@ -24,7 +24,7 @@ from server.shared_servers import ServerPool, pool_fixture, unique_name
 
 pytestmark = BOTH_STORES
 
-WORKER: Final = str(Path(__file__).with_name("withheld_worker.py"))
+WORKER: Final = str(Path(__file__).with_name("hanging_commit_worker.py"))
 CALLERS: Final = 20
 SET: Final = put("a", b"1")
 
