@@ -249,8 +249,6 @@ def test_no_other_module_creates_files() -> None:
         "creates": {"file_modes.py"},
         "connects": {
             "client/runtime/store_file.py",
-            "client/ledger/store.py",
-            "client/events/store.py",
             "storage/backups.py",
             "storage/sqlite/database_file.py",
             "storage/sqlite/read_transaction.py",

@@ -9,12 +9,13 @@ import pytest
 
 from client.events.model_server import entry_of
 from deadlines import WAIT_S
-from oncelog.client.events.store import SCHEMA_VERSION, ClientStore, StoredClient
+from oncelog.client.events.store import SCHEMA, ClientStore, StoredClient
 from oncelog.client.events.submissions import Draft, PreparedEvent, prepare
 from oncelog.client.events.values import Committed, Event, Fault, OutboxEntry, Rejected, SetAside, SettledEntry
 from oncelog.errors import (
     CorruptError,
     NewerSchemaError,
+    NotALogError,
     PartitionsChangedError,
     StoreInUseError,
     StoreUnavailableError,
@@ -394,7 +395,7 @@ def test_newer_schema_is_refused_unchanged(opened: Opened, path: Path) -> None:
     store, _ = opened("laptop")
     store.close()
     connection = sqlite3.connect(path)
-    connection.execute("UPDATE oncelog_client_state SET schema_version = ?", (SCHEMA_VERSION + 1,))
+    connection.execute("UPDATE oncelog_client_state SET schema_version = ?", (SCHEMA.version + 1,))
     connection.commit()
     connection.close()
     with pytest.raises(NewerSchemaError, match="newer version"):
@@ -405,7 +406,7 @@ def test_newer_schema_is_refused_unchanged(opened: Opened, path: Path) -> None:
 def test_file_that_is_not_a_database_is_refused_unchanged(path: Path) -> None:
     path.write_bytes(b"a letter to my aunt, which is longer than a header of SQLite's" * 100)
     before = path.read_bytes()
-    with pytest.raises(CorruptError, match="no SQLite database"):
+    with pytest.raises(NotALogError, match="no SQLite database"):
         ClientStore(path).open(None, ["a"], None)
     assert path.read_bytes() == before
 

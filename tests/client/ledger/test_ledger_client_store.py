@@ -84,7 +84,7 @@ def test_database_of_another_application_is_refused_unchanged(tmp_path: Path, st
         connection.execute(statement)
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(NotALogError, match="no file of a ledger's client"):
+    with pytest.raises(NotALogError, match="no file of a ledger client"):
         opened(path)
     assert path.read_bytes() == before
     assert not Path(f"{path}-wal").exists()
@@ -169,7 +169,6 @@ def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
 def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
     scope = store.load_scope("acme", "")
-    assert store._connection is not None
     modes = []
     for changes in (
         StoreChanges([SavedEntry(entry(1, 1), 1, 1)], [], ScopeState()),
@@ -177,6 +176,6 @@ def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
         StoreChanges([], [SettledWrite(entry(1, 1), ValueError())], ScopeState(1)),
     ):
         store.save(scope.id, changes)
-        modes.append(store._connection.execute("PRAGMA synchronous").fetchone()[0])
+        modes.append(store._file.connection.execute("PRAGMA synchronous").fetchone()[0])
     assert modes == [2, 1, 2]
     store.close()

@@ -5,7 +5,6 @@ All of it lies in one SQLite file of its own. Everything here blocks, and is cal
 
 import sqlite3
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any, Final
 from uuid import uuid4
 
@@ -14,14 +13,11 @@ from msgspec import Struct
 from oncelog.client.chat.change_set import ChangeSet, SettledMessage
 from oncelog.client.chat.chat_state import ChatState
 from oncelog.client.chat.values import Message, OutboxMessage, Refused, RefusedMessage
-from oncelog.client.runtime.store_file import StoreFile
+from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.errors import SettingsError
-from oncelog.sql_files import parse_statements
 
-APPLICATION_ID: Final = 0x4F4C4343  # "OLCC"
-SCHEMA_VERSION: Final = 1
-_SQL: Final = files("oncelog.client.chat") / "sql"
-SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+SCHEMA: Final = StoreSchema("chat client", "oncelog.client.chat", 1, application_id=0x4F4C4343)  # "OLCC"
+SQL: Final = SCHEMA.load_queries()
 
 
 class StoredChatClient(Struct, frozen=True):
@@ -39,22 +35,20 @@ class ChatStore:
     """One file, open in one process."""
 
     def __init__(self, path: str) -> None:
-        self._file = StoreFile(path, "chat client", APPLICATION_ID, SCHEMA_VERSION)
+        self._file = StoreFile(path, SCHEMA)
         self._next_number = 1
 
     # --- opening and closing
 
     def open(self, device_id: str | None) -> StoredChatClient:
         """Raises StoreInUseError, SettingsError if the file is another device's, or a StoreError."""
-        self._file.open()
-        try:
-            with self._file.transaction(is_durable=True) as connection:
-                if self._file.create_tables(connection, (_SQL / "schema.sql").read_text(encoding="utf-8")):
-                    connection.execute(SQL["make_client"], (device_id or f"device-{uuid4()}",))
-                return self._load(connection, device_id)
-        except BaseException:
-            self.close()
-            raise
+
+        def load(connection: sqlite3.Connection, is_new: bool) -> StoredChatClient:
+            if is_new:
+                connection.execute(SQL["make_client"], (device_id or f"device-{uuid4()}",))
+            return self._load(connection, device_id)
+
+        return self._file.open(load)
 
     def _load(self, connection: sqlite3.Connection, device_id: str | None) -> StoredChatClient:
         user_id, known, epoch = connection.execute(SQL["client"]).fetchone()

@@ -5,7 +5,6 @@ All of it lies in one SQLite file of its own. Everything here blocks, and is cal
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from importlib.resources import files
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -16,21 +15,19 @@ from oncelog.client.deltas.edits import Edits, OutboxUsage, RowKey, get_visible_
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.row_merge import get_newest_hlc, join_rows
 from oncelog.client.deltas.values import Change, LocalRow, parse_columns
-from oncelog.client.runtime.store_file import StoreFile
+from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import decode_delta
 from oncelog.core.merge import Row, RowDelta, merge
 from oncelog.core.rules.tombstones import build_row_without_state
 from oncelog.errors import SettingsError
-from oncelog.sql_files import parse_statements, split_script
+from oncelog.sql_files import split_script
 
 T = TypeVar("T")
 
-APPLICATION_ID: Final = 0x4F4C4443  # "OLDC"
-SCHEMA_VERSION: Final = 1
+SCHEMA: Final = StoreSchema("deltas client", "oncelog.client.deltas", 1, application_id=0x4F4C4443)  # "OLDC"
+SQL: Final = SCHEMA.load_queries()
 NUMBER_MAX: Final = 2**63 - 1
-_SQL: Final = files("oncelog.client.deltas") / "sql"
-SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
 _ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
 
 
@@ -61,7 +58,7 @@ class DeltasStore:
     """One file, open in one process."""
 
     def __init__(self, path: str, limits: DeltasLimits) -> None:
-        self._file = StoreFile(path, "deltas client", APPLICATION_ID, SCHEMA_VERSION)
+        self._file = StoreFile(path, SCHEMA)
         self._limits = limits
         self._client_id = ""
         self.sync_state = SyncState()
@@ -70,19 +67,17 @@ class DeltasStore:
 
     def open(self, client_id: str, gateway: str) -> None:
         """Raises StoreInUseError, SettingsError if the file is another client's or gateway's, or a StoreError."""
-        self._file.open()
-        try:
-            with self._file.transaction(is_durable=True) as connection:
-                if self._file.create_tables(connection, (_SQL / "schema.sql").read_text(encoding="utf-8")):
-                    connection.execute(SQL["make_client"], (client_id, gateway))
-                self._check_owner(connection, client_id, gateway)
-                for statement in split_script((_SQL / "staging.sql").read_text(encoding="utf-8")):
-                    connection.execute(statement)
-                self._client_id = client_id
-                self.sync_state = self._load_sync_state(connection)
-        except BaseException:
-            self.close()
-            raise
+
+        def load(connection: sqlite3.Connection, is_new: bool) -> SyncState:
+            if is_new:
+                connection.execute(SQL["make_client"], (client_id, gateway))
+            self._check_owner(connection, client_id, gateway)
+            for statement in split_script(SCHEMA.read_script("staging.sql")):
+                connection.execute(statement)
+            return self._load_sync_state(connection)
+
+        self.sync_state = self._file.open(load)
+        self._client_id = client_id
 
     def _check_owner(self, connection: sqlite3.Connection, client_id: str, gateway: str) -> None:
         known = connection.execute(SQL["client"]).fetchone()

@@ -6,12 +6,9 @@ the cursor behind it are saved in one transaction, and each event counts once, w
 Everything here blocks, and is called by one thread at a time.
 """
 
-import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.resources import files
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -21,33 +18,15 @@ from msgspec import Struct
 
 from oncelog.client.events.submissions import PreparedEvent
 from oncelog.client.events.values import Event, OutboxEntry, Rejected, Rejection, SetAside, SettledEntry
-from oncelog.client.runtime.store_file import create_store_file
-from oncelog.errors import (
-    CorruptError,
-    NewerSchemaError,
-    PartitionsChangedError,
-    StoreInUseError,
-    StoreUnavailableError,
-)
-from oncelog.file_modes import open_or_create
-from oncelog.sql_files import parse_statements, split_script
+from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.errors import PartitionsChangedError
 
-MEMORY: Final = ":memory:"
-BUSY_TIMEOUT_MS: Final = 10_000
-SCHEMA_VERSION: Final = 1
+SCHEMA: Final = StoreSchema(
+    "client", "oncelog.client.events", 1, state_table="oncelog_client_state", lock_suffix="-client"
+)
+SQL: Final = SCHEMA.load_queries()
 APPLY: Final = "apply"
 """The name under which events are set aside that `apply` could not take."""
-_SQL: Final = files("oncelog.client") / "sql"
-SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
-_CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-_UNAVAILABLE: Final = (
-    "SQLITE_BUSY",
-    "SQLITE_LOCKED",
-    "SQLITE_FULL",
-    "SQLITE_IOERR",
-    "SQLITE_CANTOPEN",
-    "SQLITE_READONLY",
-)
 _DISK_ERRORS: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _EVENT_DECODER: Final = msgspec.json.Decoder(Event)
 _OUTCOME_DECODER: Final = msgspec.json.Decoder(Rejected)
@@ -72,88 +51,43 @@ class ClientStore:
     """One file, open in one process."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
-        self._lock: int | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._file_identity: tuple[int, int] | None = None
-        """Which file it is: who writes to one that was removed writes for nobody."""
+        self._file = StoreFile(path, SCHEMA)
         self._next_number = 1
 
     # --- opening and closing
 
     def open(self, client_id: str | None, partitions: Sequence[str], reset: Reset | None) -> StoredClient:
-        """Raises StoreInUseError, PartitionsChangedError, NewerSchemaError, or another StoreError."""
-        self._acquire_lock()
-        try:
-            with self._translate_errors():
-                create_store_file(self._path)
-                connection = sqlite3.connect(
-                    self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
-                )
-                self._connection = connection
-                connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                self._file_identity = None if self._path == MEMORY else _get_file_identity(self._path)
-                return self._prepare(connection, client_id, orjson.dumps(list(partitions)).decode(), reset)
-        except BaseException:
-            self.close()
-            raise
+        """Raises StoreInUseError, PartitionsChangedError, or a StoreError."""
 
-    def _prepare(
+        def load(connection: sqlite3.Connection, is_new: bool) -> StoredClient:
+            if is_new:
+                state = (SCHEMA.version, client_id or f"client-{uuid4()}", _to_json(partitions))
+                connection.execute(SQL["make_state"], state)
+            return self._load(connection, client_id, _to_json(partitions), reset)
+
+        return self._file.open(load)
+
+    def _load(
         self, connection: sqlite3.Connection, client_id: str | None, partitions: str, reset: Reset | None
     ) -> StoredClient:
-        with self._transaction(is_durable=True):
-            for statement in split_script((_SQL / "schema.sql").read_text(encoding="utf-8")):
-                connection.execute(statement)
-            state = connection.execute(SQL["state"]).fetchone()
-            if state is None:
-                named = client_id or f"client-{uuid4()}"
-                connection.execute(SQL["make_state"], (SCHEMA_VERSION, named, partitions))
-                state = (SCHEMA_VERSION, named, partitions, "", 0)
-            version, known, followed, epoch, cursor = state
-            if version > SCHEMA_VERSION:
-                raise NewerSchemaError(f"{self._path} was made by a newer version of Oncelog's client")
-            if client_id is not None and client_id != known:
-                known = client_id
-                connection.execute(SQL["save_client"], (known,))
-            if followed != partitions:
-                if reset is None:
-                    raise PartitionsChangedError(self._path, _PARTITIONS_DECODER.decode(followed))
-                epoch, cursor = "", 0
-                self._reset_cursor(connection, partitions, cursor, epoch, reset)
-            self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
-            return StoredClient(
-                known,
-                cursor,
-                epoch,
-                [_to_entry(*row) for row in connection.execute(SQL["outbox"])],
-                self._count("count_rejected"),
-                self._count("count_set_aside"),
-            )
+        _, known, followed, epoch, cursor = connection.execute(SQL["state"]).fetchone()
+        if client_id is not None and client_id != known:
+            known = client_id
+            connection.execute(SQL["save_client"], (known,))
+        with self._file.translate_damage():
+            if followed != partitions and reset is None:
+                raise PartitionsChangedError(self._file.path, _PARTITIONS_DECODER.decode(followed))
+            outbox = [_to_entry(*row) for row in connection.execute(SQL["outbox"])]
+        if followed != partitions:
+            epoch, cursor = "", 0
+            self._reset_cursor(connection, partitions, cursor, epoch, reset)
+        self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
+        counts = self._count("count_rejected"), self._count("count_set_aside")
+        return StoredClient(known, cursor, epoch, outbox, *counts)
 
     def close(self) -> None:
-        """Lets go of the file."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
-
-    def _acquire_lock(self) -> None:
-        """Two clients on one file would hand every event over twice. Of the file itself no descriptor may be opened:
-        to close it would take away SQLite's locks."""
-        if self._path == MEMORY:
-            return
-        path = f"{os.path.realpath(self._path)}-client"  # one for all names that lead to the file
-        try:
-            self._lock = open_or_create(path, os.O_RDWR)
-        except OSError as error:
-            raise StoreUnavailableError(f"{path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            raise StoreInUseError(f"another client has {self._path} open; each needs a file of its own") from error
+        """Close the file."""
+        self._file.close()
 
     # --- the outbox
 
@@ -167,29 +101,28 @@ class ClientStore:
         """Takes submissions in, and lets go of those that have an outcome. On return it is on the disk."""
         rejected = [one for one in settled if isinstance(one.outcome, Rejected)]
         # That an entry was committed may be forgotten in a crash: it is sent again, and answered as before.
-        with self._translate_errors(), self._transaction(is_durable=bool(accepted or rejected)) as connection:
+        with self._file.transaction(is_durable=bool(accepted or rejected)) as connection:
             connection.executemany(SQL["accept"], [_to_entry_row(entry) for entry in accepted])
             connection.executemany(SQL["reject"], [_to_rejected_row(one, now_ms) for one in rejected])
             connection.executemany(SQL["settle"], [(one.entry.number,) for one in settled])
 
     def load_rejected(self) -> list[Rejection]:
         """All that the application has not seen to, oldest first."""
-        with self._translate_errors():
-            rows = self._get_connection().execute(SQL["rejected"]).fetchall()
-        return [
-            Rejection(
-                id,
-                _PARTITIONS_DECODER.decode(partitions),
-                msgspec.json.decode(body),
-                _OUTCOME_DECODER.decode(outcome),
-                rejected_at_ms,
-            )
-            for id, partitions, body, outcome, rejected_at_ms in rows  # noqa: A001 - the name that it has everywhere
-        ]
+        with self._file.translate_errors(), self._file.translate_damage():
+            return [
+                Rejection(
+                    id,
+                    _PARTITIONS_DECODER.decode(partitions),
+                    msgspec.json.decode(body),
+                    _OUTCOME_DECODER.decode(outcome),
+                    rejected_at_ms,
+                )
+                for id, partitions, body, outcome, rejected_at_ms in self._file.connection.execute(SQL["rejected"])  # noqa: A001
+            ]
 
     def forget_rejected(self, ids: Sequence[str] | None) -> int:
         """The application has seen to them; None for all. Gives how many are left."""
-        with self._translate_errors(), self._transaction(is_durable=True) as connection:
+        with self._file.transaction(is_durable=True) as connection:
             if ids is None:
                 connection.execute(SQL["forget_all_rejected"])
             else:
@@ -203,7 +136,7 @@ class ClientStore:
     ) -> int:
         """Calls `apply` and moves the cursor, in one transaction. Gives how many events are set aside by now."""
         # If a crash loses it, all of it is lost together, and comes again from the server.
-        with self._translate_errors(), self._transaction(is_durable=False) as connection:
+        with self._file.transaction(is_durable=False) as connection:
             if apply is not None and events:
                 failed = [*failed, *_apply_events(connection, apply, events)]
             connection.executemany(SQL["set_aside"], [_to_set_aside_row(one) for one in failed])
@@ -212,19 +145,19 @@ class ClientStore:
 
     def load_set_aside(self) -> list[SetAside]:
         """All events that a handler could not take, in their order."""
-        with self._translate_errors():
-            rows = self._get_connection().execute(SQL["all_set_aside"]).fetchall()
-        return [SetAside(handler, _EVENT_DECODER.decode(event), error) for handler, event, error in rows]
+        with self._file.translate_errors(), self._file.translate_damage():
+            rows = self._file.connection.execute(SQL["all_set_aside"])
+            return [SetAside(handler, _EVENT_DECODER.decode(event), error) for handler, event, error in rows]
 
     def forget_set_aside(self, committed_ids: Sequence[int]) -> int:
         """These need not be handed over any more. Gives how many are left."""
-        with self._translate_errors(), self._transaction(is_durable=True) as connection:
+        with self._file.transaction(is_durable=True) as connection:
             connection.executemany(SQL["forget_set_aside_at"], [(one,) for one in committed_ids])
             return self._count("count_set_aside")
 
     def redeliver(self, failed_delivery: SetAside, apply: Apply | None) -> str | None:
         """Hands one over that was set aside, to `apply` or (done before) to another. Gives its error, or None."""
-        with self._translate_errors(), self._transaction(is_durable=True) as connection:
+        with self._file.transaction(is_durable=True) as connection:
             failed = [] if apply is None else _apply_events(connection, apply, [failed_delivery.event])
             if failed:
                 connection.execute(SQL["set_aside"], _to_set_aside_row(failed[0]))
@@ -234,8 +167,8 @@ class ClientStore:
 
     def start_over(self, partitions: Sequence[str], since: int, epoch: str, reset: Reset | None) -> None:
         """Another beginning, with what the application does about what it has, in one transaction."""
-        with self._translate_errors(), self._transaction(is_durable=True) as connection:
-            self._reset_cursor(connection, orjson.dumps(list(partitions)).decode(), since, epoch, reset)
+        with self._file.transaction(is_durable=True) as connection:
+            self._reset_cursor(connection, _to_json(partitions), since, epoch, reset)
 
     def _reset_cursor(
         self, connection: sqlite3.Connection, partitions: str, since: int, epoch: str, reset: Reset | None
@@ -245,53 +178,8 @@ class ClientStore:
         connection.execute(SQL["forget_set_aside"])
         connection.execute(SQL["start_over"], (partitions, since, epoch))
 
-    # --- transactions
-
-    @contextmanager
-    def _transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
-        connection = self._get_connection()
-        if self._file_identity is not None and self._file_identity != _get_file_identity(self._path):
-            raise StoreUnavailableError(f"{self._path} was removed or replaced while the client had it open")
-        connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield connection
-            connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-            raise
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            name = getattr(error, "sqlite_errorname", "") or ""
-            if name.startswith(_CORRUPT):
-                raise CorruptError(f"{self._path} is damaged, or no SQLite database: {error}") from error
-            if _is_unavailable(error):
-                raise StoreUnavailableError(f"{self._path}: {error} [{name}]") from error
-            raise
-        except msgspec.MsgspecError as error:
-            raise CorruptError(f"{self._path} is damaged: {error}") from error
-
-    def _get_connection(self) -> sqlite3.Connection:
-        if self._connection is None:
-            raise StoreUnavailableError(f"{self._path} is closed")
-        return self._connection
-
     def _count(self, statement: str) -> int:
-        return int(self._get_connection().execute(SQL[statement]).fetchone()[0])
-
-
-def _get_file_identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - once a transaction
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return int(self._file.connection.execute(SQL[statement]).fetchone()[0])
 
 
 def _apply_events(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> list[SetAside]:
@@ -326,10 +214,6 @@ def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Ev
     return None
 
 
-def _is_unavailable(error: BaseException) -> bool:
-    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_UNAVAILABLE)
-
-
 def _is_disk_error(error: BaseException) -> bool:
     """Of an error in `apply`. What is locked or read-only there may be another database, and may stay so."""
     return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_DISK_ERRORS)
@@ -347,6 +231,10 @@ def describe_error(error: BaseException) -> str:
         return type(error).__name__
 
 
+def _to_json(partitions: Sequence[str]) -> str:
+    return orjson.dumps(list(partitions)).decode()
+
+
 def _to_entry(
     number: int, id_text: str, partitions: str, body: bytes, fingerprint: bytes, expected: int | None
 ) -> OutboxEntry:
@@ -355,14 +243,14 @@ def _to_entry(
 
 
 def _to_entry_row(entry: OutboxEntry) -> tuple[Any, ...]:
-    partitions = orjson.dumps(entry.partitions).decode()
+    partitions = _to_json(entry.partitions)
     return entry.number, entry.id, partitions, entry.body, entry.fingerprint, entry.expected_committed_id
 
 
 def _to_rejected_row(settled: SettledEntry, now_ms: int) -> tuple[Any, ...]:
     entry = settled.entry
     outcome = msgspec.json.encode(settled.outcome).decode()
-    return entry.number, entry.id, orjson.dumps(entry.partitions).decode(), entry.body, outcome, now_ms
+    return entry.number, entry.id, _to_json(entry.partitions), entry.body, outcome, now_ms
 
 
 def _to_set_aside_row(failed_delivery: SetAside) -> tuple[Any, ...]:

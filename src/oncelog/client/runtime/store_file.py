@@ -1,16 +1,19 @@
-"""An SQLite file that belongs to one client in one process: opened, locked, and written to in transactions.
+"""The SQLite file of one client: locked, opened, created or migrated, and written to in transactions.
 
-Everything here blocks, and is called by one thread at a time.
+Every client stores its outbox and its cursors in such a file. `StoreSchema` says what a client has in it, and
+`StoreFile` does everything else. All calls block, and one thread at a time makes them.
 """
 
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from importlib.resources import files
+from typing import Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from oncelog.errors import (
     CanonicalError,
@@ -21,7 +24,9 @@ from oncelog.errors import (
     StoreUnavailableError,
 )
 from oncelog.file_modes import create_or_report, open_or_create
-from oncelog.sql_files import split_script
+from oncelog.sql_files import parse_statements, split_script
+
+T = TypeVar("T")
 
 MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 10_000
@@ -37,19 +42,56 @@ _UNAVAILABLE: Final = (
 )
 
 
+class StoreSchema(Struct, frozen=True):
+    """Tables of one kind of client, and how to create and migrate them."""
+
+    kind: str
+    """Name of the client in errors: "deltas client"."""
+    package: str
+    """Its directory `sql` has `schema.sql`, `queries.sql`, and `migrate_N.sql` for each version N from 2 on."""
+    version: int
+    application_id: int = 0
+    """`application_id` of the file. 0: the tables may be in a file of the application."""
+    state_table: str = ""
+    """Table whose column `schema_version` has the version, for tables that may be in a file of the application."""
+    lock_suffix: str = "-lock"
+
+    def read_script(self, name: str) -> str:
+        """Return the text of a file of the client's directory `sql`."""
+        return (files(self.package) / "sql" / name).read_text(encoding="utf-8")
+
+    def load_queries(self) -> dict[str, str]:
+        """Return the statements of `queries.sql` by their names."""
+        return parse_statements(self.read_script("queries.sql"))
+
+    def load_version(self, connection: sqlite3.Connection) -> int:
+        """Return the version of the tables in a file, 0 if they are not there."""
+        if not self.state_table:
+            return int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (self.state_table,)).fetchone() is None:
+            return 0
+        found = connection.execute(f"SELECT schema_version FROM {self.state_table}").fetchone()  # noqa: S608 - a constant
+        return 0 if found is None else int(found[0])
+
+    def save_version(self, connection: sqlite3.Connection) -> None:
+        """Store the current version."""
+        if self.state_table:
+            connection.execute(f"UPDATE {self.state_table} SET schema_version = {self.version}")  # noqa: S608 - as above
+        else:
+            connection.execute(f"PRAGMA application_id = {self.application_id}")
+            connection.execute(f"PRAGMA user_version = {self.version}")
+
+
 class StoreFile:
     """One file, open in one process."""
 
-    def __init__(self, path: str, kind: str, application_id: int, schema_version: int) -> None:
-        """`kind` is whose it is, in the texts of errors: "deltas client"."""
-        self.path = path
-        self._kind = kind
-        self._application_id = application_id
-        self._schema_version = schema_version
+    def __init__(self, path: str | os.PathLike[str], schema: StoreSchema) -> None:
+        self.path = os.fspath(path)
+        self._schema = schema
         self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
         self._file_identity: tuple[int, int] | None = None
-        """Which file it is: who writes to one that was removed writes for nobody."""
+        """Device and inode of the open file. A file that was removed would take writes that are lost."""
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -58,8 +100,11 @@ class StoreFile:
             raise StoreUnavailableError(f"{self.path} is closed")
         return self._connection
 
-    def open(self) -> None:
-        """Raises StoreInUseError, NotALogError, NewerSchemaError or another StoreError."""
+    def open(self, load: Callable[[sqlite3.Connection, bool], T]) -> T:
+        """Open the file, create or migrate its tables, and return what `load(connection, is_new)` makes of them.
+
+        All of it is one transaction. Raises StoreInUseError, NotALogError, NewerSchemaError or another StoreError.
+        """
         self._acquire_lock()
         try:
             with self.translate_errors():
@@ -67,25 +112,42 @@ class StoreFile:
                 self._connection = sqlite3.connect(
                     self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
                 )
-                self._check_owner(self._connection)
+                self._check_kind(self._connection)
                 self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            self._file_identity = None if self.path == MEMORY else _get_file_identity(self.path)
+                self._file_identity = None if self.path == MEMORY else _get_file_identity(self.path)
+                with self.transaction(is_durable=True) as connection:
+                    return load(connection, self._migrate(connection))
         except BaseException:
             self.close()
             raise
 
-    def create_tables(self, connection: sqlite3.Connection, script: str) -> bool:
-        """In a transaction. False if they are there."""
-        if connection.execute("PRAGMA user_version").fetchone()[0]:
+    def _check_kind(self, connection: sqlite3.Connection) -> None:
+        """Check whose file it is before anything in it is changed."""
+        schema = self._schema
+        version = schema.load_version(connection)
+        if schema.application_id:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if application != schema.application_id and (application or version or tables):
+                raise NotALogError(f"{self.path} is no file of a {schema.kind}: give it a file of its own")
+        if version > schema.version:
+            raise NewerSchemaError(f"{self.path} was made by a newer version of Oncelog's {schema.kind}")
+
+    def _migrate(self, connection: sqlite3.Connection) -> bool:
+        """Bring the tables to the current version; return whether they are new."""
+        schema = self._schema
+        version = schema.load_version(connection)
+        if version == schema.version:
             return False
-        for statement in split_script(script):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {self._application_id}")
-        connection.execute(f"PRAGMA user_version = {self._schema_version}")
-        return True
+        scripts = [f"migrate_{later}.sql" for later in range(version + 1, schema.version + 1)]
+        for name in scripts if version else ["schema.sql"]:
+            for statement in split_script(schema.read_script(name)):
+                connection.execute(statement)
+        schema.save_version(connection)
+        return version == 0
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file and release its lock."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -93,22 +155,14 @@ class StoreFile:
         if lock is not None:
             os.close(lock)
 
-    def _check_owner(self, connection: sqlite3.Connection) -> None:
-        """Before anything in it is changed."""
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if application != self._application_id and (application or version or tables):
-            raise NotALogError(f"{self.path} is no file of a {self._kind}: give it a file of its own")
-        if version > self._schema_version:
-            raise NewerSchemaError(f"{self.path} was made by a newer version of Oncelog's {self._kind}")
-
     def _acquire_lock(self) -> None:
-        """Two clients with one file would send one outbox. Of the file itself no descriptor may be
-        opened: to close it would take away SQLite's locks."""
+        """Lock a file beside it: two clients with one file would send one outbox twice.
+
+        The lock is not on the file itself, because closing any descriptor of it releases SQLite's locks.
+        """
         if self.path == MEMORY:
             return
-        path = f"{os.path.realpath(self.path)}-lock"  # one for all names that lead to the file
+        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # one for all names that lead to the file
         try:
             self._lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
@@ -117,11 +171,13 @@ class StoreFile:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
-            raise StoreInUseError(f"another {self._kind} has {self.path} open; each needs its own file") from error
+            raise StoreInUseError(
+                f"another {self._schema.kind} has {self.path} open; each needs its own file"
+            ) from error
 
     @contextmanager
     def transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing. What is not durable may be lost with the machine's power, and comes again then."""
+        """Commit all of it or nothing. A power failure may lose a commit that is not durable."""
         with self.translate_errors():
             connection = self.connection
             if self._file_identity is not None and self._file_identity != _get_file_identity(self.path):
@@ -139,7 +195,7 @@ class StoreFile:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Turns SQLite's errors into our own."""
+        """Translate errors of SQLite."""
         try:
             yield
         except sqlite3.Error as error:
@@ -154,7 +210,7 @@ class StoreFile:
 
     @contextmanager
     def translate_damage(self) -> Iterator[None]:
-        """What lies in the file is believed, but not blindly."""
+        """Translate errors of decoding stored values. Not around functions of the application: theirs are theirs."""
         try:
             yield
         except (msgspec.MsgspecError, CanonicalError) as error:
