@@ -22,7 +22,7 @@ LONG = (
     "tests/test_requirements.py",
     "tests/bench/",
     "tests/crash/",
-    "tests/gateways/",
+    "tests/servers/",
     "tests/server/events/test_events_websocket.py",
     "tests/server/chat/test_chat_failures.py",
 )

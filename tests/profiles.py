@@ -19,11 +19,11 @@ from databases import needs_postgres
 CHECK_FILES: Final = (
     "tests/core/*",
     "tests/engine/*",
-    "tests/stores/*",
+    "tests/storage/*",
     "tests/client/*_protocol*.py",
     "tests/client/*_store*.py",
-    "tests/doors/*_session*.py",
-    "tests/doors/*_camel*.py",
+    "tests/server/*_session*.py",
+    "tests/server/*_insieme*.py",
 )
 """`--check` runs the tests of these files that do not need PostgreSQL."""
 SOAK_TIMEOUT_S: Final = 3600

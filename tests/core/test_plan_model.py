@@ -100,6 +100,6 @@ def test_generated_histories_reach_every_verdict_and_every_reason(is_soak: bool)
     kinds -= {"TOO_MANY_COLUMNS", "ROW_TOO_LARGE"}  # too large to be generated: test_plan_checks.py has them
     kinds -= {"BUSY", "READ_ONLY", "UNSTORABLE"}  # given by an engine, never by the decision
     kinds -= {"QUOTA_EXCEEDED"}  # these histories have no tenants; those of test_agreement.py do
-    kinds -= {"WRONG_SCOPE"}  # as above: test_event_scopes.py has it
+    kinds -= {"WRONG_SCOPE"}  # as above: rules/test_event_id_scopes.py has it
     assert verdicts.keys() == kinds
     assert min(verdicts.values()) >= (20 if is_soak else 12), verdicts

@@ -178,7 +178,7 @@ class BatchState:
         self.settings = snapshot.settings
         self._heads = snapshot.heads
         self.now_ms = now_ms
-        """The time at which the batch is proposed. Of a write it is its lane's that counts (`LaneDesk.log_time_ms`)."""
+        """Time at which the batch is proposed. Of a write it is its lane's that counts (`LaneDraft.log_time_ms`)."""
         self.tenants = snapshot.tenants
         self.admission: Admission | None = None
         """Set while a request is decided that the rates admit as a whole or not at all."""

@@ -43,7 +43,7 @@ IDLE_FRACTION_MAX: Final = 0.35
 
 
 class BatchScheduler:
-    """Of one committer. `queued` says how many callers wait, and `has_enough` whether no more are worth waiting for."""
+    """Of one committer. `has_full_batch` says whether more callers than the `count_queued` are worth waiting for."""
 
     def __init__(self, count_queued: Callable[[], int], has_full_batch: Callable[[], bool]) -> None:
         self._count_queued = count_queued

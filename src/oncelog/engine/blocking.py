@@ -366,93 +366,93 @@ class BlockingLeaseManager:
 
 
 class BlockingStateReader:
-    """The blocking twin of `Books`."""
+    """The blocking twin of `StateReader`."""
 
     def __init__(self, state_reader: StateReader, portal: Portal) -> None:
         self._state_reader = state_reader
         self._portal = portal
 
     def lane(self, scope: str) -> int:
-        """As `Books.lane`."""
+        """As `StateReader.lane`."""
         return self._state_reader.lane(scope)
 
     def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
-        """As `Books.client`."""
+        """As `StateReader.client`."""
         return self._portal.call(self._state_reader.client, scope, client, policy)
 
     def entity(self, scope: str, key: str) -> Entity | None:
-        """As `Books.entity`."""
+        """As `StateReader.entity`."""
         return self._portal.call(self._state_reader.entity, scope, key)
 
     def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
-        """As `Books.entities`."""
+        """As `StateReader.entities`."""
         return self._portal.call(self._state_reader.entities, scope, prefix=prefix, after=after, limit=limit)
 
     def newest(self, scope: str) -> int:
-        """As `Books.newest`."""
+        """As `StateReader.newest`."""
         return self._portal.call(self._state_reader.newest, scope)
 
     def horizon(self, scope: str) -> int | None:
-        """As `Books.horizon`."""
+        """As `StateReader.horizon`."""
         return self._portal.call(self._state_reader.horizon, scope)
 
     def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
-        """As `Books.newest_and_horizon`."""
+        """As `StateReader.newest_and_horizon`."""
         return self._portal.call(self._state_reader.newest_and_horizon, scope)
 
     def sequence_before(self, scope: str, upto: int, count: int) -> int:
-        """As `Books.sequence_before`."""
+        """As `StateReader.sequence_before`."""
         return self._portal.call(self._state_reader.sequence_before, scope, upto, count)
 
     def row(self, scope: str, table: str, row_id: str) -> Row | None:
-        """As `Books.row`."""
+        """As `StateReader.row`."""
         return self._portal.call(self._state_reader.row, scope, table, row_id)
 
     def rows(self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500) -> RowPage:
-        """As `Books.rows`."""
+        """As `StateReader.rows`."""
         return self._portal.call(self._state_reader.rows, scope, table=table, after=after, limit=limit)
 
     def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
-        """As `Books.relationship`."""
+        """As `StateReader.relationship`."""
         return self._portal.call(self._state_reader.relationship, scope, resource, relation, subject)
 
     def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """As `Books.relationships`."""
+        """As `StateReader.relationships`."""
         return self._portal.call(self._state_reader.relationships, query)
 
     def find_membership(self, scope: str, member: str) -> Membership | None:
-        """As `Books.standing_of`."""
+        """As `StateReader.find_membership`."""
         return self._portal.call(self._state_reader.find_membership, scope, member)
 
     def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
-        """As `Books.members_among`."""
+        """As `StateReader.members_among`."""
         return self._portal.call(self._state_reader.members_among, identities)
 
     def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
-        """As `Books.members`."""
+        """As `StateReader.members`."""
         return self._portal.call(self._state_reader.members, scope, after=after, limit=limit)
 
     def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
-        """As `Books.memberships`."""
+        """As `StateReader.memberships`."""
         return self._portal.call(self._state_reader.memberships, member, prefix=prefix, after=after, limit=limit)
 
     def record(self, lane: int, position: int) -> Record | None:
-        """As `Books.record`."""
+        """As `StateReader.record`."""
         return self._portal.call(self._state_reader.record, lane, position)
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
-        """As `Books.attested`."""
+        """As `StateReader.attested`."""
         return self._portal.call(self._find_attestation, receipt, now_ms)
 
     async def _find_attestation(self, receipt: Receipt, now_ms: int | None) -> Attestation | None:
         return self._state_reader.find_attestation(receipt, now_ms)
 
     def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS_PER_PAGE) -> list[ScopedBlock]:
-        """As `Books.blocks`."""
+        """As `StateReader.blocks`."""
         return self._portal.call(self._state_reader.blocks, scope, after, limit)
 
     def follow_blocks(self, scope: str, after: int = 0) -> Iterator[Sequence[ScopedBlock]]:
-        """As `Books.follow_blocks`. Leave it with `break`."""
+        """As `StateReader.follow_blocks`. Leave it with `break`."""
         return self._portal.iterate(self._state_reader.follow_blocks(scope, after))
 
 

@@ -117,7 +117,7 @@ def build_renewal(lease: HeldLease) -> Renew:
 class LeaseWatchdog:
     """Renews leases from a thread while the event loop is blocked.
 
-    `let_go` is called in that thread with a lease that was lost, or whose work has reached its maximum run time.
+    `on_lost` is called in that thread with a lease that was lost, or whose work has reached its maximum run time.
     """
 
     def __init__(self, store: Store, on_lost: Callable[[HeldLease], None]) -> None:

@@ -727,7 +727,7 @@ class Server:
         return self._limiter.open_stream(address)
 
     def _admit_stream(self, request: web.Request) -> Caller:
-        """Return the caller of a WebSocket or stream, which stays. Raises DoorError if a limit is reached."""
+        """Return the caller of a WebSocket or stream, which stays. Raises ApiError if a limit is reached."""
         connection = self._limiter.find_connection(request.transport)
         self._check_capacity(connection)
         self._open_requests.pop(id(request), None)

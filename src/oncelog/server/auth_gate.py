@@ -47,7 +47,7 @@ class AuthGate:
         return self._authenticator.is_open
 
     def authenticate(self, credential: str | None, caller: Caller) -> Principal:
-        """Return the principal of a credential. Raises DoorError, with one text for every wrong credential (CO-21).
+        """Return the principal of a credential. Raises ApiError, with one text for every wrong credential (CO-21).
 
         The credential is verified before the rate limit is checked, so that wrong credentials from an address never
         delay a valid one (CO-25). A request without a credential guesses nothing and does not count. The connection of
@@ -88,7 +88,7 @@ class AuthGate:
     def get_event_client(self, principal: Principal, requested: str | None) -> str | None:
         """Return the client id under which events are stored (EV-1); None if the principal may not use `asked`.
 
-        In development mode every client id may be used as it is. Raises DoorError for one that is too long.
+        In development mode every client id may be used as it is. Raises ApiError for one that is too long.
         """
         if self.is_open and principal.client_id is None:
             return requested or principal.actor.partition(":")[2]
@@ -98,7 +98,7 @@ class AuthGate:
             raise ApiError(FORBIDDEN, f"{error.path}: {error.reason}", field=error.path) from None
 
     def recheck_principal(self, principal: Principal) -> Principal:
-        """The same where there must be some. Raises DoorError: they may have been taken away while a body came."""
+        """The same where there must be some. Raises ApiError: they may have been taken away while a body came."""
         current = self.refresh_principal(principal)
         if current is None:
             raise credential_ended_error()

@@ -75,7 +75,7 @@ class Caller:
         self.address = address
 
     def set_principal(self, principal: Principal) -> None:
-        """Note who the caller is. Raises DoorError if the principal has too many connections."""
+        """Note who the caller is. Raises ApiError if the principal has too many connections."""
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
         """Call `refuse` if more than `bytes_max` bytes arrive before the caller is authenticated."""
@@ -313,7 +313,7 @@ class ConnectionLimiter:
         return self._by_transport.get(transport)
 
     def open_stream(self, address: str, connection: Connection | None = None) -> CountedStream:
-        """Count a stream that is not a connection by itself. Raises DoorError if a limit is reached.
+        """Count a stream that is not a connection by itself. Raises ApiError if a limit is reached.
 
         The connection of a proxy counts as unauthenticated until the caller of the stream is authenticated.
         """
@@ -332,7 +332,7 @@ class ConnectionLimiter:
         return made
 
     def count_principal(self, caller: Connection | CountedStream, principal: Principal) -> None:
-        """Count a connection for its principal. Raises DoorError at the limit."""
+        """Count a connection for its principal. Raises ApiError at the limit."""
         limit, actor = self.limits.principal_max, principal.actor
         others = self._by_principal[actor]
         if limit and len(others) >= limit:

@@ -71,11 +71,11 @@ class FastRequest(Struct, frozen=True):
     answer: Callable[[bytes], None]
     """With JSON."""
     fail: Callable[[Exception], None]
-    """With an error, a DoorError or one that is the server's fault."""
+    """With an error, a ApiError or one that is the server's fault."""
 
 
 FastHandler = Callable[[FastRequest], None]
-"""Answers a request now or later. May raise DoorError in place of answering."""
+"""Answers a request now or later. May raise ApiError in place of answering."""
 
 
 class HttpFastPath:
@@ -92,7 +92,7 @@ class HttpFastPath:
     ) -> None:
         self.routes = routes
         self.check_host = check_host
-        """Raises DoorError for an address and a `Host` that are not served."""
+        """Raises ApiError for an address and a `Host` that are not served."""
         self.count_failure = count_failure
         """Told of every request that was refused: its path, and why."""
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)

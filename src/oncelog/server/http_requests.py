@@ -49,7 +49,7 @@ def parse_bearer(header: str) -> str | None:
 
 
 def check_single_authorization(headers: Sequence[str]) -> None:
-    """Raise DoorError for a request with several `Authorization` headers.
+    """Raise ApiError for a request with several `Authorization` headers.
 
     A proxy may check one of them and the server another.
     """
@@ -58,13 +58,13 @@ def check_single_authorization(headers: Sequence[str]) -> None:
 
 
 def check_json(request: web.Request) -> None:
-    """Raises DoorError. A page of another origin can send a form without asking, but not this (CO-24)."""
+    """Raises ApiError. A page of another origin can send a form without asking, but not this (CO-24)."""
     if request.content_type != JSON:
         raise ApiError(error_codes.BAD_REQUEST, f"Content-Type: must be {JSON}", field="Content-Type", status=415)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Raises DoorError for one that is not what its headers say: half of a chunk, no gzip."""
+    """Raises ApiError for one that is not what its headers say: half of a chunk, no gzip."""
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ENCODINGS:
         message = f"Content-Encoding: must be one of {', '.join(ENCODINGS)}"
@@ -89,7 +89,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
-    """Raises DoorError for what is none, and HTTPRequestEntityTooLarge once it is longer than it may be: what would
+    """Raises ApiError for what is none, and HTTPRequestEntityTooLarge once it is longer than it may be: what would
     come after that is not made at all."""
     # Some send deflate without the header that it has by its standard, whose first byte says how it is packed.
     has_header = body[0] & 0x0F == zlib.DEFLATED
@@ -111,7 +111,7 @@ def _body_error() -> ApiError:
 
 
 def get_path_name(request: web.Request, name: str) -> str:
-    """A name of the path, decoded once. Raises DoorError.
+    """A name of the path, decoded once. Raises ApiError.
 
     aiohttp's `match_info` keeps invalid UTF-8 as it was sent, and decodes `%25` afterwards: `%FF` and `%25FF` would
     be one name.
@@ -142,7 +142,7 @@ def parse_query(request: web.Request) -> list[tuple[str, str]]:
 
 
 def parse_parameters(request: web.Request, names: Collection[str]) -> dict[str, str]:
-    """The parameters of a query. Raises DoorError for one that has no meaning, or is there twice."""
+    """The parameters of a query. Raises ApiError for one that has no meaning, or is there twice."""
     given: dict[str, str] = {}
     for name, value in parse_query(request):
         if name not in names:
@@ -154,7 +154,7 @@ def parse_parameters(request: web.Request, names: Collection[str]) -> dict[str, 
 
 
 def parse_number(text: str, name: str) -> int:
-    """A number of a query. Raises DoorError."""
+    """A number of a query. Raises ApiError."""
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
         raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be a whole number from 0 to 2^53−1", field=name)
     return int(text)

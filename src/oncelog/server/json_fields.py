@@ -20,7 +20,7 @@ _TYPE_NAMES: Final = {
 
 
 def parse_json(data: bytes) -> JsonValue:
-    """The value of a JSON text. Raises DoorError."""
+    """The value of a JSON text. Raises ApiError."""
     try:
         return parse_parts(data)
     except CanonicalError as error:
@@ -28,14 +28,14 @@ def parse_json(data: bytes) -> JsonValue:
 
 
 def decode_object(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
-    """`value` if it is an object. Raises DoorError."""
+    """`value` if it is an object. Raises ApiError."""
     if type(value) is not dict:
         raise type_error(path, value, "an object")
     return value
 
 
 def get_required(members: Mapping[str, JsonValue], name: str, path: str) -> JsonValue:
-    """The member of that name. Raises DoorError if there is none."""
+    """The member of that name. Raises ApiError if there is none."""
     try:
         return members[name]
     except KeyError:
@@ -43,7 +43,7 @@ def get_required(members: Mapping[str, JsonValue], name: str, path: str) -> Json
 
 
 def get_text(members: Mapping[str, JsonValue], name: str, path: str) -> str:
-    """The member of that name, a string. Raises DoorError."""
+    """The member of that name, a string. Raises ApiError."""
     value = get_required(members, name, path)
     if type(value) is not str:
         raise type_error(f"{path}.{name}", value, "a string")
@@ -51,7 +51,7 @@ def get_text(members: Mapping[str, JsonValue], name: str, path: str) -> str:
 
 
 def get_events(payload: Mapping[str, JsonValue], events_max: int, path: str) -> list[JsonValue]:
-    """The events of a submission, unread, and as many as there may be. Raises DoorError."""
+    """The events of a submission, unread, and as many as there may be. Raises ApiError."""
     events = get_required(payload, "events", path)
     if type(events) is not list:
         raise type_error(f"{path}.events", events, "an array")
@@ -61,7 +61,7 @@ def get_events(payload: Mapping[str, JsonValue], events_max: int, path: str) -> 
 
 
 def get_token(payload: Mapping[str, JsonValue], path: str) -> str | None:
-    """The credential, if there is one. Raises DoorError."""
+    """The credential, if there is one. Raises ApiError."""
     token = payload.get("token")
     if token is not None and type(token) is not str:
         raise type_error(f"{path}.token", token, "a string")
@@ -69,7 +69,7 @@ def get_token(payload: Mapping[str, JsonValue], path: str) -> str | None:
 
 
 def decode_client_id(value: JsonValue, path: str) -> str:
-    """A client's id. Raises DoorError."""
+    """A client's id. Raises ApiError."""
     try:
         return parse_client_id(value, path)
     except CanonicalError as error:
@@ -77,13 +77,13 @@ def decode_client_id(value: JsonValue, path: str) -> str:
 
 
 def get_limit(payload: Mapping[str, JsonValue], path: str) -> int | None:
-    """How many events a page may have, if that is said. Raises DoorError."""
+    """How many events a page may have, if that is said. Raises ApiError."""
     limit = payload.get("limit")
     return None if limit is None else decode_integer(limit, f"{path}.limit", "a whole number")
 
 
 def decode_committed_id(value: JsonValue, path: str) -> int:
-    """A number of the log. Raises DoorError."""
+    """A number of the log. Raises ApiError."""
     number = decode_integer(value, path, _COMMITTED_ID_TYPE)
     if not 0 <= number <= INTEGER_MAX:
         raise bad_request(path, f"must be {_COMMITTED_ID_TYPE}, not {number}")
@@ -91,7 +91,7 @@ def decode_committed_id(value: JsonValue, path: str) -> int:
 
 
 def decode_integer(value: JsonValue, path: str, expected: str) -> int:
-    """1, 1.0 and 1e0 are one value (CO-1). Raises DoorError."""
+    """1, 1.0 and 1e0 are one value (CO-1). Raises ApiError."""
     if type(value) is float and value.is_integer():
         return int(value)
     if type(value) is not int:

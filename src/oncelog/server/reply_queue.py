@@ -40,7 +40,7 @@ class Reply(ReplySlot):
 
 
 class ReplyQueue:
-    """The replies of one connection that have not been written yet. `on_closing` is called in the middle of a flush."""
+    """The replies of one connection that have not been written yet. `on_close` is called in the middle of a flush."""
 
     def __init__(self, send_queue: SendQueue, on_close: Callable[[CloseReason], None]) -> None:
         self.count = 0

@@ -125,7 +125,7 @@ def _is_older_schema(source: str) -> bool:
 
 
 def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool) -> None:
-    """Verify the backup, or a copy of it that has the current schema. Raises ContradictionError."""
+    """Verify the backup, or a copy of it that has the current schema. Raises InconsistencyError."""
     if not full:
         report(Progress("structure"))
         with open_read_transaction(path) as (connection, _):

@@ -9,8 +9,9 @@
 It reads the messages that pass (a type, a length, a body; before the session begins a length and a code) and knows a
 COMMIT that is sent as a simple query. What becomes of a COMMIT is what `fates` says next, else what the faults and the
 seed say: that follows from the number of the connection and the place of the message there, and from nothing else.
-Answers can be held back (`hold`), sessions can be left open and deaf (`stall_all`, `deaf_sessions`), and the server can
-be out of reach (`is_shut`). Requests to cancel a statement are counted. It speaks no TLS: the server must not either.
+Answers can be held back (`hold`), sessions can be left open and deaf (`stall_all`, `stalled_sessions`), and the server
+can be out of reach (`is_unreachable`). Requests to cancel a statement are counted. It speaks no TLS: the server must
+not either.
 """
 
 import asyncio
@@ -219,7 +220,7 @@ class _ProxiedSession:
         self._held: HeldMessage | None = None
         self._held_after: HeldMessage | None = None
         self._requests = 0
-        """Since `_held_later` was met."""
+        """Since `_held_after` was met."""
         self._will_stall = proxy.stalled_sessions > 0
         proxy.stalled_sessions -= self._will_stall
         self.task = asyncio.get_running_loop().create_task(self._run())

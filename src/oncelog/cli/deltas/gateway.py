@@ -118,7 +118,7 @@ class Gateway:
     async def push(self, deltas: Sequence[bytes], *, can_divide: bool = False) -> list[tuple[Raw, Result]]:
         """Pushes deltas under their ids until they are answered: the results as they came, and read.
 
-        Raises as `post` does; and TooManyError, if whoever calls divides what is more than the server's limits allow.
+        Raises as `post` does; and PushTooLargeError, if the caller divides what exceeds the limits of the server.
         """
         body, loop = encode_push(deltas), asyncio.get_running_loop()
         limited_s: float | None = None

@@ -92,7 +92,7 @@ class ClientStore:
     # --- the outbox
 
     def assign_numbers(self, submissions: Sequence[PreparedEvent]) -> list[OutboxEntry]:
-        """Entries with the next numbers: they are the outbox's once `write_outbox` has saved them."""
+        """Entries with the next numbers: they are the outbox's once `save_outbox` has saved them."""
         numbers = range(self._next_number, self._next_number + len(submissions))
         self._next_number += len(submissions)
         return [OutboxEntry(number, *submission) for number, submission in zip(numbers, submissions, strict=True)]

@@ -136,7 +136,7 @@ class LedgerProtocol:
     # --- saving
 
     def take_changes(self) -> StoreChanges | None:
-        """What must be saved now; None if all is. Then `saved`, or `not_saved`."""
+        """What must be saved now; None if all is. Then `confirm_saved` or `revert_unsaved`."""
         # One that moves down is saved when its turn comes near: else each refusal would write the whole queue anew.
         for entry in islice(self._queue.values(), 2 * self._in_flight_max):
             if entry.saved_sequence != entry.sequence:
@@ -307,7 +307,7 @@ class LedgerProtocol:
     # --- where we stand
 
     def take_state_request(self) -> bool:
-        """Whether the server must be asked now where we stand. Then `state_told`, `state_denied` or `state_lost`."""
+        """Whether to ask the server for its state now. `on_state_received`, `_denied` or `_lost` has the answer."""
         if not self._wants_state or self._requested_from is not None or self.is_paused or self.forgotten is not None:
             return False
         if not self._queue and not self._is_first_question:

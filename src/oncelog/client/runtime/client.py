@@ -36,7 +36,7 @@ class ClientRuntime:
         return self._is_closing or self._failure is not None
 
     def start(self) -> None:
-        """From now on `in_store` can be used. Whatever happens then, it is to be closed."""
+        """From now on `call_store` can be used. Whatever happens then, it is to be closed."""
         self._thread = ThreadPoolExecutor(1, f"oncelog-{self.name}")
 
     def stop(self) -> None:
@@ -99,7 +99,7 @@ class ClientRuntime:
                 waiter.set_result(None)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Raises what `demand_open` raises."""
+        """Raises what `check_open` raises."""
         while True:
             self.check_open()
             if condition():

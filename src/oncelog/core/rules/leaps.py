@@ -27,7 +27,7 @@ def choose_leap_number(heads: Iterable[LaneHead], created_ms: int, now_ms: int) 
 
 
 def find_last_commit_ms(heads: Iterable[LaneHead], created_ms: int) -> int:
-    """Return the time of the newest commit. `made_ms` is when the log was made: the time of a log without a record."""
+    """Return the time of the newest commit; without a record `created_ms`, when the log was created."""
     return max((head.log_time_ms for head in heads), default=0) or created_ms
 
 

@@ -274,7 +274,7 @@ def _compute_full_at_us(tenant: Tenant, usage: Usage, now_ms: int) -> int:
 
 
 def _compute_token_times(tenant: Tenant, usage: Usage, now_ms: int) -> tuple[int, int, int]:
-    """As `rates.after_one`, by the time of the batch: a tenant has streams in several lanes, each with its own time.
+    """As `rates.compute_token_times`, by the time of the batch: the lanes of a tenant each have a separate time.
 
     That of another process may be behind by a little, and then there is less in the bucket. Where it is far behind, as
     on a machine whose clock was set back before it came, the bucket seems much further from full than it can be, and

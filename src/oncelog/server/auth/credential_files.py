@@ -1,6 +1,6 @@
 """Polling of credential files: each file is reloaded by itself, and keeps its last good content (CO-28).
 
-`read_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` puts the new content into use, on
+`load_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` puts the new content into use, on
 the event loop's thread.
 """
 
@@ -121,7 +121,7 @@ class CredentialFiles:
         """Counts complete reloads, so that `apply` ignores reads from before the last one."""
         self._polls = 0
         self._pending_reads: dict[CredentialFile, _PendingRead] = {}
-        """Reads that took longer than a poll waits. Used by `read_changes` only."""
+        """Reads that took longer than a poll waits. Used by `load_changes` only."""
 
     def __bool__(self) -> bool:
         return bool(self._files)

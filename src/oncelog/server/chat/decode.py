@@ -181,7 +181,7 @@ def _decode_sync_request(members: Mapping[str, JsonValue], request_id: str | Non
 
 
 def get_acked_sequence(members: Mapping[str, JsonValue]) -> int:
-    """Up to where somebody has received a chat; the older name of it means the same. Raises DoorError."""
+    """Up to where somebody has received a chat; the older name of it means the same. Raises ApiError."""
     name = "last_acked_seq" if "last_acked_sequence" not in members and "last_acked_seq" in members else _ACKED_FIELD
     number = decode_integer(get_required(members, name, "$"), f"$.{name}", _SEQUENCE_TYPE)
     if not 0 <= number <= INTEGER_MAX:
@@ -195,7 +195,7 @@ _ACKED_FIELD: Final = "last_acked_sequence"
 
 
 def decode_send(members: Mapping[str, JsonValue], chat_id: str, bytes_max: int, request_id: str | None) -> Send:
-    """A message. Raises DoorError: what is wrong with it is an invalid message, whatever it is (CH-3, CH-10)."""
+    """A message. Raises ApiError: what is wrong with it is an invalid message, whatever it is (CH-3, CH-10)."""
     try:
         scope = decode_chat_id(chat_id)
         client_message_id = get_root_text(members, "client_message_id")
@@ -236,13 +236,13 @@ def _is_content_type(value: JsonValue) -> bool:
 
 
 def get_root_text(members: Mapping[str, JsonValue], name: str) -> str:
-    """A member that must be a string. Raises DoorError."""
+    """A member that must be a string. Raises ApiError."""
     return get_text(members, name, "$")
 
 
 @lru_cache(maxsize=8192)  # the same come again and again
 def decode_chat_id(chat_id: str, path: str = "$.chat_id") -> str:
-    """The stream of a chat. Raises DoorError for what no chat is called."""
+    """The stream of a chat. Raises ApiError for what no chat is called."""
     if not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise bad_request(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
     if "/" in chat_id or CONTROL_CHARACTER.search(chat_id) or not _is_text(chat_id):
@@ -256,7 +256,7 @@ def decode_chat_id(chat_id: str, path: str = "$.chat_id") -> str:
 
 
 def decode_user_id(user_id: JsonValue, path: str) -> str:
-    """Who is to be a member: an actor in full. Raises DoorError."""
+    """Who is to be a member: an actor in full. Raises ApiError."""
     if type(user_id) is not str:
         raise type_error(path, user_id, "a string")
     kind, _, name = user_id.partition(":")
@@ -268,7 +268,7 @@ def decode_user_id(user_id: JsonValue, path: str) -> str:
 
 
 def decode_role(value: JsonValue) -> Role | None:
-    """Return the role that a member is to get; None if the request names none. Raises DoorError."""
+    """Return the role that a member is to get; None if the request names none. Raises ApiError."""
     if value is None:
         return None
     if value not in _ROLES:
@@ -277,7 +277,7 @@ def decode_role(value: JsonValue) -> Role | None:
 
 
 def decode_only_if_member(value: JsonValue) -> bool:
-    """Return whether a user that is not a member is refused instead of added. Raises DoorError."""
+    """Return whether a user that is not a member is refused instead of added. Raises ApiError."""
     if value is not None and type(value) is not bool:
         raise type_error("$.only_if_member", value, "true or false")
     return value is True

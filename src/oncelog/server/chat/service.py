@@ -93,7 +93,7 @@ class ChatView(Struct, frozen=True):
 
 
 class ChatService:
-    """One for a server. Every call raises DoorError for what is no success."""
+    """One for a server. Every call raises ApiError for what is no success."""
 
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
         self.log = log
@@ -109,17 +109,17 @@ class ChatService:
     # --- rights
 
     def check_writable(self, scope: str, principal: Principal) -> None:
-        """Raises DoorError, the same that a stranger gets."""
+        """Raises ApiError, the same that a stranger gets."""
         if not principal.grants.may_write(scope):
             raise membership_error()
 
     def check_readable(self, scope: str, principal: Principal) -> None:
-        """Raises DoorError, the same that a stranger gets."""
+        """Raises ApiError, the same that a stranger gets."""
         if not principal.grants.may_read(scope):
             raise membership_error()
 
     def check_not_stopping(self) -> None:
-        """Raises DoorError once the server is being stopped."""
+        """Raises ApiError once the server is being stopped."""
         if self.is_closing:
             raise shutdown_error()
 
@@ -155,7 +155,7 @@ class ChatService:
     # --- read
 
     async def load_membership(self, scope: str, principal: Principal) -> Membership:
-        """A chat as one of its members sees it. Raises DoorError for everybody else."""
+        """A chat as one of its members sees it. Raises ApiError for everybody else."""
         self.check_readable(scope, principal)
         with translate_errors():
             found = await self.log.state.find_membership(scope, principal.actor)
@@ -164,7 +164,7 @@ class ChatService:
         return found
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raises DoorError for a reader of another history (CO-40)."""
+        """Raises ApiError for a reader of another history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             message = "the epoch is another one: sync again from 0"
             raise ApiError(error_codes.HISTORY_CHANGED, message, epoch=self.log.epoch)

@@ -163,7 +163,7 @@ class ChatSession:
         return None
 
     def _get_principal(self) -> Principal:
-        """Who this is, as of now. Raises DoorError if that has expired."""
+        """Who this is, as of now. Raises ApiError if that has expired."""
         principal = self.principal
         if principal is None:
             raise ApiError(error_codes.BAD_REQUEST, "the first frame must be connect")

@@ -250,7 +250,7 @@ class DeltasEndpoints:
     async def _admit(
         self, socket: web.WebSocketResponse, request: web.Request, caller: Caller
     ) -> tuple[Principal, str, int] | None:
-        """Who reads which stream from where on; None if the server is stopped before that is said. Raises DoorError."""
+        """Who reads which stream from where on; None if the server is stopped before that is said. Raises ApiError."""
         connect = await self._receive_connect(socket)
         if connect is None:
             return None
@@ -261,7 +261,7 @@ class DeltasEndpoints:
         return self._recheck_principal(principal), scope, connect.since
 
     async def _receive_connect(self, socket: web.WebSocketResponse) -> _Connect | None:
-        """What the client says first; None if the server is stopped before that. Raises DoorError."""
+        """What the client says first; None if the server is stopped before that. Raises ApiError."""
         reading = _read_connect(socket, self.service.limits.connect_timeout_ms / 1000)
         arriving = asyncio.get_running_loop().create_task(reading)
         self._connect_tasks.add(arriving)
@@ -280,7 +280,7 @@ class DeltasEndpoints:
 
 
 async def _read_connect(socket: web.WebSocketResponse, timeout_s: float) -> _Connect:
-    """The first frame. Raises DoorError."""
+    """The first frame. Raises ApiError."""
     try:
         message = await socket.receive(timeout=timeout_s)
     except TimeoutError:

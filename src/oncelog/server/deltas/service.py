@@ -101,7 +101,7 @@ class SnapshotPage(Struct, frozen=True):
 
 
 class DeltasService:
-    """One for a server. Every call raises DoorError for what is no success."""
+    """One for a server. Every call raises ApiError for what is no success."""
 
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
         self.log = log
@@ -123,7 +123,7 @@ class DeltasService:
     # --- push
 
     def check_writable(self, gateway: str, principal: Principal) -> str:
-        """The stream of a gateway that may be pushed to. Raises DoorError."""
+        """The stream of a gateway that may be pushed to. Raises ApiError."""
         scope = parse_gateway(gateway)
         if not principal.grants.may_write(scope):
             raise _forbidden_error("not be written")
@@ -194,7 +194,7 @@ class DeltasService:
     # --- read
 
     def check_readable(self, gateway: str, principal: Principal) -> str:
-        """The stream of a gateway that may be read. Raises DoorError."""
+        """The stream of a gateway that may be read. Raises ApiError."""
         scope = parse_gateway(gateway)
         if not principal.grants.may_read(scope):
             raise _forbidden_error("not be read")
@@ -215,7 +215,7 @@ class DeltasService:
         return PulledPage(deltas, reading.cursor.position, reading.has_more)
 
     async def check_cursor(self, scope: str, since: int, epoch: str) -> None:
-        """Raises DoorError for a cursor that is not of this history."""
+        """Raises ApiError for a cursor that is not of this history."""
         self._check_epoch(epoch)
         with _translate_history_errors():
             await self.log.read(stream=scope, after=since, upto=since, limit=1)
@@ -235,7 +235,7 @@ class DeltasService:
                     return
 
     async def _check_tombstones(self, scope: str, since: int) -> None:
-        """Raise DoorError if the snapshot may lack a tombstone that the reader has not read.
+        """Raise ApiError if the snapshot may lack a tombstone that the reader has not read.
 
         The reader may have a row whose tombstone was dropped, so it must replace its rows by the snapshot. Clients of
         all versions do that for this code. A reader without rows, at 0, has nothing to replace.
@@ -271,7 +271,7 @@ class DeltasService:
     async def load_snapshot(self, scope: str, page_token: str, limit: int | None) -> SnapshotPage:
         """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it.
 
-        Raises DoorError if tombstones were dropped since the first page: a reader that misses one of them would restore
+        Raises ApiError if tombstones were dropped since the first page: a reader that misses one of them would restore
         its row with an older delta behind the cursor.
         """
         books = self.log.state
@@ -293,7 +293,7 @@ class DeltasService:
     # --- compaction
 
     def check_compactable(self, gateway: str, principal: Principal) -> str:
-        """The stream of a gateway that may be compacted. Raises DoorError."""
+        """The stream of a gateway that may be compacted. Raises ApiError."""
         scope = parse_gateway(gateway)
         if not principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"):
             raise _forbidden_error("not be compacted")
@@ -344,7 +344,7 @@ async def _run_long(size: int, work: Callable[[], T]) -> T:
 
 
 def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:
-    """The deltas of a push, whose ids are made here (DE-3). Raises DoorError."""
+    """The deltas of a push, whose ids are made here (DE-3). Raises ApiError."""
     if plain is not None and has_canonical_columns(plain.deltas):
         return plain
     try:
@@ -363,7 +363,7 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
 
 
 def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
-    """Raises DoorError for too many, and for one of another client; `own` is None where everybody may be anybody."""
+    """Raises ApiError for too many, and for one of another client; `own` is None where everybody may be anybody."""
     if len(deltas) > PUSH_DELTAS_MAX:
         message = f"deltas: must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
         raise ApiError(error_codes.TOO_LARGE, message, field="deltas", limit=PUSH_DELTAS_MAX)
@@ -389,7 +389,7 @@ def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
 
 @lru_cache(maxsize=4096)  # the same come again and again
 def parse_gateway(name: str) -> str:
-    """The stream of a gateway. Raises DoorError."""
+    """The stream of a gateway. Raises ApiError."""
     fault = find_gateway_fault(name)
     if fault is not None:
         raise ApiError(error_codes.BAD_REQUEST, f"gateway: {fault}", field="gateway", limit=GATEWAY_CHARACTERS_MAX)
@@ -466,7 +466,7 @@ def _check_table(table: str) -> None:
 
 
 def check_row_id(row_id: str, field: str) -> None:
-    """Raises DoorError for what no row is called; none is named by an empty one."""
+    """Raises ApiError for what no row is called; none is named by an empty one."""
     if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
         message = f"{field}: must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
         raise ApiError(error_codes.BAD_REQUEST, message, field=field, limit=ROW_ID_CHARACTERS_MAX)

@@ -120,7 +120,7 @@ def decode_message(data: bytes, names: EnvelopeNames = NATIVE_ENVELOPE) -> Messa
 
 
 def decode_body(data: bytes) -> Mapping[str, JsonValue]:
-    """The body of an HTTP request. Raises DoorError."""
+    """The body of an HTTP request. Raises ApiError."""
     return decode_object(parse_json(data), "$")
 
 
@@ -253,13 +253,13 @@ def _to_fast_submission(item: _FastItem, actor: str, client: str) -> Submission 
 
 
 def decode_connect(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Connect:
-    """Raises DoorError."""
+    """Raises ApiError."""
     token = get_token(payload, path)
     return Connect(token, decode_client_id(get_required(payload, "client_id", path), f"{path}.client_id"))
 
 
 def get_client_id(members: Mapping[str, JsonValue]) -> str | None:
-    """Over HTTP: which client it is, if it says so. Raises DoorError."""
+    """Over HTTP: which client it is, if it says so. Raises ApiError."""
     value = members.get("client_id")
     return None if value is None else decode_client_id(value, "$.client_id")
 
@@ -267,7 +267,7 @@ def get_client_id(members: Mapping[str, JsonValue]) -> str | None:
 def decode_submit(
     payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int, path: str = "$.payload"
 ) -> Submit:
-    """The submissions of a request. Raises DoorError where all of it is refused."""
+    """The submissions of a request. Raises ApiError where all of it is refused."""
     events = get_events(payload, events_max, path)
     ids: list[str] = []
     items: list[Submission | RejectedItem] = []
@@ -317,7 +317,7 @@ def _to_submission(
 
 
 def decode_sync(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Sync:
-    """Raises DoorError."""
+    """Raises ApiError."""
     partitions = get_required(payload, "partitions", path)
     if type(partitions) is not list:
         raise type_error(f"{path}.partitions", partitions, "an array")
@@ -335,7 +335,7 @@ def decode_sync(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Sy
 
 
 def decode_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, ...]:
-    """Partitions that are asked for, in normal form. Raises DoorError."""
+    """Partitions that are asked for, in normal form. Raises ApiError."""
     try:
         normal = normal_partitions(partitions, path)
     except CanonicalError as error:

@@ -44,13 +44,13 @@ class Dialect(Protocol):
         """A frame of who is known: the id and the items of a submission, or a message. Raises BadMessageError."""
 
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
-        """Raises DoorError."""
+        """Raises ApiError."""
 
     def bind(self, connect: Connect) -> "Dialect":
         """The dialect of the connection from now on."""
 
     def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
-        """Raises DoorError."""
+        """Raises ApiError."""
 
     # --- what goes out: payloads, then frames
 

@@ -61,7 +61,7 @@ class EventsEndpoints:
         return web.Response(body=codec.encode_results(submit.ids, results), content_type=JSON)
 
     def _decode(self, body: bytes, principal: Principal) -> tuple[str | None, Submit]:
-        """Whose events they are (None: not one that the principal may be), and the events. Raises DoorError."""
+        """Whose events they are (None: not one that the principal may be), and the events. Raises ApiError."""
         members = decode_body(body)
         client_id = self._service.auth_gate.get_event_client(principal, get_client_id(members))
         return client_id, decode_submit(
@@ -136,7 +136,7 @@ class EventsEndpoints:
         )
 
     def _authenticate(self, request: web.Request, caller: Caller) -> Principal:
-        """Raises DoorError."""
+        """Raises ApiError."""
         return self._service.auth_gate.authenticate(get_credential(request), caller)
 
 
@@ -144,7 +144,7 @@ class EventsEndpoints:
 
 
 def _parse_sync(request: web.Request, parameters: frozenset[str]) -> Sync:
-    """A page as a query asks for it. Raises DoorError."""
+    """A page as a query asks for it. Raises ApiError."""
     partitions: list[JsonValue] = []
     given: dict[str, str] = {}
     for name, value in parse_query(request):

@@ -195,7 +195,7 @@ _OTHER_PROJECT: Final = "must be the project of this connection"
 
 
 def _get_event_id(value: JsonValue, path: str) -> str:
-    """Return the id of an item, whatever text it is: the result echoes it. Raises DoorError without one."""
+    """Return the id of an item, whatever text it is: the result echoes it. Raises ApiError without one."""
     return get_text(decode_object(value, path), "id", path)
 
 

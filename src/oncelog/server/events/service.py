@@ -117,23 +117,23 @@ class EventsService:
     # --- sync
 
     def check_readable(self, partitions: Sequence[str], principal: Principal) -> None:
-        """Raises DoorError unless all of them may be read (EV-11)."""
+        """Raises ApiError unless all of them may be read (EV-11)."""
         if not all(map(principal.grants.may_read, partitions)):
             raise ApiError(FORBIDDEN, "partitions: not all of them may be read", field="partitions")
 
     def check_project_access(self, partition: str, principal: Principal) -> None:
-        """Raises DoorError for a project in which the principal may do nothing at all."""
+        """Raises ApiError for a project in which the principal may do nothing at all."""
         grants = principal.grants
         if not grants.may_read(partition) and not grants.may_write(partition):
             raise ApiError(FORBIDDEN, "the project may neither be read nor written", field="projectId")
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raises DoorError for a reader of another history (CO-40)."""
+        """Raises ApiError for a reader of another history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_error("the epoch is another one: read again from a point that you know, or from 0")
 
     async def load_page(self, sync: Sync, upto: int | None, dialect: Dialect | None = None) -> RecordViewPage:
-        """A page, up to a bound; without one, to the newest. Raises DoorError."""
+        """A page, up to a bound; without one, to the newest. Raises ApiError."""
         limits = self.limits
         limit = limits.page_events_default if sync.limit is None else sync.limit
         try:

@@ -223,7 +223,7 @@ class EventsSession:
         self._send_reply(b"connected", payload, message.msg_id)
 
     def _get_principal(self) -> Principal:
-        """Who this is, as of now. Raises DoorError if that has expired."""
+        """Who this is, as of now. Raises ApiError if that has expired."""
         principal = self.principal
         if principal is None or (
             principal.expires_ms is not None and principal.has_expired(self.service.clock.wall_ms())

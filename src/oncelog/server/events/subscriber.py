@@ -142,8 +142,8 @@ class Subscriber:
     async def send_page(self, sync: Sync, msg_id: bytes, check_allowed: Callable[[], None]) -> None:
         """Sends a page. If it cannot be read the scope is as it was, and goes on where it stood.
 
-        `demand_allowed` is asked once more when it has been read: rights may have been taken away meanwhile. Raises
-        what it raises, and DoorError.
+        `check_allowed` is asked once more when it has been read: rights may have been taken away meanwhile. Raises
+        what it raises, and ApiError.
         """
         await self.send_queue.drain()
         was_delivering = self._pause()

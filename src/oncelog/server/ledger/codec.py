@@ -75,13 +75,13 @@ _BATCH_DECODER: Final = msgspec.json.Decoder(_BatchJson)
 
 
 def decode_write(body: bytes) -> Write:
-    """The body of a write. Raises DoorError."""
+    """The body of a write. Raises ApiError."""
     given = _decode(body, _WRITE_DECODER)
     return _to_write(given, tuple(given.operations), "operations")
 
 
 def decode_batch(body: bytes) -> Write:
-    """The body of a batch: one write of all its operations. Raises DoorError."""
+    """The body of a batch: one write of all its operations. Raises ApiError."""
     given = _decode(body, _BATCH_DECODER)
     scopes = [(one.organization, one.vault) for one in given.writes]
     check_one_scope((given.organization, given.vault), scopes)
@@ -91,7 +91,7 @@ def decode_batch(body: bytes) -> Write:
 
 
 def check_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> None:
-    """Raises DoorError for a write of a batch that names another scope than the batch (LG-17)."""
+    """Raises ApiError for a write of a batch that names another scope than the batch (LG-17)."""
     for index, other in enumerate(others):
         if other not in (("", ""), scope):
             message = f"writes[{index}]: must be of the batch's scope, or name none"
@@ -99,7 +99,7 @@ def check_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> No
 
 
 def check_batch_operations(counts: list[int]) -> None:
-    """Raises DoorError for a batch, or a write of one, without operations."""
+    """Raises ApiError for a batch, or a write of one, without operations."""
     if not counts:
         raise ApiError(BAD_REQUEST, "writes: must hold at least one", field="writes")
     for index, count in enumerate(counts):

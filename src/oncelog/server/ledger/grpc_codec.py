@@ -28,12 +28,12 @@ from oncelog.server.ledger.values import (
 
 
 def decode_write(message: pb.WriteRequest) -> Write:
-    """A write. Raises DoorError."""
+    """A write. Raises ApiError."""
     return _to_write(message, message.operations)
 
 
 def decode_batch(message: pb.BatchWriteRequest) -> Write:
-    """A batch: one write of all its operations. Raises DoorError."""
+    """A batch: one write of all its operations. Raises ApiError."""
     scopes = [(one.organization, one.vault) for one in message.writes]
     check_one_scope((message.organization, message.vault), scopes)
     check_batch_operations([len(one.operations) for one in message.writes])

@@ -271,7 +271,7 @@ class LedgerGrpcService:
         await end_call(context, status, message, tuple(told.items()))
 
     def _authenticate(self, context: Context) -> Principal:
-        """Raises DoorError."""
+        """Raises ApiError."""
         metadata = context.invocation_metadata() or ()  # made anew whenever it is asked for
         headers = [value for name, value in metadata if name == "authorization"]
         check_single_authorization(headers)
@@ -286,10 +286,12 @@ class LedgerGrpcService:
         return self._lookup_address(_parse_peer(context.peer()), ",".join(forwarded) if forwarded else None)
 
     async def _read_message(self, kind: type[Message], context: Context) -> Any:
-        """The one message of a call, within BODY_S: by one timer for all, as one for each would take as long as the
-        reading. Raises DoorError."""
+        """Read the one message of a call within MESSAGE_TIMEOUT_S. Raises ApiError.
+
+        All calls share one timer: a timer for each call would take as long as the reading.
+        """
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - as in `_handler`
+        assert task is not None  # noqa: S101 - as in `_new_handler`
         self._read_deadlines[task] = time.monotonic() + MESSAGE_TIMEOUT_S
         if self._deadline_timer is None:
             self._schedule_deadlines()

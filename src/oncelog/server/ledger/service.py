@@ -133,7 +133,7 @@ class _PendingWrite:
 
 
 class LedgerService:
-    """One for a server. Every call raises DoorError for what is no outcome of a write."""
+    """One for a server. Every call raises ApiError for what is no outcome of a write."""
 
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
         self.log = log
@@ -157,7 +157,7 @@ class LedgerService:
             raise to_api_error(error) from error
 
     def write_nowait(self, request: Write, principal: Principal, answer: OnAnswer, fail: OnFailure) -> None:
-        """The same, for who has no task to wait in. Raises DoorError, or calls one of the two, now or later."""
+        """The same, for who has no task to wait in. Raises ApiError, or calls one of the two, now or later."""
         submission = self.to_submission(request, principal)
         writing = _PendingWrite(self, submission, principal, answer, fail, is_batch=request.is_batch)
         try:
@@ -168,7 +168,7 @@ class LedgerService:
             writing.set_result(verdict)
 
     def to_submission(self, request: Write, principal: Principal) -> Submission:
-        """What the log is asked to take. Raises DoorError."""
+        """What the log is asked to take. Raises ApiError."""
         scope = parse_scope(request.organization, request.vault)
         client = self.check_client_id(request.client_id, principal)
         if not 1 <= request.sequence <= SEQUENCE_MAX:
@@ -195,7 +195,7 @@ class LedgerService:
             raise value_error(error) from error
 
     def check_client_id(self, requested: str, principal: Principal) -> str:
-        """The client that writes: the credential's. Raises DoorError for another's (LG-1)."""
+        """The client that writes: the credential's. Raises ApiError for another's (LG-1)."""
         own = self.auth_gate.get_client_id(principal)
         if own is None:
             _check_text(requested, "client_id", CLIENT_ID_CHARACTERS_MAX)
@@ -377,7 +377,7 @@ class LedgerService:
     # --- transactions, blocks, proofs
 
     async def load_transaction(self, organization: str, vault: str, tx_id: str, principal: Principal) -> Transaction:
-        """A transaction of the scope. Raises DoorError where there is none."""
+        """A transaction of the scope. Raises ApiError where there is none."""
         record = await self._load_record(parse_scope(organization, vault), tx_id, principal)
         return Transaction(tx_id, record, decode_operations(record))
 
@@ -399,7 +399,7 @@ class LedgerService:
         return record
 
     async def load_block(self, organization: str, vault: str, height: int, principal: Principal) -> ScopeBlock:
-        """A block of the scope's lane. Raises DoorError where there is none."""
+        """A block of the scope's lane. Raises ApiError where there is none."""
         scope = parse_scope(organization, vault)
         if height < 1:
             raise _bad_request("height", f"must be from 1 on, not {height}")
@@ -411,13 +411,13 @@ class LedgerService:
         return self.to_scope_block(found[0])
 
     def check_watchable(self, organization: str, vault: str, principal: Principal) -> Scope:
-        """The scope whose blocks may be watched. Raises DoorError."""
+        """The scope whose blocks may be watched. Raises ApiError."""
         scope = parse_scope(organization, vault)
         self._check_readable(scope, principal)
         return scope
 
     async def check_height(self, scope: Scope, after: int, epoch: str) -> None:
-        """Raises DoorError for a height that the lane has not, or one of another history (CO-40)."""
+        """Raises ApiError for a height that the lane has not, or one of another history (CO-40)."""
         with translate_errors():
             heads = await self.log.heads()
         lane = self.log.state.lane(scope.name)
@@ -430,7 +430,7 @@ class LedgerService:
             raise ApiError(HISTORY_CHANGED, message, field="after_height", epoch=self.log.epoch, height=height)
 
     async def follow_blocks(self, scope: Scope, after: int) -> AsyncGenerator[Sequence[ScopeBlock], None]:
-        """Blocks after a height, and those to come, for a scope that `demand_height` has let through."""
+        """Blocks after a height, and those to come, for a scope that `check_height` has let through."""
         async with aclosing(self.log.state.follow_blocks(scope.name, after)) as several:
             async for blocks in several:
                 yield [self.to_scope_block(one) for one in blocks]
@@ -458,7 +458,7 @@ class LedgerService:
 
 @lru_cache(maxsize=4096)  # the same come again and again
 def parse_scope(organization: str, vault: str) -> Scope:
-    """A scope of its two names. Raises DoorError."""
+    """A scope of its two names. Raises ApiError."""
     _check_name(organization, "organization", SCOPE_NAME_CHARACTERS_MAX)
     if vault:
         _check_name(vault, "vault", SCOPE_NAME_CHARACTERS_MAX)

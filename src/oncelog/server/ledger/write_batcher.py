@@ -25,7 +25,7 @@ BATCH_WAIT_S: Final = 0.003
 """or for so long, or until someone has been answered, and the next batch begins."""
 
 DecodeWrite = Callable[[Any], Write]
-"""What a message asks for. Raises DoorError."""
+"""What a message asks for. Raises ApiError."""
 
 
 class WriteBatcher:
@@ -41,7 +41,7 @@ class WriteBatcher:
         """Since then, and in as long a time before it."""
 
     def write(self, decode: DecodeWrite, message: Any, principal: Principal) -> asyncio.Future[bytes]:
-        """The answer to a write, as it is sent. The future raises DoorError."""
+        """The answer to a write, as it is sent. The future raises ApiError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
         self._queue.append((decode, message, principal, future))
@@ -95,7 +95,7 @@ class WriteBatcher:
 
 
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
-    """What is told is all that is wanted of a DoorError. Where it was raised knows the future, which would keep it: the
+    """What is told is all that is wanted of a ApiError. Where it was raised knows the future, which would keep it: the
     message would stay until a collection of garbage."""
     cause: BaseException | None = error if isinstance(error, ApiError) else None
     while cause is not None:

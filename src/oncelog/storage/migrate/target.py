@@ -1,7 +1,7 @@
 """The database that a log is moved into. Until the end no gateway opens it (`oncelog_state.move`).
 
 Whatever comes here comes in transactions that leave it fit to go on from: how far a move has come is known by what is
-there, and by nothing else. Every call to it comes to an end (`limiting.py`).
+there, and by nothing else. Every call to it comes to an end (`timeout_connection.py`).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence

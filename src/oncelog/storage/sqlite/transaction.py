@@ -79,7 +79,7 @@ class TransactionState(msgspec.Struct):
     tenants: Tenants | None
     """Whom to count for; None for nobody."""
     moved: str | None
-    """Where the log is written to in place of here (moved.py)."""
+    """Where the log is written to in place of here (moved_marker.py)."""
     leaps: tuple[int, ...] = ()
     """The numbers above which the log continued after restores."""
 
@@ -118,9 +118,9 @@ class StoreTransaction:
     ) -> BatchResult:
         """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`.
 
-        With what was `seen` in this transaction (`soon_caught_up`) the caller says that no other thread wants the
-        interpreter for long (`tables.save`). If it raises, or the transaction comes to nothing, the caller calls
-        `roll_back`.
+        By passing the `current_state` of this transaction (`load_state_if_current`) the caller says that no other
+        thread wants the interpreter for long (`save_tables`). If it raises, or the transaction comes to nothing, the
+        caller calls `roll_back`.
         """
         self.roll_back()
         state = current_state or self.load_state(connection)

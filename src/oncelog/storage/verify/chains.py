@@ -71,7 +71,7 @@ class ChainVerifier:
         self.counts = ChainCounts()
 
     def verify(self) -> Iterator[Progress]:
-        """Raises ContradictionError at the first block, record or head that cannot be."""
+        """Raises InconsistencyError at the first block, record or head that cannot be."""
         self._check_lanes()
         total = count_records(self._heads, self._rules.gaps)
         rows = self._source.iterate_evidence()

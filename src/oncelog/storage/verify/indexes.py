@@ -53,7 +53,7 @@ class IndexCollector:
         self.streams = RowChecksum()
 
     def add(self, record: Record) -> None:
-        """As `Books` says."""
+        """As `RecordCollector` says."""
         for partition in set(record.partitions):
             self.partitions.add(record.lane, partition, record.position)
         if record.sequence:

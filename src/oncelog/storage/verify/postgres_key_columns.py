@@ -43,7 +43,7 @@ class HashColumnVerifier:
             self._sequences.add(sequence_hash)
 
     def add(self, record: Record) -> None:
-        """As `Books` says. All that there is to know has been compared."""
+        """As `RecordCollector` says. All that there is to know has been compared."""
 
     def check(self, rules: LogRules) -> Iterator[Progress]:
         """As `Keys` says."""

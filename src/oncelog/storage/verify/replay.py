@@ -46,7 +46,7 @@ class SideStateReplay:
         """Of the batch: whether the scope has a record whose effects are not known."""
 
     def add(self, record: Record) -> None:
-        """As `Books` says."""
+        """As `RecordCollector` says."""
         if record.policy == FOLD_POLICY and self._with_effects:
             self._add_fold(record)
         policy = self._rules.policies.get(record.policy)
@@ -74,7 +74,7 @@ class SideStateReplay:
                 self._scratch.add_fold(record.lane, decode_fold(record))
 
     def flush(self) -> None:
-        """Replay the records of the batch. Call it after the last record. Raises ContradictionError."""
+        """Replay the records of the batch. Call it after the last record. Raises InconsistencyError."""
         pending, self._pending, self._bytes = self._pending, [], 0
         if pending:
             with self._scratch.translate_errors():

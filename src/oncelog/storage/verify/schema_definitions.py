@@ -10,7 +10,7 @@ _NAME_CHARACTERS_MAX: Final = 200
 
 
 def check_definitions(wanted: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Raise ContradictionError with the names of all definitions that are missing, surplus or different."""
+    """Raise InconsistencyError with the names of all definitions that are missing, surplus or different."""
     problems = [
         f"the {_format_name(name)} {_describe_problem(name in wanted, name in found)}"
         for name in sorted(wanted.keys() | found.keys())

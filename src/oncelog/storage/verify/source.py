@@ -57,7 +57,7 @@ class VerificationSource(Protocol):
         """By what identities are found."""
 
     def check_structure(self) -> Iterator[Progress]:
-        """Check files, tables and indexes in the way of this database. Raises ContradictionError."""
+        """Check files, tables and indexes in the way of this database. Raises InconsistencyError."""
 
     def load_heads(self) -> dict[int, LaneHead]:
         """Of all lanes that have one."""

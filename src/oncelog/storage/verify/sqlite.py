@@ -36,14 +36,14 @@ def verify(
     options: VerifyOptions = DEFAULT_OPTIONS,
     log_directory: str | None = None,
 ) -> Iterator[Finding]:
-    """The same on a connection inside a transaction. Raises ContradictionError in place of a Lie."""
+    """The same on a connection inside a transaction. Raises InconsistencyError in place of a Lie."""
     with verification.translate_damage():
         source = FileSource(connection, metadata)
     yield from verification.verify(source, head, options, log_directory)
 
 
 def verify_quickly(connection: Any) -> None:
-    """SQLite's own check, and the newest of every lane only. Raises ContradictionError."""
+    """SQLite's own check, and the newest of every lane only. Raises InconsistencyError."""
     with verification.translate_damage():
         check_structure(connection)
         check_schema(connection)

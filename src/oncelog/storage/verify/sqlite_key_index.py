@@ -79,7 +79,7 @@ class SegmentKeyVerifier:
         """The keys that are in no segment: about as many as a writer keeps in memory."""
 
     def add(self, record: Record) -> None:
-        """As `Books` says."""
+        """As `RecordCollector` says."""
         place = encode_place(record.lane, record.position)
         for one in self._segments.hash_record(record):
             if self._segments.is_sealed(one, place):

@@ -45,7 +45,7 @@ def verify(
     options: VerifyOptions = DEFAULT_OPTIONS,
     log_directory: str | None = None,
 ) -> Iterator[Finding]:
-    """Goes through a log. The last finding is Passed; raises ContradictionError at the first lie.
+    """Goes through a log. The last finding is Passed; raises InconsistencyError at the first lie.
 
     `beside` is the directory of a log in a file: the temporary file is made there unless the options or `TMPDIR` name
     another one.
@@ -56,7 +56,7 @@ def verify(
 
 @contextmanager
 def translate_damage() -> Iterator[None]:
-    """Raises ContradictionError for what no log has written."""
+    """Raises InconsistencyError for what no log has written."""
     try:
         yield
     except _DAMAGE_ERRORS as error:

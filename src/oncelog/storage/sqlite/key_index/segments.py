@@ -90,7 +90,7 @@ class IndexDelta:
 def select_segments_to_clear(job: IndexJob, upto: int) -> Iterator[int]:
     """The sources of a merge from which some runs should be taken out when it has come to a hash.
 
-    One after the other, each when about CLEARED_RUNS have been merged since the last time: what is left until then is
+    One after the other, each when about CLEAR_RUNS have been merged since the last time: what is left until then is
     only room, for nobody looks below the cursor. It follows from the cursor alone, whichever process goes on.
     """
     if upto == HASH_MAX:

@@ -26,7 +26,7 @@ UPDATE oncelog_log SET epoch = ?;
 SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state;
 
 -- name: state_and_move
--- The same, whom to count for (stores/tenants.py), and where the log has been moved to (moved.py). In the row that every transaction reads anyway.
+-- The same, whom to count for (storage/tenants.py), and where the log has been moved to (moved_marker.py). In the row that every transaction reads anyway.
 SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms, tenants, moved, leaps FROM oncelog_state;
 
 -- name: leaps

@@ -1,4 +1,4 @@
--- The quotas of tenants, in JSON (stores/tenants.py). NULL where there are none, and then nothing is counted.
+-- The quotas of tenants, in JSON (storage/tenants.py). NULL where there are none, and then nothing is counted.
 ALTER TABLE oncelog_state ADD COLUMN tenants text;
 
 -- What each tenant has (core.tenants.Usage). All rows are of lane 0: a tenant may have streams in several lanes. So a row

@@ -1,7 +1,7 @@
 -- A row of a B-tree index holds at most 2,704 bytes, and the names of one key may have several thousand together. So a
--- key whose texts have more than 2,000 bytes in UTF-8 is indexed by their SHA-256 (tables.py: digest_of); all others are
--- indexed by the texts, as before. Listings in order read long keys through an index of the first 64 characters of each
--- text, and sort keys that begin alike.
+-- key whose texts have more than 2,000 bytes in UTF-8 is indexed by their SHA-256 (side_state_tables.py:
+-- compute_digest); all others are indexed by the texts, as before. Listings in order read long keys through an index of
+-- the first 64 characters of each text, and sort keys that begin alike.
 --
 -- The primary keys become partial unique indexes, so an older server that still runs can no longer write to these tables.
 -- A publication needs another replica identity for the same reason; that matters only where wal_level is logical.

@@ -1,2 +1,2 @@
--- Where the log has been moved to, in JSON (moved.py). NULL in a log that is written to here.
+-- Where the log has been moved to, in JSON (moved_marker.py). NULL in a log that is written to here.
 ALTER TABLE oncelog_state ADD COLUMN moved TEXT;

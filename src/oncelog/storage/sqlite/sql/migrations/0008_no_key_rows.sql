@@ -1,2 +1,2 @@
--- Its keys are in runs by now (migrating.py).
+-- Its keys are in runs by now (schema_migration.py).
 DROP TABLE oncelog_key_rows;
