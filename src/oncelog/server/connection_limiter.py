@@ -7,7 +7,7 @@ connection is the oldest.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 from aiohttp import StreamReader
@@ -464,7 +464,7 @@ class ConnectionLimiter:
             self.refuse(first, "evicted")
         return first is not None
 
-    def _remove_closed(self, connections: Any) -> None:
+    def _remove_closed(self, connections: Iterable[Connection]) -> None:
         """Stop counting authenticated connections that are being closed.
 
         An unauthenticated one counts until `Gate.connection_lost`: it holds its memory as long as its client does not
