@@ -1,5 +1,6 @@
 """The documentation page and the example of the ledger client are correct."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from cli.server_process import serving
 from client.pages import limits_of, programs_of, run_program
-from oncelog.client.ledger import LedgerLimits
+from oncelog.client.ledger import BlockingLedgerClient, LedgerClient, LedgerLimits
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/ledger-client.md").read_text(encoding="utf-8")
@@ -34,3 +35,12 @@ def test_programs_of_the_page_run(tmp_path: Path) -> None:
 
 def test_page_lists_every_limit_with_its_default() -> None:
     assert limits_of(PAGE) == {name: getattr(LedgerLimits(), name) for name in LedgerLimits.__struct_fields__}
+
+
+def test_page_awaits_every_method_that_must_be_awaited() -> None:
+    named = {
+        name for name in re.findall(r"(\w+)\(", PAGE) if inspect.iscoroutinefunction(getattr(LedgerClient, name, None))
+    }
+    assert {"pending", "recovered", "resume", "write"} <= named
+    assert {name for name in named if f"await ledger.{name}(" not in PAGE} == set()
+    assert not any(inspect.iscoroutinefunction(getattr(BlockingLedgerClient, name, None)) for name in named)
