@@ -87,7 +87,7 @@ async def test_message_received_during_a_store_read_is_not_skipped() -> None:
         await soon(ann.until_live())
         store: Any = ann._runtime.store
         read = asyncio.Event()
-        loop, messages_after = asyncio.get_running_loop(), store.messages_after
+        loop, messages_after = asyncio.get_running_loop(), store.load_messages_after
 
         def slowly(*arguments: Any) -> Any:
             found = messages_after(*arguments)
@@ -95,7 +95,7 @@ async def test_message_received_during_a_store_read_is_not_skipped() -> None:
             asyncio.run_coroutine_threadsafe(moved.wait(), loop).result()
             return found
 
-        store.messages_after = slowly
+        store.load_messages_after = slowly
         moved, stream = asyncio.Event(), ann.messages("tea")
         wire.sockets[0].live(1)
         first = asyncio.create_task(anext(stream))
@@ -103,7 +103,7 @@ async def test_message_received_during_a_store_read_is_not_skipped() -> None:
         ann._runtime.progress["tea"].complete_to = 3  # as if 2 and 3 had just been stored
         moved.set()
         assert (await soon(first)).sequence == 1
-        store.messages_after = messages_after
+        store.load_messages_after = messages_after
         wire.sockets[0].live(2, 3)
 
         async def are_stored() -> bool:
@@ -252,9 +252,8 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
     wire.listed = RuntimeError("a bug")  # not an error of the package
     client = client_on(wire)
     async with client as ann:
-        pending = await ann.send("tea", "hello")
         with pytest.raises(ClientError, match="RuntimeError: a bug"):
-            await soon(pending.sent())
+            await soon((await ann.send("tea", "hello")).sent())
         with pytest.raises(ClientError):
             await ann.send("tea", "more")
         assert ann.status().state is ChatConnectionState.CLOSED

@@ -106,7 +106,7 @@ async def test_whole_queue_is_pushed_again_after_a_lost_answer() -> None:
     push = wire.push
 
     async def seen(entries: Any) -> Any:
-        sent.append([one.given().row_id for one in entries])
+        sent.append([one.decode().row_id for one in entries])
         answer = await push(entries)
         return NoReply("lost") if len(sent) < 3 else answer
 
@@ -136,8 +136,7 @@ async def test_temporarily_unwritable_store_delays_sync(monkeypatch: pytest.Monk
             return function(self, *given)
 
         monkeypatch.setattr(DeltasStore, name, failing)
-    monkeypatch.setattr("oncelog.client.deltas.pusher.STORE_PAUSE", RetryPause())
-    monkeypatch.setattr("oncelog.client.deltas.puller.STORE_PAUSE", RetryPause())
+    monkeypatch.setattr("oncelog.client.runtime.retry_task.STORE_PAUSE", RetryPause())
     async with client_of(NOWHERE, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())

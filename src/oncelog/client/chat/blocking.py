@@ -9,13 +9,13 @@ Any number of threads may share one.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from oncelog.client.chat.client import LINES_DEFAULT, ChatClient
 from oncelog.client.chat.outbox import Pending
-from oncelog.client.chat.runtime import chat_closed_error
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
     ChatDetails,
@@ -27,6 +27,7 @@ from oncelog.client.chat.values import (
     Status,
     Update,
 )
+from oncelog.client.runtime.client import build_closed_error
 from oncelog.portal import Portal
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class BlockingChatClient:
         self._open_portal: Portal | None = None
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog-chat-loop", chat_closed_error)
+        portal = Portal("oncelog-chat-loop", partial(build_closed_error, "chat"))
         try:
             portal.call(self._client.__aenter__)
         except BaseException:
@@ -107,7 +108,7 @@ class BlockingChatClient:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise chat_closed_error()
+            raise build_closed_error("chat")
         return self._open_portal
 
     def _call_on_loop(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:

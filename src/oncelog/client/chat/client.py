@@ -7,8 +7,8 @@
         async for message in client.messages("tea"):
             print(message.sequence, message.sender_id, message.content)
 
-Two tasks share the work: one stays connected (`link`), one keeps what is sent and what comes (`keeper`). What is
-decided lies in `protocol`, what is kept in `store`.
+Two tasks share the work: the `connector` stays connected, the `persister` saves what is sent and what arrives. The
+`protocol` decides, and the `store` keeps.
 """
 
 import asyncio
@@ -18,8 +18,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from uuid import UUID, uuid4
 
 from oncelog.client.chat.codec import PATH
@@ -29,7 +28,7 @@ from oncelog.client.chat.http_calls import ChatHttpCalls
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.message_stream import MessageStream
 from oncelog.client.chat.outbox import Pending, check_chat_id, prepare
-from oncelog.client.chat.persister import Persister, now_ms
+from oncelog.client.chat.persister import OutboxChange, Persister, now_ms
 from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.runtime import ChatRuntime, MessageKey
 from oncelog.client.chat.store import ChatStore
@@ -48,13 +47,13 @@ from oncelog.client.chat.values import (
     Update,
 )
 from oncelog.client.runtime.bounded_stream import BoundedStream
+from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.options import check_client_id, check_store
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Socket, normalize_url
 from oncelog.errors import (
     ClientError,
-    ClosedError,
     IdReusedError,
     LimitExceededError,
     SettingsError,
@@ -84,7 +83,7 @@ class HttpChatTransport:
         return await self._calls.list_chats()
 
 
-class ChatClient:
+class ChatClient(BaseClient[ChatRuntime]):
     """One device of one user, with a file of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
@@ -128,64 +127,36 @@ class ChatClient:
         self._delivery_counts = DeliveryCounts(
             self._runtime, self._persister, self._connector, self._calls, self._chance
         )
-        self._tasks: list[asyncio.Task[None]] = []
-        self._close_task: asyncio.Task[None] | None = None
 
     # --- opening and closing
 
-    async def __aenter__(self) -> Self:
-        """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the server."""
-        if self._runtime.has_opened:
-            raise ClosedError("a client is opened once; make another one")
-        self._runtime.start()
-        try:
-            kept = await self._runtime.call_store(self._runtime.store.open, self._device_id)
-        except BaseException:
-            await self._runtime.close(self._runtime.store.close)
-            raise
+    async def _open(self) -> None:
+        runtime = self._runtime
+        kept = await runtime.call_store(runtime.store.open, self._device_id)
         protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._chance)
-        self._runtime.attach_protocol(protocol)
-        self._runtime.refused = dict(kept.refused)
-        self._runtime.pending = {
+        runtime.attach_protocol(protocol)
+        runtime.refused = dict(kept.refused)
+        runtime.pending = {
             _get_key(entry): Pending(entry, self._delivery_counts.wait_until_delivered) for entry in kept.outbox
         }
         protocol.enqueue(kept.outbox, now_ms(), was_tried=True)
-        self._tasks = [
-            asyncio.create_task(self._runtime.guard_task(work), name=f"oncelog chat: {name}")
-            for name, work in {"keep": self._persister.run(), "link": self._connector.run()}.items()
-        ]
-        return self
+        runtime.start_task("persist", self._persister.run)
+        runtime.start_task("connect", self._connector.run)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    async def _drain(self) -> None:
+        self._runtime.last_protocol.flush()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.close_timeout_ms / 1000):
+                await self._connector.drain()
 
-    async def close(self) -> None:
-        """Does not wait for what is pending: it stays in the file. To have it sent first, await `until_settled`."""
-        if not self._tasks:
-            return
-        if self._close_task is None:
-            self._close_task = asyncio.create_task(self._close_all(), name="oncelog chat: close")
-        await asyncio.shield(self._close_task)
+    async def _release(self) -> None:
+        await self._delivery_counts.close()
+        if self._runtime.is_ready:
+            await self._persister.finish()
+        await self._http.close()
 
-    async def _close_all(self) -> None:
-        desk = self._runtime
-        try:
-            if desk.failure_error is None:
-                desk.last_protocol.flush()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.limits.close_timeout_ms / 1000):
-                        await self._connector.drain()
-            desk.stop()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._delivery_counts.close()
-            await self._persister.save_last()
-            await self._http.close()
-        finally:
-            await desk.close(desk.store.close)
+    def _close_store(self) -> None:
+        self._runtime.store.close()
 
     # --- sending
 
@@ -209,7 +180,7 @@ class ChatClient:
         if known is not None and not known.has_same_content(draft):
             raise IdReusedError(f"another message waits under the id {draft.client_message_id}")
         if known is not None:
-            await self._persister.accept([])  # it is on the disk when those before it are
+            await self._persister.accept(OutboxChange())  # it is on the disk when those before it are
             known.check_accepted()
             return known
         return await self._accept(draft)
@@ -218,7 +189,7 @@ class ChatClient:
         if len(self._runtime.pending) >= self.limits.outbox_messages_max:
             raise LimitExceededError("outbox_messages_max", self.limits.outbox_messages_max)
         pending = self._runtime.pending[_get_key(draft)] = Pending(draft, self._delivery_counts.wait_until_delivered)
-        await self._persister.accept([draft], list(withdrawn))
+        await self._persister.accept(OutboxChange([draft], list(withdrawn)))
         return pending
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
@@ -242,7 +213,7 @@ class ChatClient:
         """The application has seen to these; to all if none is named."""
         self._runtime.check_open()
         names = [str(one) for one in client_message_ids] or [one.client_message_id for one in self.refused()]
-        await self._persister.accept([], [self._get_refused(name)[0] for name in names])
+        await self._persister.accept(OutboxChange((), [self._get_refused(name)[0] for name in names]))
 
     def _get_refused(self, name: str) -> tuple[int, RefusedMessage]:
         for number, one in self._runtime.refused.items():
@@ -408,7 +379,7 @@ class ChatClient:
         """For a user interface. `until_status` waits for another one."""
         desk, link = self._runtime, self._connector
         counts = len(desk.pending), len(desk.refused)
-        if not self._tasks or self._close_task is not None or desk.failure_error is not None:
+        if not desk.is_ready or desk.is_ended:
             return Status(
                 ChatConnectionState.CLOSED,
                 "",

@@ -12,8 +12,8 @@ from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import Delivery, HistoryChange, Refused, RefusedMessage, Update
 from oncelog.client.runtime.bounded_stream import BoundedStream
-from oncelog.client.runtime.client import ClientRuntime as AnyDesk
-from oncelog.errors import ClosedError, OncelogError
+from oncelog.client.runtime.client import ClientRuntime
+from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.client.chat")
 MessageKey = tuple[str, str]
@@ -31,11 +31,11 @@ class StoredProgress:
         """How often its history has begun again."""
 
 
-class ChatRuntime(AnyDesk):
-    """Opened once, and closed once."""
+class ChatRuntime(ClientRuntime):
+    """State of one chat client."""
 
     def __init__(self, store: ChatStore, limits: ChatLimits) -> None:
-        super().__init__("chat", chat_closed_error, logger)
+        super().__init__("chat", logger)
         self.store = store
         self.limits = limits
         self.progress: dict[str, StoredProgress] = {}
@@ -58,7 +58,7 @@ class ChatRuntime(AnyDesk):
     def last_protocol(self) -> ChatProtocol:
         """Also while the client is being closed."""
         if self._open_protocol is None:
-            raise chat_closed_error()
+            raise self.end_error
         return self._open_protocol
 
     def attach_protocol(self, protocol: ChatProtocol) -> None:
@@ -73,12 +73,12 @@ class ChatRuntime(AnyDesk):
         self._streams.append(stream)
         return stream
 
-    def notify_failure(self, error: OncelogError | None) -> None:
-        """Ends those who wait."""
+    def on_end(self, error: OncelogError | None) -> None:
+        """End readers of updates and callers that wait for outcomes."""
         for stream in list(self._streams):
             stream.finish(error)
         for pending in self.pending.values():
-            pending.settle(error or chat_closed_error())
+            pending.settle(self.end_error)
 
     def publish(self, changes: ChangeSet) -> None:
         """It lies in the file: tells everybody whom it concerns."""
@@ -134,8 +134,3 @@ class ChatRuntime(AnyDesk):
                 else:
                     watched[user_id] = max(sequence, watched.get(user_id, 0))
         return news
-
-
-def chat_closed_error() -> ClosedError:
-    """What is told to those who come too late, or wait too long."""
-    return ClosedError("the chat client is closed; what is pending is kept, and sent when it is opened again")

@@ -9,14 +9,15 @@ Any number of threads may share one.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from oncelog.client.deltas.change_stream import ChangeStream
 from oncelog.client.deltas.client import ROWS_PAGE, DeltasClient
 from oncelog.client.deltas.edits import Edits
-from oncelog.client.deltas.runtime import build_closed_error
 from oncelog.client.deltas.values import Change, Deletion, HistoryChange, LocalRow, PendingDelta, Refusal, Status
+from oncelog.client.runtime.client import build_closed_error
 from oncelog.core.canonical import JsonValue
 from oncelog.errors import ClientError
 from oncelog.portal import Portal
@@ -34,7 +35,7 @@ class BlockingDeltasClient:
         self._thread_state = threading.local()
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog-deltas-loop", build_closed_error)
+        portal = Portal("oncelog-deltas-loop", partial(build_closed_error, "deltas"))
         try:
             portal.call(self._client.__aenter__)
         except BaseException:
@@ -60,7 +61,7 @@ class BlockingDeltasClient:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise build_closed_error()
+            raise build_closed_error("deltas")
         if getattr(self._thread_state, "is_editing", False):
             raise ClientError("a function that edits must not use the client: it would wait for itself")
         return self._open_portal

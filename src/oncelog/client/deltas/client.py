@@ -5,8 +5,8 @@
         async for change in client.changes("products"):
             print(change.row_id, change.after)
 
-Two tasks share the work, and neither waits for the other: one empties the outbox (`pusher`), one reads the gateway
-(`puller`). What is decided lies in `pushing` and `pulling`, what is kept in `store`.
+Two tasks share the work, and neither waits for the other: the `pusher` empties the outbox, the `puller` reads the
+gateway. `push_protocol` and `pull_protocol` decide, and the `store` keeps.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 from oncelog.client.deltas.change_stream import ChangeStream
 from oncelog.client.deltas.edits import Edits, check_names, check_table
@@ -38,19 +37,20 @@ from oncelog.client.deltas.values import (
     State,
     Status,
 )
+from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import check_client_id, check_store
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import find_gateway_fault
-from oncelog.errors import ClientError, ClosedError, SettingsError
+from oncelog.errors import ClientError, SettingsError
 
 T = TypeVar("T")
 ROWS_PAGE: Final = 500
 UNLIMITED: Final = 2**62
 
 
-class DeltasClient:
+class DeltasClient(BaseClient[DeltasRuntime]):
     """One client of one gateway, with a file of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
@@ -92,51 +92,22 @@ class DeltasClient:
         )
         self._open_pusher: Pusher | None = None
         self._open_puller: Puller | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._close_task: asyncio.Task[None] | None = None
 
     # --- opening and closing
 
-    async def __aenter__(self) -> Self:
-        """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the gateway."""
-        if self._runtime.has_opened:
-            raise ClosedError("a client is opened once; make another one")
-        try:
-            await self._runtime.open(self.client_id, self.gateway)
-        except BaseException:
-            await self.close()
-            raise
-        self._open_puller = Puller(self._runtime, self._transport, self._random)
-        self._open_pusher = Pusher(self._runtime, self._transport, self._random, self._open_puller.check_epoch)
-        works = {"push": self._pusher.run(), "pull": self._puller.run()}
-        self._tasks = [
-            asyncio.create_task(self._runtime.guard_task(work), name=f"oncelog deltas: {name}")
-            for name, work in works.items()
-        ]
-        return self
+    async def _open(self) -> None:
+        runtime = self._runtime
+        await runtime.call_store(runtime.store.open, self.client_id, self.gateway)
+        self._open_puller = Puller(runtime, self._transport, self._random)
+        self._open_pusher = Pusher(runtime, self._transport, self._random, self._open_puller.check_epoch)
+        runtime.start_task("push", self._open_pusher.run)
+        runtime.start_task("pull", self._open_puller.run)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    async def _release(self) -> None:
+        await self._transport.close()
 
-    async def close(self) -> None:
-        """Does not wait for the gateway: what is pending stays in the file. To have it pushed first, await `synced`."""
-        if not self._runtime.has_opened:
-            return
-        if self._close_task is None:
-            self._close_task = asyncio.create_task(self._close_all(), name="oncelog deltas: close")
-        await asyncio.shield(self._close_task)
-
-    async def _close_all(self) -> None:
-        self._runtime.stop()
-        try:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._transport.close()
-        finally:
-            await self._runtime.close(self._runtime.store.close)
+    def _close_store(self) -> None:
+        self._runtime.store.close()
 
     @property
     def _pusher(self) -> Pusher:
@@ -269,7 +240,7 @@ class DeltasClient:
         """For a user interface. `until_status` waits for another one."""
         standing = self._runtime.store.sync_state
         pusher, puller = self._open_pusher, self._open_puller
-        if pusher is None or puller is None or self._close_task is not None:
+        if pusher is None or puller is None or self._runtime.is_ended:
             return Status(State.CLOSED, standing.pending, standing.pending_bytes, standing.cursor, standing.epoch)
         pushing, pulling = pusher.protocol, puller.protocol
         if not (pushing.is_authorized and pulling.is_authorized):
@@ -336,7 +307,7 @@ class DeltasClient:
 
         def notify(_gone: int) -> None:
             pusher.on_discarded()
-            puller.retry_now()
+            puller.skip_pause()
             self._runtime.wake_waiters()
 
         gone = await self._runtime.call_store_and_notify(self._runtime.store.discard, ids, notify=notify)
@@ -345,8 +316,8 @@ class DeltasClient:
 
     def retry(self) -> None:
         """Ends all pauses: what was refused, or could not be reached, is tried at once."""
-        self._pusher.retry_now()
-        self._puller.retry_now()
+        self._pusher.skip_pause()
+        self._puller.skip_pause()
 
 
 def _check_gateway(gateway: str) -> str:

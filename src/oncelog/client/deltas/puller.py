@@ -30,22 +30,21 @@ from oncelog.client.deltas.pull_protocol import (
 from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
 from oncelog.client.deltas.values import HistoryChange
-from oncelog.client.runtime.backoff import STORE_PAUSE, Backoff, RetryPause
-from oncelog.errors import ProtocolError, StoreError
+from oncelog.client.runtime.backoff import RetryPause
+from oncelog.client.runtime.retry_task import RetryTask
 
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
 _LiveMessage = LiveDeltas | LiveCompacted | Fault | NoReply
 
 
-class Puller:
-    """`run` goes on until it is cancelled."""
+class Puller(RetryTask):
+    """Makes one request, or takes one live message, after the other."""
 
     def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport, rng: random.Random) -> None:
+        super().__init__(runtime, runtime.limits, rng)
         self._runtime = runtime
         self._transport = transport
-        self._backoff = Backoff(runtime.limits, rng)
-        self._wake_event = asyncio.Event()
         self._live_stream: LiveStream | None = None
         self._live_since_s = 0.0
         self._receive_task: asyncio.Task[_LiveMessage] | None = None
@@ -64,43 +63,24 @@ class Puller:
         """Whether what is committed arrives at once."""
         return self._live_stream is not None and self.protocol.is_caught_up
 
-    def retry_now(self) -> None:
-        """Ends a pause, or looks whether there is something else to do."""
-        self._wake_event.set()
-
     def check_epoch(self, epoch: str) -> None:
         """A push was acknowledged in this history: if it is another one, nobody need wait to be told so."""
         self.protocol.on_acknowledged(epoch)
         if self.protocol.epoch != epoch:
             self._rounds_requested += 1
-            self.retry_now()
+            self.skip_pause()
 
     async def run_round(self) -> None:
         """Returns when all that the gateway has at this moment has arrived."""
         self._rounds_requested += 1
         wanted = self._rounds_requested
-        self.retry_now()
+        self.skip_pause()
         await self._runtime.wait_until(lambda: self._rounds_done >= wanted)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Repeat the step until cancelled."""
         try:
-            while True:
-                try:
-                    pause = await self._step()
-                except StoreError as error:
-                    logger.warning("%s", error)
-                    self.protocol.last_error = str(error)
-                    pause = STORE_PAUSE
-                except ProtocolError as error:
-                    logger.warning("%s", error)
-                    self.protocol.last_error = str(error)
-                    pause = RetryPause()
-                if pause is not None:
-                    await self._disconnect()
-                    self._runtime.wake_waiters()
-                    await self._wait(pause)
-                self._runtime.wake_waiters()
+            await super().run()
         finally:
             await self._disconnect()
 
@@ -163,12 +143,12 @@ class Puller:
         receiving, live = self._receive_task, self._live_stream
         if receiving is None or live is None:
             return None
-        hurrying = asyncio.create_task(self._wake_event.wait())
+        skipped = asyncio.create_task(self._backoff.wait_for_skip())
         try:
-            await asyncio.wait((receiving, hurrying), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((receiving, skipped), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            hurrying.cancel()
-        self._wake_event.clear()
+            skipped.cancel()
+        self._backoff.clear_skip()
         if not receiving.done():
             return None
         message = receiving.result()
@@ -230,9 +210,8 @@ class Puller:
             await live.close()
 
     async def _wait(self, pause: RetryPause) -> None:
-        try:
-            async with asyncio.timeout(self._backoff.next_pause_s(pause)):
-                await self._wake_event.wait()
-        except TimeoutError:
-            pass
-        self._wake_event.clear()
+        await self._disconnect()
+        await super()._wait(pause)
+
+    def _record_error(self, error: str) -> None:
+        self.protocol.last_error = error

@@ -10,14 +10,14 @@ from oncelog.client.deltas.codec import NoReply, PushReply
 from oncelog.client.deltas.push_protocol import PushProtocol
 from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport
-from oncelog.client.runtime.backoff import STORE_PAUSE, Backoff, RetryPause
-from oncelog.errors import StoreError
+from oncelog.client.runtime.backoff import RetryPause
+from oncelog.client.runtime.retry_task import RetryTask
 
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
 
-class Pusher:
-    """`run` goes on until it is cancelled."""
+class Pusher(RetryTask):
+    """Pushes one batch after the other."""
 
     def __init__(
         self,
@@ -26,43 +26,29 @@ class Pusher:
         rng: random.Random,
         on_acknowledged: Callable[[str], None],
     ) -> None:
+        super().__init__(runtime, runtime.limits, rng)
         self._runtime = runtime
         self._transport = transport
         self._on_acknowledged = on_acknowledged
-        self._backoff = Backoff(runtime.limits, rng)
         self._work_event = asyncio.Event()
-        self._wake_event = asyncio.Event()
         self.protocol = PushProtocol(runtime.limits.push_deltas_max)
 
     def notify(self) -> None:
         """There is something in the outbox."""
         self._work_event.set()
 
-    def retry_now(self) -> None:
-        """What waits is tried at once."""
+    def skip_pause(self) -> None:
+        """Try at once what waits."""
         self.protocol.release()
-        self._wake_event.set()
+        super().skip_pause()
         self._work_event.set()
 
     def on_discarded(self) -> None:
         """Deltas were taken out of the outbox."""
         self.protocol.on_discarded()
-        self.retry_now()
+        self.skip_pause()
 
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            try:
-                pause = await self._push()
-            except StoreError as error:
-                logger.warning("%s", error)
-                self.protocol.last_error = str(error)
-                pause = STORE_PAUSE
-            self._runtime.wake_waiters()
-            if pause is not None:
-                await self._wait(pause)
-
-    async def _push(self) -> RetryPause | None:
+    async def _step(self) -> RetryPause | None:
         """One push, or none if there is nothing to do: then it waits until there is."""
         desk, pushing = self._runtime, self.protocol
         self._work_event.clear()
@@ -75,7 +61,7 @@ class Pusher:
             if held is None:
                 await self._work_event.wait()
             return held
-        self._wake_event.clear()
+        self._backoff.clear_skip()
         discards, before = pushing.discards, pushing.refusal
         answer = await self._transport.push(batch)
         if isinstance(answer, PushReply):
@@ -95,10 +81,8 @@ class Pusher:
         return pause
 
     async def _wait(self, pause: RetryPause) -> None:
-        try:
-            async with asyncio.timeout(self._backoff.next_pause_s(pause)):
-                await self._wake_event.wait()
-        except TimeoutError:
-            pass
-        self._wake_event.clear()
+        await super()._wait(pause)
         self.protocol.release()
+
+    def _record_error(self, error: str) -> None:
+        self.protocol.last_error = error

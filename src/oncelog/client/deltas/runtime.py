@@ -7,28 +7,23 @@ from oncelog.client.deltas.change_stream import ChangeStream
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.store import DeltasStore, Replacement
 from oncelog.client.deltas.values import Change
-from oncelog.client.runtime.client import ClientRuntime as AnyDesk
-from oncelog.errors import ClosedError, OncelogError
+from oncelog.client.runtime.client import ClientRuntime
+from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
 
-class DeltasRuntime(AnyDesk):
-    """Opened once, and closed once."""
+class DeltasRuntime(ClientRuntime):
+    """State of one deltas client."""
 
     def __init__(self, store: DeltasStore, limits: DeltasLimits) -> None:
-        super().__init__("deltas", build_closed_error, logger)
+        super().__init__("deltas", logger)
         self.store = store
         self.limits = limits
         self.streams: list[ChangeStream] = []
 
-    async def open(self, client_id: str, gateway: str) -> None:
-        """Whatever it raises, it is to be closed."""
-        self.start()
-        await self.call_store(self.store.open, client_id, gateway)
-
-    def notify_failure(self, error: OncelogError | None) -> None:
-        """Ends those who read changes."""
+    def on_end(self, error: OncelogError | None) -> None:
+        """End readers of changes."""
         for stream in list(self.streams):
             stream.finish(error)
 
@@ -44,8 +39,3 @@ class DeltasRuntime(AnyDesk):
             for stream in list(self.streams):
                 stream.overflow("changes_max", self.limits.changes_max)
         self.publish_changes(replaced.changes)
-
-
-def build_closed_error() -> ClosedError:
-    """What is told to those who come too late, or wait too long."""
-    return ClosedError("the deltas client is closed; what is pending is kept, and pushed when it is opened again")

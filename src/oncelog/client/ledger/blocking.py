@@ -7,6 +7,7 @@ Any number of threads may share one.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -24,7 +25,7 @@ from oncelog.client.ledger.values import (
     Recovered,
     TransactionProof,
 )
-from oncelog.client.ledger.write_stream import build_closed_error
+from oncelog.client.runtime.client import build_closed_error
 from oncelog.core.operations import Operation
 from oncelog.portal import Portal
 
@@ -49,7 +50,7 @@ class BlockingLedgerScope:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise build_closed_error()
+            raise build_closed_error("ledger")
         return self._open_portal
 
     def write(
@@ -136,7 +137,7 @@ class BlockingLedgerClient(BlockingLedgerScope):
         super().__init__(self._client, None)
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog-ledger-loop", build_closed_error)
+        portal = Portal("oncelog-ledger-loop", partial(build_closed_error, "ledger"))
         try:
             portal.call(self._client.__aenter__)
         except BaseException:

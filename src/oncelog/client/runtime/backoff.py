@@ -1,5 +1,6 @@
-"""How long to wait before the next attempt: longer each time, not all alike, and not less than the server asks for."""
+"""How long to wait before the next attempt: longer each time, at random, and not less than the server asks for."""
 
+import asyncio
 import random
 from collections.abc import Iterator
 from typing import Final, Protocol
@@ -8,11 +9,11 @@ from msgspec import Struct
 
 
 class RetryPause(Struct, frozen=True):
-    """Before the next attempt."""
+    """Pause before the next attempt."""
 
     least_ms: int = 0
     is_long: bool = False
-    """It needs somebody to do something, on one side or the other."""
+    """A person has to do something first, at the client or at the server."""
 
 
 STORE_PAUSE: Final = RetryPause(500)
@@ -35,7 +36,7 @@ class BackoffLimits(Protocol):
 
 
 def iterate_pauses_s(shortest_ms: int, longest_ms: int, chance: random.Random) -> Iterator[float]:
-    """How long to wait before each further attempt. Not all alike: who was sent away together must not come so."""
+    """Yield the pause before each further attempt. Clients that were sent away together must not return together."""
     pause_ms = shortest_ms
     while True:
         yield pause_ms * chance.uniform(0.5, 1) / 1000
@@ -43,22 +44,44 @@ def iterate_pauses_s(shortest_ms: int, longest_ms: int, chance: random.Random) -
 
 
 class Backoff:
-    """Of one task."""
+    """Pauses of one task."""
 
     def __init__(self, limits: BackoffLimits, chance: random.Random) -> None:
         self._limits = limits
         self._chance = chance
         self._short: Iterator[float]
         self._long: Iterator[float]
+        self._skip_event = asyncio.Event()
         self.reset()
 
     def reset(self) -> None:
-        """It went well: the next pause is a short one again."""
+        """Make the next pause a short one again, after a success."""
         limits = self._limits
         self._short = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
         self._long = iterate_pauses_s(limits.refused_pause_ms_min, limits.refused_pause_ms_max, self._chance)
 
     def next_pause_s(self, pause: RetryPause) -> float:
-        """For one attempt."""
+        """Return how long to wait before the next attempt."""
         least_ms = min(pause.least_ms, self._limits.retry_after_ms_max)
         return max(next(self._long if pause.is_long else self._short), least_ms * self._chance.uniform(1, 1.2) / 1000)
+
+    async def wait(self, pause: RetryPause) -> None:
+        """Wait before the next attempt, or until `skip`."""
+        try:
+            async with asyncio.timeout(self.next_pause_s(pause)):
+                await self._skip_event.wait()
+        except TimeoutError:
+            pass
+        self._skip_event.clear()
+
+    def skip(self) -> None:
+        """End the pause, or the next one if there is none."""
+        self._skip_event.set()
+
+    async def wait_for_skip(self) -> None:
+        """Wait until `skip`, however long that takes."""
+        await self._skip_event.wait()
+
+    def clear_skip(self) -> None:
+        """Forget a `skip` that came while there was no pause."""
+        self._skip_event.clear()

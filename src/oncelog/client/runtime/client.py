@@ -1,10 +1,15 @@
-"""What the tasks of one client share: the file with its thread, who waits for something, and what ends it all."""
+"""Lifecycle of a client: its store thread, its tasks, the callers that wait, and how all of them end.
+
+`BaseClient` is the base of the four public classes; `ClientRuntime` is what their parts share.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 from oncelog.client.runtime.cancellation import call_in_thread, is_being_cancelled
 from oncelog.errors import ClientError, ClosedError, OncelogError
@@ -13,73 +18,142 @@ T = TypeVar("T")
 
 
 class ClientRuntime:
-    """Opened once, and closed once."""
+    """Store thread, tasks and waiting callers of one client. Opened once and closed once."""
 
-    def __init__(self, name: str, new_closed_error: Callable[[], ClosedError], logger: logging.Logger) -> None:
-        """`name` is that of the client in logs and errors; `closed` makes what is told to those who come too late."""
+    def __init__(self, name: str, logger: logging.Logger) -> None:
+        """`name` is the kind of client in logs, errors and names of tasks: "chat"."""
         self.name = name
-        self._new_closed_error = new_closed_error
-        self._logger = logger
+        self.logger = logger
         self._thread: ThreadPoolExecutor | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped_tasks: set[asyncio.Task[None]] = set()
+        """Tasks that this runtime cancels. Any other cancellation of a task is a failure."""
         self._waiters: list[asyncio.Future[None]] = []
         self._is_closing = False
         self._failure: BaseException | None = None
+        self.is_ready = False
+        """Whether opening has succeeded."""
+
+    # --- opening and ending
 
     @property
-    def has_opened(self) -> bool:
-        """Or at least tried to be."""
+    def was_opened(self) -> bool:
+        """Whether opening has begun, even if it failed."""
         return self._thread is not None
 
     @property
     def is_ended(self) -> bool:
-        """Nothing new is begun any more."""
+        """Whether the client is being closed, is closed or has failed: nothing new is begun."""
         return self._is_closing or self._failure is not None
 
+    @property
+    def failure_error(self) -> OncelogError | None:
+        """Error for callers after an unexpected error in a task."""
+        if self._failure is None:
+            return None
+        failed = ClientError(f"the {self.name} client cannot go on: {describe_error(self._failure)}")
+        failed.__cause__ = self._failure
+        return failed
+
+    @property
+    def end_error(self) -> OncelogError:
+        """Error for callers that wait when the client ends."""
+        return self.failure_error or build_closed_error(self.name)
+
     def start(self) -> None:
-        """From now on `call_store` can be used. Whatever happens then, it is to be closed."""
+        """Start the store thread. Afterwards `end` must be called, whatever happens."""
         self._thread = ThreadPoolExecutor(1, f"oncelog-{self.name}")
 
     def stop(self) -> None:
-        """From now on nothing new is begun."""
+        """Refuse new calls from now on."""
         self._is_closing = True
         self.wake_waiters()
 
-    async def close(self, close_store: Callable[[], None]) -> None:
-        """When all tasks have ended."""
+    async def end(self, close_store: Callable[[], None]) -> None:
+        """Tell all callers that wait, close the store after all calls that are queued for it, and end its thread."""
         self.stop()
-        self.notify_failure(self.failure_error)
+        self.on_end(self.failure_error)
         if self._thread is not None:
             await close_store_thread(self._thread, close_store)
 
+    def fail(self, error: BaseException) -> None:
+        """End all tasks and tell all callers that wait: an unexpected error must not leave them waiting."""
+        if self._failure is None:
+            self.logger.error("the %s client cannot go on", self.name, exc_info=error)
+            self._failure = error
+            self._cancel([task for task in self._tasks if task is not asyncio.current_task()])
+            self.on_end(self.failure_error)
+            self.wake_waiters()
+
+    def on_end(self, error: OncelogError | None) -> None:
+        """Tell readers and callers that wait; `error` is None if the client was closed. For subclasses."""
+
     def check_open(self) -> None:
-        """Raises ClosedError, or ClientError where a task could not go on."""
-        failed = self.failure_error
-        if failed is not None:
-            raise failed
-        if self._thread is None:
+        """Raises ClosedError, or ClientError after an unexpected error in a task."""
+        if self.is_ended:
+            raise self.end_error
+        if not self.is_ready:
             raise ClosedError(f"the {self.name} client is not open: use `async with`")
-        if self._is_closing:
-            raise self._new_closed_error()
 
-    def notify_failure(self, error: OncelogError | None) -> None:
-        """To those who wait elsewhere; None if the client was closed as it should be."""
+    # --- tasks
 
-    # --- the file
+    @property
+    def is_own_task(self) -> bool:
+        """Whether the caller runs in a task of this client, as handlers do."""
+        return asyncio.current_task() in self._tasks
+
+    def start_task(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Run a function in a task whose unexpected end is a failure of the client."""
+        task = asyncio.create_task(self._run_task(work), name=f"oncelog {self.name}: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        return task
+
+    async def cancel_tasks(self, tasks: Collection["asyncio.Task[None]"] | None = None) -> None:
+        """Cancel tasks and wait until they have ended; all tasks if none are given."""
+        stopped = list(self._tasks if tasks is None else tasks)
+        self._cancel(stopped)
+        await asyncio.gather(*stopped, return_exceptions=True)
+
+    def _cancel(self, tasks: Collection["asyncio.Task[None]"]) -> None:
+        self._stopped_tasks.update(tasks)
+        for task in tasks:
+            task.cancel()
+
+    def _forget_task(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._stopped_tasks.discard(task)
+
+    async def _run_task(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            if is_being_cancelled() and asyncio.current_task() in self._stopped_tasks:
+                raise
+            self.fail(ClientError("a task of the client's was cancelled by somebody else"))
+        except (KeyboardInterrupt, SystemExit) as error:
+            self.fail(error)
+            raise
+        except BaseException as error:  # noqa: BLE001 - a GeneratorExit, say
+            if not (self.is_ended and isinstance(error, ClosedError)):
+                self.fail(error)
+
+    # --- the store
 
     async def call_store(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a function of the store's in its thread."""
+        """Call a function in the store thread. Raises ClosedError if the thread has ended."""
         if self._thread is None:
-            raise self._new_closed_error()
+            raise self.end_error
         try:
             called = asyncio.get_running_loop().run_in_executor(self._thread, call_in_thread, function, *arguments)
         except RuntimeError as error:  # the thread has been ended
-            raise self._new_closed_error() from error
+            raise self.end_error from error
         return await called
 
     async def call_store_and_notify(
         self, function: Callable[..., T], *arguments: Any, notify: Callable[[T], None]
     ) -> T:
-        """The same for what somebody is told of, even if whoever waits for it has gone meanwhile."""
+        """Call a function in the store thread and `notify` with its result, even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
 
         def call_and_notify() -> T:
@@ -89,17 +163,17 @@ class ClientRuntime:
 
         return await self.call_store(call_and_notify)
 
-    # --- those who wait
+    # --- callers that wait
 
     def wake_waiters(self) -> None:
-        """Something may have changed that somebody waits for."""
+        """Let callers of `wait_until` check their conditions again."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Raises what `check_open` raises."""
+        """Wait until a condition holds. Raises what `check_open` raises."""
         while True:
             self.check_open()
             if condition():
@@ -112,36 +186,76 @@ class ClientRuntime:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
 
-    # --- tasks
 
-    async def guard_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """What nobody has foreseen must not leave the application waiting."""
+Runtime = TypeVar("Runtime", bound=ClientRuntime)
+
+
+class BaseClient(ABC, Generic[Runtime]):
+    """A client with a file of its own. `async with` opens and closes it."""
+
+    _runtime: Runtime
+    _close_task: "asyncio.Task[None] | None" = None
+
+    async def __aenter__(self) -> Self:
+        """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the server."""
+        if self._runtime.was_opened:
+            raise ClosedError("a client is opened once; make another one")
+        self._runtime.start()
         try:
-            await work
-        except asyncio.CancelledError:
-            if self._is_closing and is_being_cancelled():
-                raise
-            self._fail(ClientError("a task of the client's was cancelled by somebody else"))
-        except ClosedError:
-            if not self._is_closing:
-                raise
-        except Exception as error:  # noqa: BLE001 - it is told to everybody
-            self._fail(error)
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+        self._runtime.is_ready = True
+        return self
 
-    def _fail(self, error: BaseException) -> None:
-        self._logger.error("the %s client cannot go on", self.name, exc_info=error)
-        self._failure = error
-        self.notify_failure(self.failure_error)
-        self.wake_waiters()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
-    @property
-    def failure_error(self) -> OncelogError | None:
-        """What nobody has foreseen, if it has happened."""
-        if self._failure is None:
-            return None
-        failed = ClientError(f"the {self.name} client cannot go on: {type(self._failure).__name__}: {self._failure}")
-        failed.__cause__ = self._failure
-        return failed
+    async def close(self) -> None:
+        """End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
+
+        A handler that calls it does not wait for it: the handler is cancelled at its next `await`, and its event comes
+        again.
+        """
+        if not self._runtime.was_opened:
+            return
+        if self._close_task is None:
+            self._runtime.stop()
+            self._close_task = asyncio.create_task(self._close_all(), name=f"oncelog {self._runtime.name}: close")
+        if not self._runtime.is_own_task:
+            await asyncio.shield(self._close_task)
+
+    async def _close_all(self) -> None:
+        try:
+            if self._runtime.is_ready and self._runtime.failure_error is None:
+                await self._drain()
+            await self._runtime.cancel_tasks()
+            await self._release()
+        finally:
+            await self._runtime.end(self._close_store)
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Open the store and start the tasks."""
+
+    async def _drain(self) -> None:
+        """Finish what is under way, before the tasks are cancelled. For subclasses."""
+
+    @abstractmethod
+    async def _release(self) -> None:
+        """Close connections, after the tasks have ended."""
+
+    @abstractmethod
+    def _close_store(self) -> None:
+        """Close the store, in its thread."""
+
+
+def build_closed_error(name: str) -> ClosedError:
+    """Return the error for calls to a closed client."""
+    return ClosedError(f"the {name} client is closed; what is pending is kept, and sent when it is opened again")
 
 
 async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[], None]) -> None:
@@ -156,3 +270,11 @@ async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[
     finally:
         if done.done():
             thread.shutdown()  # does not block: closing the store was the last call
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line, also if its text cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its text cannot be made
+        return type(error).__name__

@@ -1,0 +1,198 @@
+"""The task that stays connected: it reads, writes, gives up on a silent server, and tries again after a pause."""
+
+import asyncio
+import random
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from oncelog import error_codes
+from oncelog.client.runtime.backoff import BackoffLimits, RetryPause
+from oncelog.client.runtime.client import ClientRuntime
+from oncelog.client.runtime.retry_task import RetryTask
+from oncelog.client.runtime.websocket import Socket
+from oncelog.errors import LostError, ServerRefusedError
+
+ACCESS_DENIED_CODES: Final = frozenset(
+    {
+        error_codes.AUTH_FAILED,
+        error_codes.FORBIDDEN,
+        error_codes.VERSION_UNSUPPORTED,
+        error_codes.BAD_REQUEST,
+        "invalid_request",
+    }
+)
+"""Codes after which a client does not get in before a person has done something."""
+
+ConnectionPart = Callable[[Socket], Awaitable[None]]
+"""One of the loops that share a connection. The first one that ends, ends the connection."""
+
+
+class ConnectorLimits(BackoffLimits, Protocol):
+    """What a client's limits say about connections."""
+
+    @property
+    def answer_timeout_ms(self) -> int: ...  # noqa: D102 - as in the limits of each client
+
+
+class ConnectionProtocol(Protocol):
+    """Protocol without I/O whose frames a connector carries."""
+
+    outgoing: list[bytes]
+    answer_count: int
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the server owes an answer."""
+
+    def disconnect(self, close_code: int | None = None) -> None:
+        """The connection is gone."""
+
+
+class BaseConnector(RetryTask):
+    """One connection after the other. A subclass says how they begin, and what becomes of what arrives."""
+
+    denied_codes: frozenset[str] = ACCESS_DENIED_CODES
+
+    def __init__(
+        self,
+        runtime: ClientRuntime,
+        limits: ConnectorLimits,
+        chance: random.Random,
+        *,
+        may_renew_token: bool,
+    ) -> None:
+        super().__init__(runtime, limits, chance)
+        self._answer_timeout_ms = limits.answer_timeout_ms
+        self._may_renew_token = may_renew_token
+        self._was_admitted = False
+        """Whether the server has let us in over the current connection."""
+        self._write_wakeup = asyncio.Event()
+        self._drained_event = asyncio.Event()
+        self.last_error: str | None = None
+        """Why it is not connected; None while it is."""
+        self.is_admitted = True
+        """False while the server denies access."""
+
+    # --- what a subclass says
+
+    @property
+    @abstractmethod
+    def _connection_protocol(self) -> ConnectionProtocol:
+        """The protocol of the client, which is open."""
+
+    @abstractmethod
+    async def _connect(self) -> Socket:
+        """Open a connection and tell the protocol. Raises LostError or ServerRefusedError."""
+
+    @abstractmethod
+    async def _read(self, socket: Socket) -> None:
+        """Give what arrives to the protocol, until the connection ends with an error."""
+
+    @abstractmethod
+    def _list_parts(self) -> Sequence[ConnectionPart]:
+        """Return the loops of a connection besides reading, writing and watching for answers."""
+
+    @abstractmethod
+    def _process_changes(self) -> None:
+        """Something has arrived, or the connection has changed: wake the tasks that have to do something."""
+
+    def _get_reconnect_pause(self) -> RetryPause:
+        """Return the pause after a connection that was lost."""
+        return RetryPause()
+
+    # --- calls
+
+    def wake_writer(self) -> None:
+        """The protocol may have something to send."""
+        if self._connection_protocol.outgoing:
+            self._drained_event.clear()
+            self._write_wakeup.set()
+
+    async def drain(self) -> None:
+        """Wait until everything has been sent, or the connection has ended."""
+        if self._connection_protocol.outgoing:
+            self.wake_writer()
+            await self._drained_event.wait()
+
+    # --- the task
+
+    async def _step(self) -> RetryPause:
+        """Run one connection, which always ends with an error."""
+        before = self._connection_protocol.answer_count
+        self._was_admitted = False
+        try:
+            await self._run_connection()
+        except LostError as error:
+            self._record_error(str(error))
+            return self._get_reconnect_pause()
+        except ServerRefusedError as error:
+            self._record_error(str(error))
+            # A connection that was admitted had a valid token, which has expired: there may be a new one.
+            has_expired = self._was_admitted and self._may_renew_token
+            self.is_admitted = has_expired or error.code.lower() not in self.denied_codes
+            return RetryPause(error.retry_after_ms, is_long=not self.is_admitted)
+        finally:
+            if self._connection_protocol.answer_count - before > 1:  # more than a greeting
+                self._backoff.reset()
+            self._process_changes()
+        return RetryPause()
+
+    def _record_error(self, error: str) -> None:
+        if error != self.last_error:
+            self._client_runtime.logger.info("not connected: %s", error)
+        self.last_error = error
+
+    def _mark_admitted(self) -> None:
+        """The server has let us in."""
+        self._was_admitted = self.is_admitted = True
+        self.last_error = None
+
+    async def _run_connection(self) -> None:
+        socket = await self._connect()
+        try:
+            self.wake_writer()
+            self._process_changes()
+            await self._run_parts(socket)
+        finally:
+            # First of all: what is submitted while the socket is being closed waits for the next connection.
+            self._connection_protocol.disconnect(socket.close_code)
+            self._write_wakeup.clear()
+            self._drained_event.set()
+            self._process_changes()
+            await socket.close()
+
+    async def _run_parts(self, socket: Socket) -> None:
+        parts = (self._read, self._write, self._watch_answers, *self._list_parts())
+        tasks = [asyncio.ensure_future(part(socket)) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()  # raises
+
+    async def _write(self, socket: Socket) -> None:
+        outgoing = self._connection_protocol.outgoing
+        while True:
+            await self._write_wakeup.wait()
+            self._write_wakeup.clear()
+            while outgoing:
+                frames = list(outgoing)
+                outgoing.clear()
+                for frame in frames:
+                    await socket.send(frame)
+            self._drained_event.set()
+
+    async def _watch_answers(self, _socket: Socket) -> None:
+        """Give up on a server that owes an answer for too long."""
+        protocol, half_s = self._connection_protocol, self._answer_timeout_ms / 2000
+        while True:
+            before = protocol.answer_count if protocol.is_waiting else -1
+            await asyncio.sleep(half_s)
+            if protocol.is_waiting and protocol.answer_count == before:
+                await asyncio.sleep(half_s)
+                if protocol.is_waiting and protocol.answer_count == before:
+                    raise LostError(f"the server gave no answer in {self._answer_timeout_ms} ms")
