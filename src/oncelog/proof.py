@@ -137,8 +137,8 @@ class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         _check_numbers(self, _UINT32_MAX, "index", "count")
         if len(self.path) > PATH_HASHES_MAX:
             raise ProofError("path", f"must have at most {PATH_HASHES_MAX} hashes, not {len(self.path)}")
-        for index, one in enumerate(self.path):
-            _check_hex(f"path[{index}]", one, HASH_BYTES, HASH_BYTES)
+        for index, path_hash in enumerate(self.path):
+            _check_hex(f"path[{index}]", path_hash, HASH_BYTES, HASH_BYTES)
 
 
 def _check_numbers(header: Struct, highest: int, *names: str) -> None:
@@ -216,7 +216,7 @@ def proof_document(proven: Proven) -> ProofDocument:
         body_hash=proven.body_hash.hex(),
         index=proven.proof.index,
         count=proven.proof.count,
-        path=tuple(one.hex() for one in proven.proof.path),
+        path=tuple(path_hash.hex() for path_hash in proven.proof.path),
         block=BlockHeader(
             lane=block.lane,
             height=block.height,
@@ -245,13 +245,13 @@ def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument
     try:
         document = _DOCUMENT_DECODER.decode(data)
         # Which of two members of one name counts depends on who reads: one would be checked, and another one shown.
-        given = json.loads(data, object_pairs_hook=_check_unique)
+        parsed = json.loads(data, object_pairs_hook=_check_unique)
     except msgspec.MsgspecError as error:
         raise _to_proof_error(error) from error
     except UnicodeError as error:
         raise ProofError("$", "is not UTF-8") from error
     # Base64 has unused bits at its end, which are zero: otherwise two spellings would be one body.
-    if document.body is not None and given["body"] != b64encode(document.body).decode():
+    if document.body is not None and parsed["body"] != b64encode(document.body).decode():
         raise ProofError("$.body", "has bits set behind its last byte")
     return document
 
@@ -265,13 +265,13 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _to_proof_error(error: msgspec.MsgspecError) -> ProofError:
-    said = _MSGSPEC_MESSAGE.fullmatch(str(error))
-    reason, path = said.groups() if said is not None else (str(error), None)
+    match = _MSGSPEC_MESSAGE.fullmatch(str(error))
+    reason, path = match.groups() if match is not None else (str(error), None)
     path = path or "$"
     if isinstance(error.__cause__, ProofError):
         return ProofError(f"{path}.{error.__cause__.path}", error.__cause__.reason)
     # It may quote the document, and that must not write to anybody's terminal by itself.
-    reason = "".join(one if one.isprintable() else "�" for one in reason[:_REASON_CHARACTERS_MAX])
+    reason = "".join(character if character.isprintable() else "�" for character in reason[:_REASON_CHARACTERS_MAX])
     return ProofError(path, reason)
 
 
@@ -317,12 +317,16 @@ def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verif
 
 def _find_inclusion_faults(record: Record, proof: Proof, block: Block) -> list[str]:
     """What in the record, the proof and the block does not go together."""
-    said = (
+    comparisons = (
         ("lane", record.lane, block.lane),
         ("height", record.height, block.height),
         ("log_time_ms", record.log_time_ms, block.log_time_ms),
     )
-    findings = [f"the record says {name} {mine}, its block {its}" for name, mine, its in said if mine != its]
+    findings = [
+        f"the record says {name} {of_record}, its block {of_block}"
+        for name, of_record, of_block in comparisons
+        if of_record != of_block
+    ]
     if record.position != block.first_position + proof.index:
         findings.append(
             f"the record says position {record.position}, its index in the block {block.first_position + proof.index}"

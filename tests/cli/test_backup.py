@@ -26,7 +26,7 @@ from oncelog.storage import backups
 from oncelog.storage.backups import backup, restore
 from oncelog.storage.sqlite import partial_copy
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
-from oncelog.storage.verify.findings import Progress, VerificationSummary
+from oncelog.storage.verify.findings import StepProgress, VerificationSummary
 from oncelog.storage.verify.sqlite import verify_file
 
 
@@ -61,7 +61,7 @@ def epoch_of(path: Path) -> str:
         return file.epoch
 
 
-def silent(_: Progress) -> None:
+def silent(_: StepProgress) -> None:
     pass
 
 
@@ -109,7 +109,7 @@ async def test_backup_is_a_snapshot_while_another_connection_commits(
     loop = asyncio.get_running_loop()
     written = 0
 
-    def write(_: Progress) -> None:
+    def write(_: StepProgress) -> None:
         nonlocal written
         written += 1
         clock.now_ms += 1
@@ -197,7 +197,7 @@ def test_backup_overwrites_a_file_only_with_force(log: Path, tmp_path: Path) -> 
 def test_interrupted_backup_leaves_no_files(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "SLICE_PAGES", 4)
 
-    def interrupt(_: Progress) -> None:
+    def interrupt(_: StepProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -247,7 +247,7 @@ def test_running_copy_is_not_removed_as_abandoned(log: Path, tmp_path: Path, mon
     copy = tmp_path / "copy.db"
     made: list[backups.BackupResult] = []
 
-    def make_another(_: Progress) -> None:
+    def make_another(_: StepProgress) -> None:
         if not made:
             made.append(backup(str(log), str(copy), silent))
             verified(copy)
@@ -441,7 +441,7 @@ def test_restore_never_replaces_a_foreign_database(log: Path, tmp_path: Path, fo
 def test_restore_does_not_replace_a_foreign_database_created_meanwhile(log: Path, tmp_path: Path) -> None:
     target = tmp_path / "theirs.db"
 
-    def come(_: Progress) -> None:
+    def come(_: StepProgress) -> None:
         theirs = sqlite3.connect(target, isolation_level=None)
         theirs.execute("CREATE TABLE IF NOT EXISTS precious (id INTEGER)")
         theirs.close()

@@ -23,7 +23,7 @@ from oncelog.storage.inspect import postgres as postgres_inspecting
 from oncelog.storage.inspect import sqlite as sqlite_inspecting
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.key_search import KeyMatches, KeyQuery, search_keys
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 from oncelog.storage.verify.side_state import decode_policies
 
 EVENT, PROJECT_EVENT, MESSAGE, WRITE, DELTA, RUN, LEASE = range(101, 108)
@@ -221,7 +221,7 @@ def test_search_asks_the_index_in_batches_and_reads_pages(log: Path | str, monke
     expected: tuple[KeyIdentity, ...] = found(log, SHARED).identities
     for module in (sqlite_inspecting, postgres_inspecting):
         monkeypatch.setattr(module, "SCAN_PAGE_RECORDS", 3)
-    told: list[Progress] = []
+    told: list[StepProgress] = []
     with create_inspector(str(log)).open_view() as view:
         wanted = KeyQuery((key(SHARED),), tuple(decode_policies(view.list_policies()).values()))
         read = search_keys(view, wanted, told.append)

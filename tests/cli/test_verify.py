@@ -29,7 +29,7 @@ from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.verify.findings import (
     Inconsistency,
     InconsistencyError,
-    Progress,
+    StepProgress,
     VerificationSummary,
     decode_exported_head,
 )
@@ -131,7 +131,7 @@ def test_intact_log_with_erased_records_and_sealed_keys_passes(made: Path) -> No
     assert (last.records, last.lanes, last.erased) == (RECORDS, 5, 10)
     assert last.keys > last.sealed_keys > 200
     assert last.segments > 2
-    assert all(isinstance(one, Progress) for one in progress)
+    assert all(isinstance(one, StepProgress) for one in progress)
 
 
 def test_log_passes_at_every_step_of_sealing_and_merging(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.verify.findings import (
     Inconsistency,
     InconsistencyError,
-    Progress,
+    StepProgress,
     VerificationSummary,
     decode_exported_head,
 )
@@ -124,7 +124,7 @@ def test_intact_log_with_erased_records_passes(database: str) -> None:
     assert last.keys > RECORDS
     assert (last.sealed_keys, last.segments) == (0, 0)
     assert progress
-    assert all(isinstance(one, Progress) for one in progress)
+    assert all(isinstance(one, StepProgress) for one in progress)
 
 
 def test_almost_empty_log_passes(database: str) -> None:
@@ -137,7 +137,7 @@ def test_almost_empty_log_passes(database: str) -> None:
 def test_verification_reads_a_snapshot_while_others_write(database: str) -> None:
     sample_log.make_log(database, rounds=1)
     findings = verify_database(database)
-    assert next(findings) == Progress("structure")
+    assert next(findings) == StepProgress("structure")
     sample_log.append(database, sample_log.full_event(5000, ["orders"]))
     *_, last = findings
     assert isinstance(last, VerificationSummary)

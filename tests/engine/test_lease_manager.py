@@ -11,7 +11,7 @@ from engine.observable_store import LoopClock, WatchedLog, nothing
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Granted, Release, Renew, Request, Submission
 from oncelog.engine.held_lease import HeldLease, Work
-from oncelog.engine.result_cache import Result
+from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import BusyError, ClosedError, LeaseLostError, StoreUnavailableError
 from oncelog.storage.store import BatchResult
 from oncelog.testing.contract.writes import event, key
@@ -188,7 +188,7 @@ async def test_waiting_caller_gets_the_result_of_another_process_after_a_lost_le
     )
     await log.submit(done)
     result = await waiting
-    assert isinstance(result, Result)
+    assert isinstance(result, WorkResult)
     assert result.body == b"done"
     with pytest.raises(LeaseLostError):
         await log.leases.complete(holding, b"done")  # although the bodies are equal

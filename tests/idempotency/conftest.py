@@ -5,7 +5,7 @@ import pytest
 from deadlines import WAIT_S, until
 from oncelog.engine import leases
 from oncelog.engine.held_lease import HeldLease
-from oncelog.engine.result_cache import Result
+from oncelog.engine.result_cache import WorkResult
 from oncelog.storage.postgres import borrowed_transaction
 
 
@@ -45,7 +45,7 @@ def waiters(monkeypatch: pytest.MonkeyPatch) -> Waiters:
     found = Waiters()
     outcome = HeldLease.wait_outcome
 
-    async def counted(self: HeldLease) -> Result | None:
+    async def counted(self: HeldLease) -> WorkResult | None:
         found.count += 1
         try:
             return await outcome(self)

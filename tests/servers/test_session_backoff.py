@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from oncelog.errors import StoreUnavailableError
-from oncelog.storage.postgres.writer import Backoff
+from oncelog.storage.postgres.writer import RetryDeadline
 
 LIMIT_S = 1.0
 TRY_S = 0.2
@@ -22,7 +22,7 @@ class Time:
         self.now_s += seconds
 
 
-async def tried(patience: Backoff, time: Time) -> None:
+async def tried(patience: RetryDeadline, time: Time) -> None:
     """Fail repeatedly."""
     for _ in range(TRIES_MAX):
         await patience.wait(TimeoutError())
@@ -36,7 +36,7 @@ async def test_patience_starts_at_the_first_lost_session(monkeypatch: pytest.Mon
     time = Time()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
     monkeypatch.setattr(asyncio, "sleep", time.sleep)
-    patience = Backoff("the log", round(LIMIT_S * 1000), "; try again")
+    patience = RetryDeadline("the log", round(LIMIT_S * 1000), "; try again")
     time.now_s += before_s
     with pytest.raises(StoreUnavailableError, match="the log: TimeoutError; try again"):
         await tried(patience, time)

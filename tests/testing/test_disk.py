@@ -9,8 +9,8 @@ from threading import Thread
 import apsw
 import pytest
 
-from oncelog.testing.disk import SECTOR_BYTES, Connection, Disk, Fault
-from oncelog.testing.disk_files import Write
+from oncelog.testing.disk import SECTOR_BYTES, Disk, DiskConnection, Fault
+from oncelog.testing.disk_files import FileWrite
 
 NAME = "log.db"
 SEEDS: tuple[int | None, ...] = (None, *range(20))
@@ -24,7 +24,7 @@ def disk() -> Iterator[Disk]:
         yield disk
 
 
-def opened(disk: Disk) -> Connection:
+def opened(disk: Disk) -> DiskConnection:
     connection = disk.connect(NAME)
     assert connection.execute("PRAGMA journal_mode=WAL").fetchone() == ("wal",)
     connection.execute("PRAGMA synchronous=FULL")
@@ -32,7 +32,7 @@ def opened(disk: Disk) -> Connection:
     return connection
 
 
-def write(connection: Connection, batch: int) -> None:
+def write(connection: DiskConnection, batch: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany("INSERT INTO entry VALUES (?, ?)", [(batch, bytes([batch]) * 5000)] * ROWS)
     connection.execute("COMMIT")
@@ -166,7 +166,7 @@ def test_seed_selects_the_pending_writes_that_survive(tmp_path: Path, at_sync: b
 
 
 def test_writes_are_torn_between_sectors() -> None:
-    write = Write(offset=300, data=bytes(range(256)) * 8)
+    write = FileWrite(offset=300, data=bytes(range(256)) * 8)
     torn = {write.tear(Random(seed)) for seed in range(50)}
     for part in torn:
         assert part.data == write.data[part.offset - 300 :][: len(part.data)]
@@ -174,7 +174,7 @@ def test_writes_are_torn_between_sectors() -> None:
         assert (start == 300) != (end == 300 + 2048)
         assert (end if start == 300 else start) % SECTOR_BYTES == 0
     assert len(torn) == 8
-    small = Write(offset=512, data=bytes(512))
+    small = FileWrite(offset=512, data=bytes(512))
     assert small.tear(Random(1)) == small
 
 
@@ -389,7 +389,7 @@ def test_readers_and_a_writer_lock_each_other_as_sqlite_does(disk: Disk) -> None
     assert second.execute("SELECT * FROM entry").fetchall() == [(1,)]
 
 
-def both() -> Iterator[Connection | sqlite3.Connection]:
+def both() -> Iterator[DiskConnection | sqlite3.Connection]:
     with Disk() as disk:
         yield disk.connect(NAME)
     real = sqlite3.connect(":memory:", isolation_level=None)

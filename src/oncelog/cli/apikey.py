@@ -115,5 +115,5 @@ def _format_key(key: ApiKey) -> str:
         state = f"{verb} {format_utc(key.expires_ms)}"
     else:
         state = "active"
-    allowed = "; ".join(f"{right} {', '.join(map(repr, texts)) or 'nothing'}" for right, texts in grants.items())
-    return f"{key.id}  client {key.client_id!r}, {key.name!r}, created {format_utc(key.created_ms)}, {state}; {allowed}"
+    rights = "; ".join(f"{right} {', '.join(map(repr, texts)) or 'nothing'}" for right, texts in grants.items())
+    return f"{key.id}  client {key.client_id!r}, {key.name!r}, created {format_utc(key.created_ms)}, {state}; {rights}"

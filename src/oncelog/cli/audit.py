@@ -112,8 +112,8 @@ def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]
                 scan = AuditScan(after, PAGE_ACTS, wanted)
                 page = None
                 while page is None:
-                    asked = scan.next_read_count
-                    page = scan.add(view.list_internal_records(scan.after, asked), asked)
+                    requested = scan.next_read_count
+                    page = scan.add(view.list_internal_records(scan.after, requested), requested)
                 yield from map(entry_to_json, page.entries)
                 after, has_more = dict(page.after), page.has_more
         if not follow:
@@ -133,12 +133,12 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
         "until": "" if wanted.until_ms is None else str(wanted.until_ms),
         "limit": str(PAGE_ACTS),
     }
-    given = {name: value for name, value in parameters.items() if value}
+    query = {name: value for name, value in parameters.items() if value}
     was_connected, pauses = False, iterate_pauses_s()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         while True:
             try:
-                page = await _fetch_page(session, remote, given)
+                page = await _fetch_page(session, remote, query)
             except LostError as error:
                 if not (was_connected and follow):
                     raise
@@ -148,7 +148,7 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
             was_connected, pauses = True, iterate_pauses_s()
             for found in page["acts"]:
                 _write(show(found))
-            given["after"] = page["cursor"]
+            query["after"] = page["cursor"]
             if page["has_more"]:
                 continue
             if not follow:

@@ -37,36 +37,40 @@ def clock(
     with translate_errors():
         inspector = create_inspector(log)
         with inspector.open_view() as view:
-            seen = view.get_clock_status()
-        has_jumped, sentence = check_clock(seen, jump_ms_max)
+            status = view.get_clock_status()
+        has_jumped, sentence = check_clock(status, jump_ms_max)
         if confirm:
             inspector.confirm_clock()
-            sentence = f"the {seen.name} is believed from now on"
-        wall_ms = seen.clock.wall_ms()
+            sentence = f"the {status.name} is believed from now on"
+        wall_ms = status.clock.wall_ms()
         if as_json:
-            said = {"wall_ms": wall_ms, "log_ms": seen.newest_ms, "expected_ms": seen.mark.predict_wall_ms(seen.clock)}
-            print_json({**said, "jump_ms_max": jump_ms_max, "jumped": has_jumped, "confirmed": confirm})
+            fields = {
+                "wall_ms": wall_ms,
+                "log_ms": status.newest_ms,
+                "expected_ms": status.mark.predict_wall_ms(status.clock),
+            }
+            print_json({**fields, "jump_ms_max": jump_ms_max, "jumped": has_jumped, "confirmed": confirm})
         else:
-            width = len(seen.name) + 2
-            typer.echo(f"{seen.name + ':':<{width}}{format_utc(wall_ms)}")
-            typer.echo(f"{'the log:':<{width}}{format_utc(seen.newest_ms) if seen.newest_ms else 'no commit yet'}")
+            width = len(status.name) + 2
+            typer.echo(f"{status.name + ':':<{width}}{format_utc(wall_ms)}")
+            typer.echo(f"{'the log:':<{width}}{format_utc(status.newest_ms) if status.newest_ms else 'no commit yet'}")
             typer.echo(sentence)
         if has_jumped and not confirm:
             raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-def check_clock(seen: ClockStatus, jump_ms_max: int) -> tuple[bool, str]:
+def check_clock(status: ClockStatus, jump_ms_max: int) -> tuple[bool, str]:
     """Whether the clock has jumped since the newest commit, and what that means."""
     try:
-        seen.mark.advance(seen.clock, jump_ms_max)
+        status.mark.advance(status.clock, jump_ms_max)
     except ClockJumpedError as jumped:
         return True, (
-            f"the {seen.name} is {jumped.ahead_ms} ms ahead of where the machine's steady clock says it must be "
+            f"the {status.name} is {jumped.ahead_ms} ms ahead of where the machine's steady clock says it must be "
             f"(at most {jump_ms_max} are believed): no new write is taken until it is set right or confirmed"
         )
-    behind_ms = seen.newest_ms - seen.clock.wall_ms()
+    behind_ms = status.newest_ms - status.clock.wall_ms()
     if behind_ms > 0:
-        return False, f"the {seen.name} is {behind_ms} ms behind the log, whose time stands still until then"
-    if seen.newest_ms and seen.mark.boot != seen.clock.boot():
-        return False, f"no jump is seen, but {seen.blind_reason}: it could not be"
+        return False, f"the {status.name} is {behind_ms} ms behind the log, whose time stands still until then"
+    if status.newest_ms and status.mark.boot != status.clock.boot():
+        return False, f"no jump is seen, but {status.blind_reason}: it could not be"
     return False, "no jump is seen"

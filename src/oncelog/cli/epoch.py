@@ -29,10 +29,10 @@ def epoch(log: LogArgument, renew: Renew = False, above: Above = None, as_json: 
     """
     with translate_errors():
         inspector = create_inspector(log)
-        said: dict[str, str | int]
+        fields: dict[str, str | int]
         if renew:
             renewed = inspector.renew_epoch(above, get_cli_operator())
-            said = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch, "above": renewed.above}
+            fields = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch, "above": renewed.above}
             lines = [
                 f"old epoch: {renewed.old_epoch}",
                 f"new epoch: {renewed.new_epoch}",
@@ -42,9 +42,9 @@ def epoch(log: LogArgument, renew: Renew = False, above: Above = None, as_json: 
             raise OncelogError("--above goes with --renew.")
         else:
             with inspector.open_view() as view:
-                said = {"epoch": view.metadata.epoch}
-            lines = [str(said["epoch"])]
+                fields = {"epoch": view.metadata.epoch}
+            lines = [str(fields["epoch"])]
         if as_json:
-            print_json(said)
+            print_json(fields)
         else:
             typer.echo("\n".join(lines))

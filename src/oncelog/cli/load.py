@@ -17,7 +17,7 @@ from msgspec import Struct
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
-    Connection,
+    EventsConnection,
     Remote,
     Token,
     TokenFile,
@@ -72,8 +72,8 @@ def load(  # noqa: PLR0913, PLR0917 - each one is an option
     with translate_errors():
         remote = build_remote(url, token, token_file)
         plan = _LoadPlan(connections, in_flight, batch, seconds, size, partitions, retries)
-        said = f"This writes real events into {remote.url}, in the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
-        typer.echo(said, err=True)
+        warning = f"This writes real events into {remote.url}, in the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
+        typer.echo(warning, err=True)
         tally = asyncio.run(_run_load(remote, choose_client_id(client_id, "load"), plan))
         if as_json:
             print_json({"url": remote.url, **msgspec.structs.asdict(plan), **tally.to_json()})
@@ -93,7 +93,7 @@ class _LoadPlan(Struct, frozen=True):
     retries: float
 
 
-class _Event(Struct):
+class _SentEvent(Struct):
     id: str
     text: bytes
     committed_id: int = 0
@@ -129,7 +129,7 @@ class _Tally:
         if self._last_id_before is None:
             self._last_id_before = last_committed_id
 
-    def commit(self, event: _Event, committed_id: int) -> None:
+    def commit(self, event: _SentEvent, committed_id: int) -> None:
         """An event has its number. A number has one event, and an event one number."""
         if event.committed_id:
             self.retried += 1
@@ -199,18 +199,18 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
 # --- one connection ---------------------------------------------------------------------------------------
 
 
-class _Result(Struct, frozen=True):
+class _EventResult(Struct, frozen=True):
     id: str
     status: str
     committed_id: int = 0
     reason: str = ""
 
 
-class _Results(Struct, frozen=True):
-    results: list[_Result]
+class _EventResults(Struct, frozen=True):
+    results: list[_EventResult]
 
 
-_RESULTS_DECODER: Final = msgspec.json.Decoder(_Results)
+_RESULTS_DECODER: Final = msgspec.json.Decoder(_EventResults)
 
 
 class _Worker:
@@ -223,7 +223,7 @@ class _Worker:
         self._remote = remote
         self._plan = plan
         self._tally = tally
-        self._connection: Connection | None = None
+        self._connection: EventsConnection | None = None
         self._is_connected = asyncio.Event()
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._requests = 0
@@ -236,20 +236,20 @@ class _Worker:
         """Submits until then. Raises OncelogError if the server cannot be reached at first, or lets us not in."""
         connection = await connect(self._session, self._remote, self._client_id)
         self._tally.start(connection.last_committed_id)
-        reading = asyncio.create_task(self._read_all(connection))
+        read_task = asyncio.create_task(self._read_all(connection))
         slots = asyncio.gather(*(self._run_slot(until_s) for _ in range(self._plan.in_flight)))
         try:
-            both: list[asyncio.Future[Any]] = [reading, slots]
+            both: list[asyncio.Future[Any]] = [read_task, slots]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                await reading
+            if read_task.done():
+                await read_task
             await slots
         finally:
             slots.cancel()
-            reading.cancel()
-            await asyncio.gather(slots, reading, return_exceptions=True)
+            read_task.cancel()
+            await asyncio.gather(slots, read_task, return_exceptions=True)
 
-    async def _read_all(self, connection: Connection) -> None:
+    async def _read_all(self, connection: EventsConnection) -> None:
         """Hands answers to those who wait for them, over as many connections as it takes."""
         while True:
             async with connection:
@@ -259,9 +259,9 @@ class _Worker:
                     while True:
                         message = await connection.receive()
                         number = message.msg_id
-                        waiting = self._pending.pop(number, None) if isinstance(number, int) else None
-                        if waiting is not None and not waiting.done():
-                            waiting.set_result(message)
+                        reply = self._pending.pop(number, None) if isinstance(number, int) else None
+                        if reply is not None and not reply.done():
+                            reply.set_result(message)
                 except (LostError, ServerRefusedError) as error:
                     if isinstance(error, ServerRefusedError) and not error.is_transient:
                         raise
@@ -270,12 +270,12 @@ class _Worker:
 
     def _fail_all(self, error: OncelogError) -> None:
         self._is_connected.clear()
-        waiting, self._pending = self._pending, {}
-        for one in waiting.values():
-            if not one.done():
-                one.set_exception(LostError(str(error)))
+        pending, self._pending = self._pending, {}
+        for reply in pending.values():
+            if not reply.done():
+                reply.set_exception(LostError(str(error)))
 
-    async def _reconnect(self) -> Connection:
+    async def _reconnect(self) -> EventsConnection:
         for pause_s in iterate_pauses_s():
             try:
                 return await connect(self._session, self._remote, self._client_id)
@@ -306,19 +306,19 @@ class _Worker:
         self._retries_due -= 1
         return True
 
-    def _build_event(self) -> _Event:
+    def _build_event(self) -> _SentEvent:
         self._event_count += 1
         id_text = str(uuid4())
         head = b'{"type":"load","n":%d,"filler":"' % self._event_count
         event = head + self._filler[: max(0, self._plan.size - len(head) - 2)] + b'"}'
         partition = f"{PREFIX}{self._event_count % self._plan.partitions}".encode()
-        return _Event(id_text, b'{"id":"%b","partitions":["%b"],"event":%b}' % (id_text.encode(), partition, event))
+        return _SentEvent(id_text, b'{"id":"%b","partitions":["%b"],"event":%b}' % (id_text.encode(), partition, event))
 
-    async def _submit(self, events: Sequence[_Event], deadline_s: float) -> None:
+    async def _submit(self, events: Sequence[_SentEvent], deadline_s: float) -> None:
         """Until there is an answer, or the time is over."""
         payload = b'{"events":[%b]}' % b",".join(event.text for event in events)
         is_first = True
-        heard = "no answer"
+        outcome = "no answer"
         for pause_s in iterate_pauses_s(PAUSE_S_MAX):
             sent_s = time.perf_counter()
             try:
@@ -327,13 +327,13 @@ class _Worker:
             except LostError:
                 self._tally.errors[LOST_CODE] += 1
             except TimeoutError:
-                self._count_lost(events, heard)
+                self._count_lost(events, outcome)
                 return
             except ServerRefusedError as error:
                 self._tally.errors[error.code] += 1
-                heard = f"no answer but {error}"
+                outcome = f"no answer but {error}"
                 if not error.is_transient:
-                    self._count_lost(events, heard)
+                    self._count_lost(events, outcome)
                     return
             else:
                 if is_first and not events[0].committed_id:
@@ -343,7 +343,7 @@ class _Worker:
             is_first = False
             await asyncio.sleep(pause_s)
 
-    def _count_lost(self, events: Sequence[_Event], outcome: str) -> None:
+    def _count_lost(self, events: Sequence[_SentEvent], outcome: str) -> None:
         self._tally.lost += len(events)
         self._tally.note_problem(f"{events[0].id} has {outcome}")
 
@@ -352,11 +352,11 @@ class _Worker:
         assert self._connection is not None  # noqa: S101 - it is there
         self._requests += 1
         number = self._requests
-        waiting = asyncio.get_running_loop().create_future()
-        self._pending[number] = waiting
+        reply = asyncio.get_running_loop().create_future()
+        self._pending[number] = reply
         try:
             await self._connection.send("submit_events", payload, number)
-            message: Message = await waiting
+            message: Message = await reply
         finally:
             self._pending.pop(number, None)
         if message.type == "error":
@@ -364,7 +364,7 @@ class _Worker:
                 raise decode_refusal(message.payload)
         return message
 
-    def _handle_results(self, events: Sequence[_Event], message: Message) -> None:
+    def _handle_results(self, events: Sequence[_SentEvent], message: Message) -> None:
         with translate_decode_errors(self._remote):
             results = _RESULTS_DECODER.decode(message.payload).results
         if [result.id for result in results] != [event.id for event in events]:
@@ -434,9 +434,9 @@ async def _report_progress(
             )
             before, before_s = committed, now_s
 
-    telling = asyncio.create_task(report())
+    report_task = asyncio.create_task(report())
     try:
         yield
     finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        report_task.cancel()
+        await asyncio.gather(report_task, return_exceptions=True)

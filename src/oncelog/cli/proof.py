@@ -107,8 +107,8 @@ def proof(  # noqa: PLR0913 - each is an option
     with translate_errors():
         options = _Options(policy, scope, client, as_text, read_all)
         if check is not None:
-            made = {"LOG": log, "--lane": lane, "--position": position, "--output": output}
-            _check_not_given({**made, **options.to_flags()}, "--check")
+            proof_options = {"LOG": log, "--lane": lane, "--position": position, "--output": output}
+            _check_not_given({**proof_options, **options.to_flags()}, "--check")
             _check_document(check, block_hash, head)
             return
         _check_not_given({"--block-hash": block_hash, "--head": head}, "a log: it goes with --check")
@@ -129,10 +129,10 @@ def proof(  # noqa: PLR0913 - each is an option
         _write_document(document, output)
 
 
-def _check_not_given(options: dict[str, object], beside: str) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise OncelogError(f"{given[0]} does not go with {beside}.")
+def _check_not_given(options: dict[str, object], other_option: str) -> None:
+    conflicting = [name for name, value in options.items() if value is not None]
+    if conflicting:
+        raise OncelogError(f"{conflicting[0]} does not go with {other_option}.")
 
 
 def _write_document(document: bytes, output: Path | None) -> None:
@@ -162,9 +162,9 @@ LoadBlock = Callable[[int, int], tuple[Block, list[Evidence]]]
 def _open_view(log: str) -> Iterator[tuple[LogView, LoadBlock]]:
     """A view of a log, and what gives a block of it with all that its hashes are made of: all of one moment."""
     if not is_address(log):
-        with open_read_transaction(log) as (connection, about):
+        with open_read_transaction(log) as (connection, metadata):
             yield (
-                FileView(connection, log, about),
+                FileView(connection, log, metadata),
                 lambda lane, height: record_queries.load_block(connection, lane, height),
             )
         return
@@ -173,9 +173,9 @@ def _open_view(log: str) -> Iterator[tuple[LogView, LoadBlock]]:
         import_with_driver(f"oncelog.storage.{name}")
         for name in ("postgres.record_queries", "postgres.read_session", "inspect.postgres")
     )
-    with read_session.open_read_transaction(log) as (session, about):
+    with read_session.open_read_transaction(log) as (session, metadata):
         yield (
-            inspect.DatabaseView(session, about),
+            inspect.DatabaseView(session, metadata),
             lambda lane, height: session.call(queries.load_block, lane, height),
         )
 
@@ -256,15 +256,15 @@ def _find_record(view: LogView, id: str, keys: tuple[bytes, ...], options: _Opti
     transaction = find_transaction(view, place)
     if transaction is not None:
         return transaction
-    wanted = KeyQuery(
+    query = KeyQuery(
         keys, select_policies(decode_policies(view.list_policies()), options.policy), options.scope, options.client
     )
     with ProgressMeter() as meter:
-        matches = search_keys(view, wanted, meter, read_all=options.read_all)
+        matches = search_keys(view, query, meter, read_all=options.read_all)
     records = {identity: view.get_key_status(identity).record for identity in matches.identities}
     found = {identity: record for identity, record in records.items() if record is not None}
     if len(found) > 1:
-        lines = [f"  {one}" for one in format_choices(list(found), keys)]
+        lines = [f"  {line}" for line in format_choices(list(found), keys)]
         return _Missing("\n".join([describe_ambiguity(list(found)), *lines]), EXIT_AMBIGUOUS)
     if found:
         return next(iter(found.values()))
@@ -291,7 +291,9 @@ def _prove_record(record: Record, load_block: LoadBlock) -> Proven:
     if not 0 <= index < len(evidence):
         raise CorruptError(f"{place}: it does not stand in its block; see `oncelog verify`")
     found = evidence[index]
-    leaves = [hash_leaf(encode_record_header(one.record), one.body_hash) for one in evidence]
+    leaves = [
+        hash_leaf(encode_record_header(evidence_entry.record), evidence_entry.body_hash) for evidence_entry in evidence
+    ]
     proven = Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
     if found.record != record or not verify_header(record, proven.body_hash, proven.proof, block):
         raise CorruptError(f"{place}: it is not what its block says; see `oncelog verify`")
@@ -304,14 +306,14 @@ def _prove_record(record: Record, load_block: LoadBlock) -> Proven:
 def _check_document(file: str, block_hash: str | None, head: Path | None) -> None:
     if block_hash is not None and head is not None:
         raise OncelogError("--block-hash does not go with --head: each says which block it must be.")
-    given = None if block_hash is None else _parse_hash(block_hash)
+    expected_hash = None if block_hash is None else _parse_hash(block_hash)
     exported = None if head is None else decode_exported_head(head.read_bytes())
     try:
         document = decode(_read_document(file))
     except ProofError as error:
         raise OncelogError(f"not a proof: {error}") from error
     anchor = (
-        _Anchor(given, _MATCHES_GIVEN if given else _NOT_COMPARED)
+        _Anchor(expected_hash, _MATCHES_GIVEN if expected_hash else _NOT_COMPARED)
         if exported is None
         else _find_anchor(document, exported)
     )
@@ -337,14 +339,14 @@ class _Anchor(Struct, frozen=True):
 
 def _find_anchor(document: ProofDocument, head: ExportedHead) -> _Anchor:
     block = document.block
-    mark = next((one for one in head.lanes if one.lane == block.lane), None)
+    mark = next((exported_lane for exported_lane in head.lanes if exported_lane.lane == block.lane), None)
     if mark is None:
         return _Anchor(None, f"not confirmed: the head has no lane {block.lane}")
     if block.height > mark.height:
         return _Anchor(None, f"not confirmed: it is newer than the head, which has height {mark.height}")
     if block.height < mark.height:
-        words = "not confirmed: it is older than the head, and they cannot be compared without the chain between them"
-        return _Anchor(None, f"{words} (heights {block.height} and {mark.height})")
+        message = "not confirmed: it is older than the head, and they cannot be compared without the chain between them"
+        return _Anchor(None, f"{message} (heights {block.height} and {mark.height})")
     return _Anchor(bytes.fromhex(mark.block_hash), "it is the head's")
 
 
@@ -366,7 +368,7 @@ def _read_document(file: str) -> bytes:
 
 
 def _format_findings(result: Verification) -> list[str]:
-    return ["not proven:", *(f"- {one}" for one in result.findings)]
+    return ["not proven:", *(f"- {finding}" for finding in result.findings)]
 
 
 def _format_proof(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:

@@ -63,10 +63,11 @@ def parse_place(text: str) -> Place | None:
 
 def check_no_options(place: str, options: Mapping[str, object]) -> None:
     """Raise OncelogError if options of a key are given with a place."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
+    conflicting = [name for name, value in options.items() if value is not None]
+    if conflicting:
         raise OncelogError(
-            f"{place} names a record by its place: {given[0]} goes with a key. If it is the text of a key, add --text."
+            f"{place} names a record by its place: {conflicting[0]} goes with a key. "
+            "If it is the text of a key, add --text."
         )
 
 
@@ -87,18 +88,18 @@ def find_transaction(view: LogView, place: Place | None) -> Record | None:
 
 def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
     """Return the keys that a text can mean: those of a UUID or hex, and of the text itself."""
-    given = parse_hex(text)
+    key_bytes = parse_hex(text)
     if as_text is False:
-        if given is None:
+        if key_bytes is None:
             raise OncelogError(f"{text!r} is not a UUID or a key in hex: --hex is for these.")
-        return (given,)
+        return (key_bytes,)
     try:
         key = encode_key(text)
     except ValueError as error:
-        if given is None or as_text:
+        if key_bytes is None or as_text:
             raise OncelogError(f"the ID cannot be a key: {error}.") from None
-        return (given,)
-    return (key,) if given is None or as_text else (given, key)
+        return (key_bytes,)
+    return (key,) if key_bytes is None or as_text else (key_bytes, key)
 
 
 def parse_hex(text: str) -> bytes | None:
@@ -122,8 +123,8 @@ def select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[P
 
 def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
     """Return the sentence above the list of several writes with one key."""
-    some = f"more than {MATCHES_MAX}" if len(identities) > MATCHES_MAX else str(len(identities))
-    return f"ambiguous: {some} writes have this key. Choose one with these options:"
+    count = f"more than {MATCHES_MAX}" if len(identities) > MATCHES_MAX else str(len(identities))
+    return f"ambiguous: {count} writes have this key. Choose one with these options:"
 
 
 def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:

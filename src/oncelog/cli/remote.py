@@ -101,7 +101,7 @@ def check_partitions(partitions: list[str] | None) -> list[str]:
     """Raises OncelogError if there is none."""
     if not partitions:
         raise OncelogError("--partition must be given, at least once")
-    return [check_text(one, "--partition") for one in partitions]
+    return [check_text(partition, "--partition") for partition in partitions]
 
 
 def check_text(text: str, option: str) -> str:
@@ -235,7 +235,7 @@ async def run_while_output_open(work: Awaitable[None]) -> None:
 # --- the WebSocket ----------------------------------------------------------------------------------------
 
 
-class Connection:
+class EventsConnection:
     """A connection that the server has let in. `async with` closes it."""
 
     def __init__(self, remote: Remote, socket: "aiohttp.ClientWebSocketResponse") -> None:
@@ -245,7 +245,7 @@ class Connection:
         self.last_committed_id = 0
         """At the moment of the connection."""
 
-    async def __aenter__(self) -> "Connection":
+    async def __aenter__(self) -> "EventsConnection":
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -289,7 +289,7 @@ class Connection:
         return message
 
 
-async def connect(session: "aiohttp.ClientSession", remote: Remote, client_id: str) -> Connection:
+async def connect(session: "aiohttp.ClientSession", remote: Remote, client_id: str) -> EventsConnection:
     """A new connection. Raises LostError or ServerRefusedError."""
     import aiohttp  # noqa: PLC0415 - as above
 
@@ -301,7 +301,7 @@ async def connect(session: "aiohttp.ClientSession", remote: Remote, client_id: s
                 max_msg_size=0,  # how large a page is, the server says
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             )
-            connection = Connection(remote, socket)
+            connection = EventsConnection(remote, socket)
             try:
                 await connection.authenticate(client_id)
             except BaseException:

@@ -79,11 +79,13 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
         overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
         # It is for those who speak to a server, and no setting of one.
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        given = {**overrides, **dict(map(_parse_pair, set_ or []))}
-        settings = load(config, environment, given)
+        flag_settings = {**overrides, **dict(map(_parse_pair, set_ or []))}
+        settings = load(config, environment, flag_settings)
         log_format.configure(settings.log.level, settings.log.format)
         says_more = settings.development and not quiet
-        raise typer.Exit(_run_server(settings, lambda: load(config, environment, given), shows_examples=says_more))
+        raise typer.Exit(
+            _run_server(settings, lambda: load(config, environment, flag_settings), shows_examples=says_more)
+        )
 
 
 def _run_server(

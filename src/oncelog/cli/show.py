@@ -97,48 +97,48 @@ def show(  # noqa: PLR0913 - each is an option
         with create_inspector(log).open_view() as found, ProgressMeter() as meter:
             view = _Lookup(found)
             if place is not None:
-                told = [view.find_message_at(*place) if id.startswith(MESSAGE_PREFIX) else view.find_at(*place)]
-                if told[0].outcome.record is None:
-                    told = [_add_hint(told[0])]
+                outcomes = [view.find_message_at(*place) if id.startswith(MESSAGE_PREFIX) else view.find_at(*place)]
+                if outcomes[0].outcome.record is None:
+                    outcomes = [_add_hint(outcomes[0])]
             elif not is_key and (transaction := find_transaction(found, parse_transaction_place(id))) is not None:
-                told = [view.find_at(transaction.lane, transaction.position)]
+                outcomes = [view.find_at(transaction.lane, transaction.position)]
             else:
-                wanted = KeyQuery(keys, select_policies(view.policies, policy), scope, client)
-                matches = search_keys(found, wanted, meter, read_all=read_all)
-                told = [
-                    one
-                    for one in map(view.find_by_identity, matches.identities)
-                    if one.outcome.status is not Status.UNKNOWN
+                query = KeyQuery(keys, select_policies(view.policies, policy), scope, client)
+                matches = search_keys(found, query, meter, read_all=read_all)
+                outcomes = [
+                    finding
+                    for finding in map(view.find_by_identity, matches.identities)
+                    if finding.outcome.status is not Status.UNKNOWN
                 ]
-                told = told or [_build_unknown(id, wanted, matches) if view.policies else _build_undeclared()]
-        _print_findings(told, keys, as_json)
-        if len(told) > 1:
+                outcomes = outcomes or [_build_unknown(id, query, matches) if view.policies else _build_undeclared()]
+        _print_findings(outcomes, keys, as_json)
+        if len(outcomes) > 1:
             raise typer.Exit(EXIT_AMBIGUOUS)
-        if told[0].outcome.record is None:
+        if outcomes[0].outcome.record is None:
             raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 def _print_findings(findings: "list[_Finding]", keys: Sequence[bytes], as_json: bool) -> None:
     if as_json:
-        print_json([_to_json(one) for one in findings])
+        print_json([_to_json(finding) for finding in findings])
     else:
         typer.echo("\n".join(_format_finding(findings[0]) if len(findings) == 1 else _format_choices(findings, keys)))
 
 
-def _build_unknown(text: str, wanted: KeyQuery, matches: KeyMatches) -> "_Finding":
-    names = [policy.name for policy in wanted.policies]
+def _build_unknown(text: str, query: KeyQuery, matches: KeyMatches) -> "_Finding":
+    names = [policy.name for policy in query.policies]
     searched = f"under {', '.join(names)}"
-    if wanted.scope is not None:
-        searched += f" in the scope {wanted.scope!r}"
-    if wanted.client is not None:
-        searched += f" for the client {wanted.client!r}"
+    if query.scope is not None:
+        searched += f" in the scope {query.scope!r}"
+    if query.client is not None:
+        searched += f" for the client {query.client!r}"
     read = "the key index" if matches.records_read is None else f"all {matches.records_read} records, and all leases,"
     in_hex = parse_hex(text)
     if in_hex is None:
         forms = "the key with this text (it is neither a UUID nor hex)"
     else:
         named = {in_hex: "the key in hex"}
-        forms = " and ".join(named.get(key, "the key with this text") for key in wanted.keys)
+        forms = " and ".join(named.get(key, "the key with this text") for key in query.keys)
     why = f"{NEVER_COMMITTED}. Searched: {read} {searched}, for {forms}"
     return _Finding(Outcome(Status.UNKNOWN, why), names[0] if len(names) == 1 else "")
 
@@ -184,16 +184,16 @@ class _Lookup:
         self._heads = view.load_heads()
         self._lanes = view.metadata.settings.lanes
         self.policies = decode_policies(view.list_policies())
-        seen = view.get_clock_status()
-        self._time_ms = seen.mark.propose(seen.clock, JUMP_MS_MAX)[0].time_ms
+        status = view.get_clock_status()
+        self._time_ms = status.mark.propose(status.clock, JUMP_MS_MAX)[0].time_ms
 
     def find_by_identity(self, identity: KeyIdentity) -> _Finding:
         """What the log knows about an identity."""
         name, scope, client, key = identity
-        standing = self._view.get_key_status(identity)
-        if name in INTERNAL_POLICIES and standing.record is not None:
-            return self._describe_internal(standing.record)
-        outcome = describe_outcome(self.policies[name], msgspec.structs.replace(standing, time_ms=self._time_ms))
+        key_status = self._view.get_key_status(identity)
+        if name in INTERNAL_POLICIES and key_status.record is not None:
+            return self._describe_internal(key_status.record)
+        outcome = describe_outcome(self.policies[name], msgspec.structs.replace(key_status, time_ms=self._time_ms))
         return _Finding(
             outcome, name, self._load_block_hash(outcome.record), scope, client, key, self._find_eviction(outcome)
         )
@@ -217,12 +217,12 @@ class _Lookup:
         if not record.key:
             why = "committed without a key: it is known by its client's sequence alone"
             return self._build_finding(Outcome(Status.COMMITTED, why, record), record)
-        shown = self.find_by_identity(record.identity)
-        if shown.outcome.record == record:
-            return shown
+        finding = self.find_by_identity(record.identity)
+        if finding.outcome.record == record:
+            return finding
         why = "committed, but forgotten: a later write has committed under the same key"
-        if shown.outcome.record is not None:
-            why += f", at position {shown.outcome.record.position}"
+        if finding.outcome.record is not None:
+            why += f", at position {finding.outcome.record.position}"
         return self._build_finding(Outcome(Status.FORGOTTEN, why, record), record)
 
     def _describe_internal(self, record: Record) -> _Finding:
@@ -271,10 +271,10 @@ class _Lookup:
 
     def find_message_at(self, lane: int, position: int) -> _Finding:
         """The message at a place."""
-        shown = self.find_at(lane, position)
-        record = shown.outcome.record
+        finding = self.find_at(lane, position)
+        record = finding.outcome.record
         if record is None or record.policy == CHAT.name:
-            return shown
+            return finding
         why = f"no message: the record there is of the policy {record.policy!r}; to see it, ask for {lane}:{position}"
         return _Finding(Outcome(Status.UNKNOWN, why))
 
@@ -318,10 +318,10 @@ def _to_json(finding: _Finding) -> dict[str, Any]:
 
 def _format_choices(findings: list[_Finding], keys: Sequence[bytes]) -> list[str]:
     """One line for each of several writes: the options that choose it, and what became of it."""
-    identities = [(one.policy, one.scope, one.client, one.key) for one in findings]
+    identities = [(finding.policy, finding.scope, finding.client, finding.key) for finding in findings]
     lines = [describe_ambiguity(identities)]
-    for one, options in zip(findings, format_choices(identities, keys), strict=False):
-        lines.append(f"  {options}\n      {one.outcome.status.value}: {escape_unprintable(one.outcome.why)}")
+    for finding, options in zip(findings, format_choices(identities, keys), strict=False):
+        lines.append(f"  {options}\n      {finding.outcome.status.value}: {escape_unprintable(finding.outcome.why)}")
     return lines
 
 

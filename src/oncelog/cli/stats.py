@@ -32,14 +32,14 @@ def stats(log: LogArgument, as_json: AsJson = False) -> None:
 
 
 def _collect_figures(view: LogView) -> dict[str, Any]:
-    about, heads, gaps = view.metadata, view.load_heads(), view.load_gaps()
+    metadata, heads, gaps = view.metadata, view.load_heads(), view.load_gaps()
     return {
-        "epoch": about.epoch,
-        "schema": about.schema_version,
-        "created_ms": about.created_ms,
-        "settings": {**msgspec.structs.asdict(about.settings), "ledger_ttl_ms": _load_ledger_ttl_ms(view)},
+        "epoch": metadata.epoch,
+        "schema": metadata.schema_version,
+        "created_ms": metadata.created_ms,
+        "settings": {**msgspec.structs.asdict(metadata.settings), "ledger_ttl_ms": _load_ledger_ttl_ms(view)},
         "records": count_records(heads, gaps),
-        "restore_records": sum(len(one.positions) for one in gaps.values()),
+        "restore_records": sum(len(lane_gaps.positions) for lane_gaps in gaps.values()),
         "audit_records": view.count_audit_records(),
         "blocks": count_blocks(heads, gaps),
         "lanes": [
@@ -69,8 +69,9 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
         ),
         f"policies: {', '.join(figures['policies']) or 'none'}",
         *(
-            f"  consumer {one['name']!r} of {one['scope'] or 'lane 0'}: at {one['cursor']}, {one['lag']} behind"
-            for one in figures["consumers"]
+            f"  consumer {consumer['name']!r} of {consumer['scope'] or 'lane 0'}: "
+            f"at {consumer['cursor']}, {consumer['lag']} behind"
+            for consumer in figures["consumers"]
         ),
         *map(_format_tenant, figures["tenants"]),
         *(_format_database(figures) if "tables" in figures else _format_file(figures)),

@@ -83,7 +83,7 @@ def submit(  # noqa: PLR0913, PLR0917 - each one is an option
     """
     with translate_errors():
         remote = build_remote(url, token, token_file)
-        reader = _EventParser([check_text(one, "--partition") for one in partition or []])
+        reader = _EventParser([check_text(name, "--partition") for name in partition or []])
         if event == "-":
             if id is not None or expected_committed_id is not None:
                 raise OncelogError("--id and --expected-committed-id go with one event; in lines, write them there")
@@ -202,7 +202,7 @@ def _take_batch(queue: deque[_Item], items_max: int) -> list[_Item]:
 # --- sending ----------------------------------------------------------------------------------------------
 
 
-class _Results(Struct, frozen=True):
+class _EventResults(Struct, frozen=True):
     results: list[Raw]
 
 
@@ -211,7 +211,7 @@ class _FieldError(Struct, frozen=True):
     message: str = ""
 
 
-class _Result(Struct, frozen=True):
+class _EventResult(Struct, frozen=True):
     status: str
     committed_id: int | None = None
     reason: str = ""
@@ -240,7 +240,7 @@ class _Sender:
                 except (KeyError, msgspec.MsgspecError):
                     raise status_error(response.status) from None
             with translate_decode_errors(self.remote):
-                results = msgspec.json.decode(answer, type=_Results).results
+                results = msgspec.json.decode(answer, type=_EventResults).results
         if len(results) != count:
             raise OncelogError(f"{self.remote.url} has answered {count} events with {len(results)} results")
         return results
@@ -264,8 +264,8 @@ async def _submit_all(batches: AsyncIterator[list[_Item]], sender: _Sender, prin
                 place = f" (the request began with line {items[0].line})" if items[0].line else ""
                 raise OncelogError(f"{error}{place}") from error
             with translate_decode_errors(sender.remote):
-                decided = [(raw, msgspec.json.decode(raw, type=_Result)) for raw in results]
-            printer.print(items, decided)
+                decoded_results = [(raw, msgspec.json.decode(raw, type=_EventResult)) for raw in results]
+            printer.print(items, decoded_results)
     printer.end()
     return not printer.rejected
 
@@ -283,7 +283,7 @@ class _Printer:
         self._shows_progress = sys.stderr is not None and sys.stderr.isatty() and not sys.stdout.isatty()
         self.rejected = 0
 
-    def print(self, items: Sequence[_Item], results: Sequence[tuple[Raw, _Result]]) -> None:
+    def print(self, items: Sequence[_Item], results: Sequence[tuple[Raw, _EventResult]]) -> None:
         """One line a result."""
         lines = []
         for item, (raw, result) in zip(items, results, strict=True):

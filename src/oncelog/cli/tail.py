@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
-    Connection,
+    EventsConnection,
     Partitions,
     Remote,
     Token,
@@ -92,7 +92,7 @@ async def _run_tail(follower: "_TailFollower", client_id: str) -> None:
         await run_while_output_open(follower.run(session, client_id))
 
 
-class _Page(Struct, frozen=True):
+class _EventPage(Struct, frozen=True):
     events: list[Raw]
     next_since_committed_id: int
     has_more: bool
@@ -102,7 +102,7 @@ class _NumberedEvent(Struct, frozen=True):
     committed_id: int
 
 
-_PAGE_DECODER: Final = msgspec.json.Decoder(_Page)
+_PAGE_DECODER: Final = msgspec.json.Decoder(_EventPage)
 _NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedEvent)
 
 
@@ -153,7 +153,7 @@ class _TailFollower:
                 print_message(f"{problem}; trying again")
             await asyncio.sleep(max(next(pauses), retry_after_s))
 
-    def _check_history(self, connection: Connection) -> None:
+    def _check_history(self, connection: EventsConnection) -> None:
         if self._epoch is not None and connection.epoch != self._epoch:
             raise OncelogError(
                 f"the log has another history now: its epoch is {connection.epoch}, and was {self._epoch}. Drop what "
@@ -168,7 +168,7 @@ class _TailFollower:
             return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
         return error
 
-    async def _follow(self, connection: Connection) -> None:
+    async def _follow(self, connection: EventsConnection) -> None:
         """The pages that are there, then what is broadcast."""
         has_more = True
         while has_more and self._remaining != 0:
@@ -188,9 +188,9 @@ class _TailFollower:
                 self._print_events([message.payload])
 
     def _encode_sync(self) -> bytes:
-        asked = {"partitions": self._partitions, "since_committed_id": self._cursor, "epoch": self._epoch}
+        payload = {"partitions": self._partitions, "since_committed_id": self._cursor, "epoch": self._epoch}
         return orjson.dumps(
-            {**asked, "limit": PAGE_EVENTS if self._remaining is None else min(self._remaining, PAGE_EVENTS)}
+            {**payload, "limit": PAGE_EVENTS if self._remaining is None else min(self._remaining, PAGE_EVENTS)}
         )
 
     def _print_events(self, events: Sequence[Raw]) -> None:
@@ -241,7 +241,9 @@ def _format_line(raw: Raw) -> bytes:
         kind = str(msgspec.json.decode(event.event.pop("type", Raw(b'""'))))
         rest = (
             "{"
-            + ",".join(f"{orjson.dumps(name).decode()}:{_decode_raw(one)}" for name, one in event.event.items())
+            + ",".join(
+                f"{orjson.dumps(name).decode()}:{_decode_raw(raw_value)}" for name, raw_value in event.event.items()
+            )
             + "}"
         )
     columns = [str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest]

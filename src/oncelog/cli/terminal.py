@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from oncelog.errors import OncelogError, StoreUnavailableError
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 
 EXIT_FOUND_NOTHING: Final = 1
 EXIT_CANNOT_READ: Final = 2
@@ -106,7 +106,7 @@ def escape_unprintable(text: str) -> str:
     """The same, with nothing in it that could write to the terminal by itself."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
+    return "".join(character if character.isprintable() else f"\\u{ord(character):04x}" for character in text)
 
 
 def format_record_counts(records: int, restore_records: int, audit_records: int) -> str:
@@ -136,7 +136,7 @@ class ProgressMeter:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: StepProgress) -> None:
         """Takes what a step reports."""
         if not sys.stderr.isatty():
             return

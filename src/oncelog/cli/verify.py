@@ -19,7 +19,7 @@ from oncelog.cli.terminal import (
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.verify.findings import (
     Inconsistency,
-    Progress,
+    StepProgress,
     VerificationSummary,
     VerifyOptions,
     decode_exported_head,
@@ -72,7 +72,7 @@ def verify(
         options = VerifyOptions(not no_side_state, None if temp_dir is None else str(temp_dir))
         with ProgressMeter() as meter:
             for finding in create_inspector(log).verify(exported, options):
-                if isinstance(finding, Progress):
+                if isinstance(finding, StepProgress):
                     if not quiet:
                         meter(finding)
                 else:
@@ -107,12 +107,12 @@ def format_side_state(passed: VerificationSummary) -> str:
     return text + (f"not checkable because records are erased or compacted: {unknown}, " if unknown else "")
 
 
-def describe_damage(lie: Inconsistency) -> list[str]:
+def describe_damage(inconsistency: Inconsistency) -> list[str]:
     """Return the lines that describe the damage."""
-    if not lie.findings:
-        return [f"not whole: {escape_unprintable(lie.message)}"]
-    shown = lie.findings[:FINDINGS_SHOWN]
-    lines = [f"not whole: {lie.findings_total} entries differ from what the records make them:"]
-    lines += [f"  {escape_unprintable(one)}" for one in shown]
-    more = lie.findings_total - len(shown)
+    if not inconsistency.findings:
+        return [f"not whole: {escape_unprintable(inconsistency.message)}"]
+    shown = inconsistency.findings[:FINDINGS_SHOWN]
+    lines = [f"not whole: {inconsistency.findings_total} entries differ from what the records make them:"]
+    lines += [f"  {escape_unprintable(finding)}" for finding in shown]
+    more = inconsistency.findings_total - len(shown)
     return [*lines, f"  and {more} more"] if more else lines

@@ -349,7 +349,7 @@ class _CanonicalForm(NamedTuple):
     members: Callable[[dict[str, JsonValue]], Iterator[_Entry]]
 
 
-class _Refusal(Exception):  # noqa: N818 - it never leaves this module
+class _EncodingError(Exception):
     """A value that cannot be encoded. Where it stands is known to the walk, which catches this."""
 
     def __init__(self, reason: str, *steps: str) -> None:
@@ -379,7 +379,7 @@ def _encode(value: JsonValue, form: _CanonicalForm) -> bytes:
                 written.append(form.scalar(item))
                 continue
             if len(stack) > DEPTH_LEVELS_MAX:
-                raise _Refusal(_TOO_DEEP)  # noqa: TRY301 - caught below, where the path is known
+                raise _EncodingError(_TOO_DEEP)  # noqa: TRY301 - caught below, where the path is known
             if kind is dict:
                 written.append("{")
                 stack.append(("}", form.members(item)))
@@ -387,7 +387,7 @@ def _encode(value: JsonValue, form: _CanonicalForm) -> bytes:
                 written.append("[")
                 stack.append(("]", _encode_elements(item)))
             steps.append("")
-    except _Refusal as refusal:
+    except _EncodingError as refusal:
         raise CanonicalError(format_path([*steps[1:], *refusal.steps]), refusal.reason) from None
     return "".join(written).encode()
 
@@ -414,7 +414,7 @@ def _encode_args_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
         _check_key(key)
         normal = nfc(key)
         if normal in members:
-            raise _Refusal("two keys become one in Unicode normal form C", key)
+            raise _EncodingError("two keys become one in Unicode normal form C", key)
         members[normal] = item
     return _encode_members([(key, members[key]) for key in sorted(members) if members[key] is not None])
 
@@ -436,10 +436,10 @@ def _encode_args_scalar(value: JsonValue) -> str:
         return encode_basestring(nfc(_check_text(value)))
     if kind is int:
         if not ARGS_INTEGER_MIN <= value <= ARGS_INTEGER_MAX:
-            raise _Refusal(f"integer beyond 64 bits signed{SEND_AS_STRING}")
+            raise _EncodingError(f"integer beyond 64 bits signed{SEND_AS_STRING}")
         return str(value)
     if kind is float:
-        raise _Refusal("floats are refused in run arguments; send an integer or a string")
+        raise _EncodingError("floats are refused in run arguments; send an integer or a string")
     return _encode_other_scalar(value)
 
 
@@ -451,20 +451,20 @@ def _encode_other_scalar(value: JsonValue) -> str:
     if value is None:
         return "null"
     if type(value) is UnreadableValue:
-        raise _Refusal(value.reason, *value.steps)
-    raise _Refusal(f"JSON has no form for {type(value).__name__}")
+        raise _EncodingError(value.reason, *value.steps)
+    raise _EncodingError(f"JSON has no form for {type(value).__name__}")
 
 
 def _check_key(key: object) -> None:
     if type(key) is not str:
-        raise _Refusal(f"a key must be a string, not {type(key).__name__}")
+        raise _EncodingError(f"a key must be a string, not {type(key).__name__}")
     if not _is_unicode(key):
-        raise _Refusal("lone surrogate in a key", key)
+        raise _EncodingError("lone surrogate in a key", key)
 
 
 def _check_text(text: str) -> str:
     if not _is_unicode(text):
-        raise _Refusal("lone surrogate in a string")
+        raise _EncodingError("lone surrogate in a string")
     return text
 
 
@@ -481,17 +481,17 @@ def _format_integer(value: int) -> str:
     try:
         nearest = float(value)
     except OverflowError:
-        raise _Refusal(f"integer {_TOO_LARGE}") from None
+        raise _EncodingError(f"integer {_TOO_LARGE}") from None
     text = _format_number(nearest)
     if int(Decimal(text)) != value:
-        raise _Refusal(f"integer that would become {text} as a double{SEND_AS_STRING}")
+        raise _EncodingError(f"integer that would become {text} as a double{SEND_AS_STRING}")
     return text
 
 
 def _format_number(value: float) -> str:
     """Number::toString of ECMAScript, from the shortest digits that read back as `value`."""
     if not isfinite(value):
-        raise _Refusal(_NOT_FINITE if isnan(value) else _INFINITE)
+        raise _EncodingError(_NOT_FINITE if isnan(value) else _INFINITE)
     if value.is_integer() and abs(value) <= INTEGER_MAX:
         return str(int(value))
     negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()

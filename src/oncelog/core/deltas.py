@@ -35,8 +35,8 @@ _MISSING_FIELD: Final = re.compile("Object missing required field `(.+)`")
 def find_gateway_fault(name: str) -> str | None:
     """Return the fault of a gateway's name, or None. Servers, clients and commands use this one check."""
     if not isinstance(name, str) or not 1 <= len(name) <= GATEWAY_CHARACTERS_MAX:
-        what = f"{len(name)}" if isinstance(name, str) else f"{type(name).__name__}"
-        return f"must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {what}"
+        found = f"{len(name)}" if isinstance(name, str) else f"{type(name).__name__}"
+        return f"must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {found}"
     if CONTROL_CHARACTER.search(name):
         return "must not have control characters (U+0000 to U+001F, U+007F to U+009F)"
     if name in (".", ".."):
@@ -151,13 +151,13 @@ def decode_canonical_push(body: bytes) -> DecodedPush | None:
 
 
 def _build_push(deltas: list[DeltaJson]) -> DecodedPush:
-    made = [one.compute_id_and_body() for one in deltas]
-    return DecodedPush(deltas, [key for key, _ in made], [body for _, body in made])
+    identified = [delta_json.compute_id_and_body() for delta_json in deltas]
+    return DecodedPush(deltas, [key for key, _ in identified], [body for _, body in identified])
 
 
 def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
     """Whether all columns are in canonical form."""
-    text = b"[%b]" % b",".join([one.columns for one in deltas])
+    text = b"[%b]" % b",".join([delta_json.columns for delta_json in deltas])
     try:
         return canonical_text(text) == text
     except CanonicalError:
@@ -167,19 +167,19 @@ def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
 def decode_delta(text: bytes, path: str = "$") -> RowDelta:
     """A delta in JSON, checked as one that is pushed. Raises CanonicalError."""
     try:
-        given = _DELTA_DECODER.decode(canonical_text(text))
+        delta_json = _DELTA_DECODER.decode(canonical_text(text))
     except msgspec.ValidationError as error:
         raise _to_canonical_error(error, path) from error
-    identity = given.compute_id()
-    change = to_row_delta(given, identity, path)  # what is no delta at all is told first, as the door does
-    check_delta_id(given, identity, path)
+    identity = delta_json.compute_id()
+    change = to_row_delta(delta_json, identity, path)  # what is no delta at all is told first, as the door does
+    check_delta_id(delta_json, identity, path)
     return change
 
 
 def decode_stored_delta(body: bytes) -> RowDelta:
     """Return the delta of a record's body, with the id of its content. Raises CanonicalError or MsgspecError."""
-    given = _DELTA_DECODER.decode(body)
-    return to_row_delta(given, given.compute_id(), "body")
+    delta_json = _DELTA_DECODER.decode(body)
+    return to_row_delta(delta_json, delta_json.compute_id(), "body")
 
 
 def check_delta_id(delta: DeltaJson, identity: bytes, path: str) -> None:
@@ -210,9 +210,9 @@ def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: 
         raise _locate_column_fault(delta.columns, error, path) from error
     if len(columns) > ROW_COLUMNS_MAX:
         raise CanonicalError(f"{path}.columns", f"must be at most {ROW_COLUMNS_MAX}, not {len(columns)}")
-    named = {one.column: bytes(one.value) for one in columns}
+    named = {column.column: bytes(column.value) for column in columns}
     if len(named) < len(columns) or not all(map(is_identifier, named)):
-        _check_column_names([one.column for one in columns], path)
+        _check_column_names([column.column for column in columns], path)
     if len(delta.columns) > value_bytes_max:
         _check_values(named.values(), value_bytes_max, path)
     return RowDelta(delta.op, table, row_id, client_id, hlc, tuple(named.items()), identity)
@@ -249,8 +249,8 @@ def _check_values(values: Iterable[bytes], bytes_max: int, path: str) -> None:
 
 def _check_identifier(name: str, path: str) -> None:
     if not is_identifier(name):
-        what = "an identifier (letters, digits and _, no digit first)"
-        raise CanonicalError(path, f"must be {what} of 1 to {IDENTIFIER_CHARACTERS_MAX} characters")
+        expected = "an identifier (letters, digits and _, no digit first)"
+        raise CanonicalError(path, f"must be {expected} of 1 to {IDENTIFIER_CHARACTERS_MAX} characters")
 
 
 def _check_text(text: str, path: str, characters_max: int) -> None:
@@ -373,7 +373,7 @@ def check_delta(change: RowDelta, path: str = "$") -> None:
         if not _is_canonical(value):  # one by one: joined, two that are no values could come to one that is
             raise CanonicalError(f"{path}.columns[{index}].value", "must be in canonical form")
     columns = msgspec.json.encode([{"column": name, "value": Raw(value)} for name, value in change.columns])
-    given = DeltaJson(
+    delta_json = DeltaJson(
         change.client_id,
         Raw(columns),
         change.delta_id.hex(),
@@ -382,9 +382,9 @@ def check_delta(change: RowDelta, path: str = "$") -> None:
         change.row_id,
         change.table,
     )
-    identity = given.compute_id()
-    to_row_delta(given, identity, path)
-    check_delta_id(given, identity, path)
+    identity = delta_json.compute_id()
+    to_row_delta(delta_json, identity, path)
+    check_delta_id(delta_json, identity, path)
 
 
 def _is_canonical(value: bytes) -> bool:

@@ -142,7 +142,7 @@ def sync_completeness(history: History) -> Iterator[str]:
     for record in history.records:
         stored[record.scope].add(record.sequence)
     for sync in history.syncs:
-        wanted = {one for one in stored[sync.scope] if sync.after < one <= sync.upto}
+        wanted = {sequence for sequence in stored[sync.scope] if sync.after < sequence <= sync.upto}
         missing = sorted(wanted.difference(sync.sequences))
         if missing:
             yield f"{sync.client} caught up on {sync.scope!r} from {sync.after} without {missing[:10]}"
@@ -255,14 +255,14 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
     """CO-14: one submission is told that it committed; equal ones get its answer, others are told that they differ."""
     stored = _group_by_key(history)
     evictions = _Evictions(history)
-    told_first: set[Receipt] = set()
-    told: set[tuple[KeyIdentity, bytes]] = set()
+    first_receipts: set[Receipt] = set()
+    committed: set[tuple[KeyIdentity, bytes]] = set()
     for answer in history.answers:
         verdict, name = answer.verdict, _format_identity(answer.identity)
         if isinstance(verdict, Committed):
-            if verdict.receipt in told_first:
+            if verdict.receipt in first_receipts:
                 yield f"{name}: two submissions were told that they committed"
-            told_first.add(verdict.receipt)
+            first_receipts.add(verdict.receipt)
         records = stored.get(answer.identity, [])
         policy = history.policies.get(answer.identity[0])
         if policy is None or not records or _is_sequence_retry(answer, records):
@@ -271,11 +271,11 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
             if _hides_mismatch(verdict, policy):
                 yield f"{name}: a submission with other content was not told so"
         elif isinstance(verdict, Committed | Replayed) and not _reports_mismatch(verdict):
-            told.add((answer.identity, answer.fingerprint))
+            committed.add((answer.identity, answer.fingerprint))
         elif (
             # What was refused before the commit, or after the key was forgotten, was refused rightly.
             _reports_mismatch(verdict)
-            and (answer.identity, answer.fingerprint) in told
+            and (answer.identity, answer.fingerprint) in committed
             and len(records) == 1
             and evictions.is_remembered(policy.retention, records[0])
         ):
@@ -386,8 +386,8 @@ def _matches_record(answer: Answer, identity: KeyIdentity, record: Record) -> bo
     """An answer is the record's by its key, or by the number that the client gave it."""
     if answer.identity == identity and record.key:
         return True
-    by_number = bool(record.client_sequence) and answer.client_sequence == record.client_sequence
-    return by_number and answer.identity[:3] == identity[:3]
+    is_same_sequence = bool(record.client_sequence) and answer.client_sequence == record.client_sequence
+    return is_same_sequence and answer.identity[:3] == identity[:3]
 
 
 def _iterate_numbers(history: History) -> Iterator[tuple[int, int, str, int, KeyIdentity]]:

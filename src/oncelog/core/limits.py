@@ -56,7 +56,7 @@ ACT_DETAILS_BYTES_MAX: Final = 8192
 """Of the details of an administrative act, in canonical form: a page of audit records stays small."""
 LEAP_ABOVE_MAX: Final = 2**47
 """Positions have 48 bits in a file: as many as a leap can pass over remain after it."""
-GIVEN_ABOVE_MAX: Final = 2**46
+REQUESTED_ABOVE_MAX: Final = 2**46
 """The highest number that an operator can give for a leap: later restores must find higher ones."""
 STORED_INTEGER_MAX: Final = 2**63 - 1
 """What every database can hold in a column of whole numbers."""

@@ -85,8 +85,8 @@ def merge(row: Row, delta: RowDelta) -> Row:
     if delta.op is _DELETE:
         if stamp <= row.deleted:
             return row
-        kept = {name: column for name, column in row.columns.items() if column[1] > stamp}
-        return Row(kept, row.written, stamp)
+        surviving = {name: column for name, column in row.columns.items() if column[1] > stamp}
+        return Row(surviving, row.written, stamp)
     if stamp > row.written and stamp > row.deleted:
         # Newer than all that the row has, as most are: no column need be compared.
         merged = dict(row.columns)

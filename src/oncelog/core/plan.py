@@ -135,23 +135,24 @@ def _decide_until_refused(items: Sequence[Item], state: BatchState, validate: Va
 
 def _decide_atomically(request: Request, state: BatchState, validate: Validate | None) -> list[Verdict]:
     """Decide a request that one refusal can undo: any refusal with `Mode.ALL`, one of a limit if admitted whole."""
-    mark = state.savepoint()
+    savepoint = state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, state, validate)
     state.admission = None
     undoing = _ANY_REASON if request.mode is _ALL else _LIMIT_REASONS
     refused = next(
-        (index for index, one in enumerate(verdicts) if isinstance(one, Refused) and one.reason in undoing), None
+        (index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused) and verdict.reason in undoing),
+        None,
     )
     if refused is None and admission is not None and admission.refusal is not None:
-        admitted = [index for index, one in enumerate(verdicts) if isinstance(one, Committed)]
-        admitted = admitted or [index for index, one in enumerate(verdicts) if _is_change(one)]
+        admitted = [index for index, verdict in enumerate(verdicts) if isinstance(verdict, Committed)]
+        admitted = admitted or [index for index, verdict in enumerate(verdicts) if _is_change(verdict)]
         refused = admitted[-1]
         verdicts[refused] = admission.refusal
     if refused is None:
         state.release()
         return verdicts
-    state.rollback(mark)
+    state.rollback(savepoint)
     verdicts[refused] = restate_refusal(verdicts[refused], state)
     others = len(verdicts) - refused - 1
     return [_refuse_skipped(refused)] * refused + verdicts[refused : refused + 1] + [_refuse_skipped(refused)] * others

@@ -72,7 +72,7 @@ class Proof(Struct, frozen=True):
 
 def encode_record_header(record: Record) -> bytes:
     """All of a record but its body, in one spelling."""
-    key, said = record.key, record.fingerprint
+    key, fingerprint = record.key, record.fingerprint
     numbers = _RECORD_NUMBERS.pack(
         FORMAT_VERSION,
         record.lane,
@@ -88,8 +88,8 @@ def encode_record_header(record: Record) -> bytes:
             _frame_names(record.policy, record.scope, len(key)),
             key,
             b"fingerprint",
-            _LENGTH.pack(len(said)),
-            said,
+            _LENGTH.pack(len(fingerprint)),
+            fingerprint,
             _frame_sender(record.actor, record.client),
             _frame_partitions(record.partitions),
         )
@@ -126,23 +126,23 @@ _NODE_HASHER: Final = sha256(b"\x01")
 
 def hash_body(salt: bytes, body: bytes) -> bytes:
     """What stays of a body when it is erased. A salt has SALT_BYTES bytes, no more and no less."""
-    begun = _BODY_HASHER.copy()
-    begun.update(salt + body)
-    return begun.digest()
+    hasher = _BODY_HASHER.copy()
+    hasher.update(salt + body)
+    return hasher.digest()
 
 
 def hash_leaf(header: bytes, salted_body_hash: bytes) -> bytes:
     """The leaf of a record in its block's tree."""
-    begun = _LEAF_HASHER.copy()
-    begun.update(header + salted_body_hash)
-    return begun.digest()
+    hasher = _LEAF_HASHER.copy()
+    hasher.update(header + salted_body_hash)
+    return hasher.digest()
 
 
 def hash_node(left: bytes, right: bytes) -> bytes:
     """The node over two others."""
-    begun = _NODE_HASHER.copy()
-    begun.update(left + right)
-    return begun.digest()
+    hasher = _NODE_HASHER.copy()
+    hasher.update(left + right)
+    return hasher.digest()
 
 
 MerkleTree = Sequence[Sequence[bytes]]
@@ -181,7 +181,7 @@ def prove_from_tree(levels: MerkleTree, index: int) -> Proof:
 
 def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
     """True if the proof leads from the leaf to the root: RFC 9162, section 2.1.3.2."""
-    if not 0 <= proof.index < proof.count or any(len(one) != HASH_BYTES for one in proof.path):
+    if not 0 <= proof.index < proof.count or any(len(sibling_hash) != HASH_BYTES for sibling_hash in proof.path):
         return False
     place, last, reached = proof.index, proof.count - 1, leaf
     for sibling in proof.path:

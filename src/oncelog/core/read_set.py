@@ -173,7 +173,7 @@ def _add_compaction(item: DropTombstones | FoldRows, read_set: ReadSet) -> None:
         return
     read_set.horizons.add(scope)
     read_set.consumers.update((scope, name) for name in item.consumers)
-    read_set.rows.update((scope, one.table, one.row_id) for one in item.tombstones)
+    read_set.rows.update((scope, tombstone.table, tombstone.row_id) for tombstone in item.tombstones)
 
 
 def _add_submission(submission: Submission, read_set: ReadSet) -> None:

@@ -59,12 +59,12 @@ def list_set_keys(record: Record, policy: Policy) -> list[str] | None:
     submission = rebuild_submission(record, policy)
     if not submission.operations:
         return None
-    return list({one.key: None for one in submission.operations if isinstance(one, SetEntity)})
+    return list({operation.key: None for operation in submission.operations if isinstance(operation, SetEntity)})
 
 
 def drop_conditions(submission: Submission) -> Submission:
     """Return the submission with unconditional operations: for a scope whose entities are not all known."""
-    return replace(submission, operations=tuple([_drop_condition(one) for one in submission.operations]))
+    return replace(submission, operations=tuple([_drop_condition(operation) for operation in submission.operations]))
 
 
 def _drop_condition(operation: Operation) -> Operation:

@@ -66,14 +66,14 @@ class Tenants:
 
     def list_for(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
         """In the order of their names. `stream` is empty where the order is the lane's."""
-        asked = (stream, partitions)
-        found = self._tenants_cache.get(asked)
+        cache_key = (stream, partitions)
+        found = self._tenants_cache.get(cache_key)
         if found is None:
             found = self._find_by_names((stream, *partitions) if stream else partitions)
             if len(partitions) <= _KNOWN_PARTITIONS_MAX:
                 if len(self._tenants_cache) >= _CACHE_ENTRIES_MAX:
                     self._tenants_cache.clear()
-                self._tenants_cache[asked] = found
+                self._tenants_cache[cache_key] = found
         return found
 
     def get_event_scope(self, partitions: tuple[str, ...]) -> str:
@@ -111,9 +111,9 @@ def event_scope(prefix: str) -> str:
 
 def check_own_ids_kept(before: Iterable[Tenant], after: Iterable[Tenant]) -> None:
     """Raise SettingsError if a tenant loses its own ids: retries of its events would be committed again."""
-    kept = {tenant.prefix for tenant in after if tenant.own_ids}
+    remaining = {tenant.prefix for tenant in after if tenant.own_ids}
     for tenant in before:
-        if tenant.own_ids and tenant.prefix not in kept:
+        if tenant.own_ids and tenant.prefix not in remaining:
             raise SettingsError(
                 f"tenants must keep own_ids of {tenant.prefix!r}: the log has events with ids of that tenant"
             )
@@ -141,9 +141,9 @@ def check_tenants(tenants: Sequence[Tenant]) -> None:
         seen.add(tenant.prefix)
     owners = {tenant.prefix for tenant in tenants if tenant.own_ids}
     for prefix in owners:
-        outer = next((one for one in _iterate_parents(prefix) if one in owners), None)
-        if outer is not None:
-            raise SettingsError(f"tenants must not have own_ids within each other; {prefix!r} is below {outer!r}")
+        enclosing = next((parent for parent in _iterate_parents(prefix) if parent in owners), None)
+        if enclosing is not None:
+            raise SettingsError(f"tenants must not have own_ids within each other; {prefix!r} is below {enclosing!r}")
 
 
 def _check_tenant(tenant: Tenant) -> None:

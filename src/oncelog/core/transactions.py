@@ -250,7 +250,7 @@ def decode_operations(record: Record) -> tuple[Operation, ...]:
 def operations_from_json(operations: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:
     """Operations as they came over a wire of JSON. Raises CanonicalError with the path of one that is none."""
     check_operation_count(len(operations), path)
-    return tuple([_operation_from_json(one, path, index) for index, one in enumerate(operations)])
+    return tuple([_operation_from_json(operation, path, index) for index, operation in enumerate(operations)])
 
 
 def _operation_from_json(operation: OperationJson, path: str, index: int) -> Operation:

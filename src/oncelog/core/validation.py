@@ -344,7 +344,7 @@ def _check_tombstones(item: DropTombstones) -> Refused | None:
         return _refuse("age_ms", f"must be a whole number from 0 to {STORED_INTEGER_MAX}, not {item.age_ms!r}")
     if len(item.tombstones) > TOMBSTONES_MAX:
         return _refuse("tombstones", f"must be at most {TOMBSTONES_MAX}, not {len(item.tombstones)}")
-    names = tuple(name for one in item.tombstones for name in (one.table, one.row_id))
+    names = tuple(name for tombstone in item.tombstones for name in (tombstone.table, tombstone.row_id))
     return (
         _check_name("scope", item.scope)
         or _check_text("actor", item.actor, NAME_CHARACTERS_MAX)

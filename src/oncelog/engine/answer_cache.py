@@ -80,13 +80,13 @@ class AnswerCache:
 
         With a time, None also for a record that is older than the time to live of answers.
         """
-        kept = self._blocks.get((receipt.lane, receipt.height))
-        if kept is None:
+        cached = self._blocks.get((receipt.lane, receipt.height))
+        if cached is None:
             return None
         if now_ms is not None and max(now_ms, self.log_time_ms) - receipt.log_time_ms >= self._ttl_ms:
             return None
-        index = receipt.position - kept.block.first_position
-        return Attestation(kept.block, prove_from_tree(kept.tree, index), kept.salts[index], kept.actors[index])
+        index = receipt.position - cached.block.first_position
+        return Attestation(cached.block, prove_from_tree(cached.tree, index), cached.salts[index], cached.actors[index])
 
     def put(self, identity: KeyIdentity, remembered: Remembered) -> None:
         """Keeps an answer whose write is durable."""
@@ -94,15 +94,15 @@ class AnswerCache:
         self._answers[identity] = remembered
         self._shrink()
 
-    def put_batch(self, decided: BatchResult) -> None:
+    def put_batch(self, result: BatchResult) -> None:
         """Keeps the answers of a batch that has been committed."""
-        for head in decided.changes.heads.values():
+        for head in result.changes.heads.values():
             self.log_time_ms = max(self.log_time_ms, head.log_time_ms)
-        if not self._entries_max or decided.erasures < self.erasures:
+        if not self._entries_max or result.erasures < self.erasures:
             return  # what was decided before an erasure may have been erased by it
-        self._answers.update(decided.changes.keys)
-        for block, salts, actors in _iterate_blocks(decided):
-            tree = tuple(map(tuple, decided.sealed.trees[block.lane]))
+        self._answers.update(result.changes.keys)
+        for block, salts, actors in _iterate_blocks(result):
+            tree = tuple(map(tuple, result.sealed.trees[block.lane]))
             self._blocks[block.lane, block.height] = _CachedBlock(block, tree, tuple(salts), tuple(actors))
             self._leaves += block.count
         self._shrink()
@@ -120,22 +120,22 @@ class AnswerCache:
             for identity in list(islice(self._answers, too_many + self._entries_max // SHRINK_DIVISOR)):
                 del self._answers[identity]
         if self._leaves > self._entries_max:
-            wanted = self._entries_max - self._entries_max // SHRINK_DIVISOR
+            target_entries = self._entries_max - self._entries_max // SHRINK_DIVISOR
             for place in list(islice(self._blocks, len(self._blocks) - 1)):
-                if self._leaves <= wanted:
+                if self._leaves <= target_entries:
                     break
                 self._leaves -= self._blocks.pop(place).block.count
 
 
-def _iterate_blocks(decided: BatchResult) -> Iterator[tuple[Block, Sequence[bytes], Sequence[str]]]:
+def _iterate_blocks(result: BatchResult) -> Iterator[tuple[Block, Sequence[bytes], Sequence[str]]]:
     """Of each block the salts and actors of its records, in order."""
-    blocks, records = decided.sealed.blocks, decided.changes.records
+    blocks, records = result.sealed.blocks, result.changes.records
     if len(blocks) == 1:
-        yield blocks[0], decided.salts, [record.actor for record in records]
+        yield blocks[0], result.salts, [record.actor for record in records]
         return
     salts: dict[int, list[bytes]] = {block.lane: [] for block in blocks}
     actors: dict[int, list[str]] = {block.lane: [] for block in blocks}
-    for record, salt in zip(records, decided.salts, strict=True):
+    for record, salt in zip(records, result.salts, strict=True):
         salts[record.lane].append(salt)
         actors[record.lane].append(record.actor)
     yield from ((block, salts[block.lane], actors[block.lane]) for block in blocks)

@@ -95,16 +95,16 @@ class ActQueue:
             logger.error("%s by %s is not recorded: the log was closed before it could be", act.act, act.actor)
 
     async def _run(self) -> None:
-        pause_s, has_told = PAUSE_S_MIN, False
+        pause_s, has_logged = PAUSE_S_MIN, False
         try:
             while self._queue:
                 problem = await self._try_record(self._queue[0])
                 if problem is None:
                     self._queue.popleft()
-                    pause_s, has_told = PAUSE_S_MIN, False
+                    pause_s, has_logged = PAUSE_S_MIN, False
                     continue
-                if not has_told:
-                    has_told = True
+                if not has_logged:
+                    has_logged = True
                     logger.warning("%d acts wait to be recorded: %s", len(self._queue), problem)
                 await asyncio.sleep(PAUSE_S_MIN if self._is_closing else pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
@@ -132,18 +132,18 @@ def describe_quota_change(before: Sequence[Tenant], after: Sequence[Tenant]) -> 
 
     `limits` has the old and new value of each limit that changed. A tenant that is absent has no limits, all 0.
     """
-    old, new = {one.prefix: one for one in before}, {one.prefix: one for one in after}
+    old, new = {tenant.prefix: tenant for tenant in before}, {tenant.prefix: tenant for tenant in after}
     groups = {
         "added": sorted(new.keys() - old.keys()),
         "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
         "removed": sorted(old.keys() - new.keys()),
     }
     named = [name for names in groups.values() for name in names][:NAMED_TENANTS_MAX]
-    shown = [name[:NAME_CHARACTERS_SHOWN] for name in named]
+    shortened = [name[:NAME_CHARACTERS_SHOWN] for name in named]
     counts: dict[str, JsonValue] = {group: len(names) for group, names in groups.items()}
-    details: dict[str, JsonValue] = {**counts, "tenants": [*shown], "limits": {}}
+    details: dict[str, JsonValue] = {**counts, "tenants": [*shortened], "limits": {}}
     limits: dict[str, JsonValue] = {}
-    for prefix, name in zip(named, shown, strict=True):
+    for prefix, name in zip(named, shortened, strict=True):
         changed = _diff_limits(old.get(prefix) or Tenant(prefix), new.get(prefix) or Tenant(prefix))
         if changed:
             longer: dict[str, JsonValue] = {**details, "limits": {**limits, name: changed}}

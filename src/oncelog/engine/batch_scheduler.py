@@ -131,14 +131,14 @@ class BatchScheduler:
 
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """Returns when enough of them are there, or no more come."""
-        seen = 0
-        while seen < self._count_queued() and not self._has_enough_callers and self.is_within_window:
-            seen = self._count_queued()
-            self._wakeup = enough = loop.create_future()
+        queued = 0
+        while queued < self._count_queued() and not self._has_enough_callers and self.is_within_window:
+            queued = self._count_queued()
+            self._wakeup = wakeup = loop.create_future()
             self.is_waiting = True
-            timer = loop.call_later(IDLE_GAP_BUSY_S if self._is_busy else IDLE_GAP_S, _wake, enough)
+            timer = loop.call_later(IDLE_GAP_BUSY_S if self._is_busy else IDLE_GAP_S, _wake, wakeup)
             try:
-                await enough
+                await wakeup
             finally:
                 self._wakeup = None
                 self.is_waiting = False

@@ -40,7 +40,7 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
 from oncelog.engine.read_results import Compacted, Cursor, Proven, Reading
-from oncelog.engine.result_cache import Result
+from oncelog.engine.result_cache import WorkResult
 from oncelog.engine.state_reader import BLOCKS_PER_PAGE, StateReader
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
@@ -316,30 +316,30 @@ class BlockingLeaseManager:
         self._lease_manager = lease_manager
         self._portal = portal
 
-    def recall(self, work: Work) -> Result | None:
+    def recall(self, work: Work) -> WorkResult | None:
         """As `Works.recall`: on the caller's own thread."""
         if self._portal.is_forked:  # a fork, in which somebody may hold the memory's lock for ever
             raise _build_closed_error()
         return self._lease_manager.recall(work)
 
-    def begin(self, work: Work) -> Result | HeldLease:
+    def begin(self, work: Work) -> WorkResult | HeldLease:
         """As `Works.begin`."""
-        begun: list[Result | HeldLease] = []
-        here = active_keys.get()
+        results: list[WorkResult | HeldLease] = []
+        active = active_keys.get()
 
-        async def begin() -> Result | HeldLease:
-            active_keys.set(here)  # on the loop's thread nobody knows what the caller's is doing
-            begun.append(await self._lease_manager.begin(work))
-            return begun[0]
+        async def begin() -> WorkResult | HeldLease:
+            active_keys.set(active)  # on the loop's thread nobody knows what the caller's is doing
+            results.append(await self._lease_manager.begin(work))
+            return results[0]
 
         try:
             return self._portal.call(begin)
         except BaseException:
-            if begun and isinstance(begun[0], HeldLease):  # interrupted with the lease on its way
-                self.release(begun[0])
+            if results and isinstance(results[0], HeldLease):  # interrupted with the lease on its way
+                self.release(results[0])
             raise
 
-    def complete(self, lease: HeldLease, body: bytes) -> Result:
+    def complete(self, lease: HeldLease, body: bytes) -> WorkResult:
         """As `Works.complete`."""
         return self._portal.call(self._lease_manager.complete, lease, body)
 
@@ -347,7 +347,7 @@ class BlockingLeaseManager:
         """As `Works.fail`."""
         self._portal.call(self._lease_manager.fail, lease, error)
 
-    def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[Result, T]:
+    def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[WorkResult, T]:
         """As `LeaseManager.run`: on the caller's own thread."""
         try:
             with mark_active(lease):

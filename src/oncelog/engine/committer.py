@@ -184,14 +184,14 @@ class Committer:
     ) -> Refused | asyncio.Future[Verdict] | None:
         """Into the queue, or among the questions if that is full."""
         future = None if sink is not None else (self._loop or self._get_loop()).create_future()
-        waiting = _QueueEntry(item, sink or future, None, size, identity)
+        entry = _QueueEntry(item, sink or future, None, size, identity)
         if self._items and (self._items >= self._items_max or self._bytes + size > self._bytes_max):
-            return future if self._enqueue_known_only(waiting) else self._refuse_busy()
+            return future if self._enqueue_known_only(entry) else self._refuse_busy()
         if identity is not None:
-            self._in_flight.setdefault(identity, waiting)
+            self._in_flight.setdefault(identity, entry)
         self._items += 1
         self._bytes += size
-        self._queue.append(waiting)
+        self._queue.append(entry)
         if self._drain_task is None:
             self._start_draining()
         elif self._scheduler.is_waiting:
@@ -254,15 +254,15 @@ class Committer:
         future: asyncio.Future[list[Verdict]] | None = None
         if receiver is None:
             receiver = future = self._get_loop().create_future()
-        waiting = _QueueEntry(request, None, receiver, sum(sizes))
-        if self._has_room(waiting.bytes, len(request.items)):
+        entry = _QueueEntry(request, None, receiver, sum(sizes))
+        if self._has_room(entry.bytes, len(request.items)):
             self._items += len(request.items)
-            self._bytes += waiting.bytes
-            self._queue.append(waiting)
+            self._bytes += entry.bytes
+            self._queue.append(entry)
             self._start_draining()
             if self._scheduler.is_waiting:
                 self._scheduler.notify_arrival()
-        elif not self._enqueue_known_only(waiting):
+        elif not self._enqueue_known_only(entry):
             return [self._refuse_busy()] * len(request.items)
         return future
 
@@ -378,8 +378,8 @@ class Committer:
                     self._scheduler.start_batch()
                     began = time.perf_counter()
                     before = self._items
-                    batch = self._take_batch(self._queue, self._items, self._bytes)
-                    items = before - sum(len(waiting.items) for waiting in self._queue) if self._queue else before
+                    batch = self._form_batch(self._queue, self._items, self._bytes)
+                    items = before - sum(len(entry.items) for entry in self._queue) if self._queue else before
                     await self._commit(batch)
                     duration_s = time.perf_counter() - began
                     self._batch_ms = duration_s * 1000
@@ -388,7 +388,7 @@ class Committer:
                         self.on_batch(items, duration_s)
                 if self._known_only_queue:
                     await self._commit(
-                        self._take_batch(self._known_only_queue, self._known_only_items, self._known_only_bytes)
+                        self._form_batch(self._known_only_queue, self._known_only_items, self._known_only_bytes)
                     )
         except BaseException:
             # Nobody goes on after this, so nobody may wait for it.
@@ -403,7 +403,7 @@ class Committer:
         """Whether a batch is large enough as it is, or no more would be let in."""
         return self._items >= self._batch_items_target or self._bytes >= self._batch_bytes_target
 
-    def _take_batch(self, queue: deque[_QueueEntry], items: int, size: int) -> list[_QueueEntry]:
+    def _form_batch(self, queue: deque[_QueueEntry], items: int, size: int) -> list[_QueueEntry]:
         """The next batch, in the order of arrival: all of it, or as much as fits."""
         limits = self._limits
         batch: list[_QueueEntry] = []
@@ -415,9 +415,9 @@ class Committer:
             return batch
         items = size = 0
         while queue:
-            waiting = queue[0]
-            items += len(waiting.items)
-            size += waiting.bytes
+            entry = queue[0]
+            items += len(entry.items)
+            size += entry.bytes
             if batch and (items > limits.batch_items_max or size > limits.batch_bytes_max):
                 break
             batch.append(queue.popleft())
@@ -433,12 +433,12 @@ class Committer:
         self._fail(batch, error)
 
     async def _commit(self, batch: Sequence[_QueueEntry]) -> None:
-        held_back = self._write_gate.refresh_message()
-        asked = [waiting.request for waiting in batch]
-        if held_back:
-            asked = [_to_known_only(one) for one in asked]
+        read_only_message = self._write_gate.refresh_message()
+        requests = [entry.request for entry in batch]
+        if read_only_message:
+            requests = [_to_known_only(request) for request in requests]
         try:
-            decided = await self._store.commit(_group_into_requests(asked), self._validate)
+            result = await self._store.commit(_group_into_requests(requests), self._validate)
         except (StoreError, ClosedError) as error:
             self._fail_on_store_error(batch, error)
         except ClockJumpedError as error:
@@ -448,9 +448,9 @@ class Committer:
                 await self._bisect(batch)
             elif isinstance(error, UnstorableError):
                 # Not the details of the cause, which quote the rejected row.
-                said = str(error.__cause__ or "").partition("\n")[0]
-                logger.warning("a request cannot be stored: %s: %s", error, said)
-                await self._commit_bisected(batch[0], asked[0], held_back)
+                reason = str(error.__cause__ or "").partition("\n")[0]
+                logger.warning("a request cannot be stored: %s: %s", error, reason)
+                await self._commit_bisected(batch[0], requests[0], read_only_message)
             else:
                 logger.warning("a request was not committed: %s: %s", type(error).__name__, error)
                 self._fail(batch, error)
@@ -458,35 +458,36 @@ class Committer:
             self._fail(batch, _build_stopped_error())
             raise
         else:
-            if held_back:
-                decided.verdicts = [
-                    [_to_read_only_verdict(held_back, one) for one in verdicts] for verdicts in decided.verdicts
+            if read_only_message:
+                result.verdicts = [
+                    [_to_read_only_verdict(read_only_message, request) for request in verdicts]
+                    for verdicts in result.verdicts
                 ]
-            self._reply(batch, decided)
+            self._reply(batch, result)
 
     async def _commit_known_only(self, batch: Sequence[_QueueEntry], error: ClockJumpedError) -> None:
         """New writes are refused with the error; what is known is answered all the same, in one transaction."""
         logger.warning("new writes are refused: %s", error)
-        asked = [waiting for waiting in batch if _can_be_known_only(waiting)]
-        self._fail([waiting for waiting in batch if not _can_be_known_only(waiting)], error)
+        entries = [entry for entry in batch if _can_be_known_only(entry)]
+        self._fail([entry for entry in batch if not _can_be_known_only(entry)], error)
         try:
-            requests = _group_into_requests([_to_known_only(waiting.request) for waiting in asked])
-            decided = await self._store.commit(requests, self._validate)
+            requests = _group_into_requests([_to_known_only(entry.request) for entry in entries])
+            result = await self._store.commit(requests, self._validate)
         except Exception as second:  # noqa: BLE001 - those who ask are told
-            self._fail(asked, second)
+            self._fail(entries, second)
             return
         except BaseException:
-            self._fail(asked, _build_stopped_error())
+            self._fail(entries, _build_stopped_error())
             raise
-        verdicts_of_all = chain.from_iterable(decided.verdicts)
-        for waiting in asked:
-            verdicts = list(islice(verdicts_of_all, len(waiting.items)))
-            if waiting.sink is not None and _is_rate_limited(verdicts[0]):
-                self._fail([waiting], error)
+        verdicts_of_all = chain.from_iterable(result.verdicts)
+        for entry in entries:
+            verdicts = list(islice(verdicts_of_all, len(entry.items)))
+            if entry.sink is not None and _is_rate_limited(verdicts[0]):
+                self._fail([entry], error)
             else:
                 # Several items have one answer each: the new ones among them are told by theirs.
                 refused = Refused(Reason.BUSY, str(error), retry_after_ms=RETRY_AFTER_MS_MIN)
-                self._reply_other(waiting, [refused if _is_rate_limited(one) else one for one in verdicts])
+                self._reply_other(entry, [refused if _is_rate_limited(verdict) else verdict for verdict in verdicts])
 
     async def _bisect(self, batch: Sequence[_QueueEntry]) -> None:
         """One of them is at fault, and the others must not pay for it."""
@@ -511,12 +512,15 @@ class Committer:
         except BaseException:
             self._fail([entry], _build_stopped_error())
             raise
-        refused = next((index for index, one in enumerate(verdicts) if isinstance(one, Refused)), None)
+        refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
         if request.mode is Mode.UNTIL_REFUSED and refused is not None:
             skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
             verdicts[refused + 1 :] = [skipped] * (len(request.items) - refused - 1)
         self._reply_other(
-            entry, [_to_read_only_verdict(read_only_reason, one) for one in verdicts] if read_only_reason else verdicts
+            entry,
+            [_to_read_only_verdict(read_only_reason, verdict) for verdict in verdicts]
+            if read_only_reason
+            else verdicts,
         )
 
     async def _bisect_request(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
@@ -527,17 +531,17 @@ class Committer:
         items = request.items
         if not is_known_bad:
             try:
-                decided = await self._store.commit([request], self._validate)
+                result = await self._store.commit([request], self._validate)
             except UnstorableError as error:
                 logger.debug("%d items cannot be stored: %s", len(items), error)
             else:
-                self._publish(decided)
-                return decided.verdicts[0]
+                self._publish(result)
+                return result.verdicts[0]
         if len(items) == 1 or request.mode is Mode.ALL:
             return [Refused(Reason.UNSTORABLE, UNSTORABLE, "body")] * len(items)
         middle = len(items) // 2
         verdicts = await self._bisect_request(replace(request, items=items[:middle]), is_known_bad=False)
-        if request.mode is Mode.UNTIL_REFUSED and any(isinstance(one, Refused) for one in verdicts):
+        if request.mode is Mode.UNTIL_REFUSED and any(isinstance(verdict, Refused) for verdict in verdicts):
             return verdicts
         verdicts = verdicts + await self._bisect_request(replace(request, items=items[middle:]), is_known_bad=False)
         if request.is_admitted_whole and 0 < sum(map(_is_limit_refusal, verdicts)) < len(verdicts):
@@ -545,36 +549,36 @@ class Committer:
             raise StoreUnavailableError("a limit was met while the request was being divided; submit it again")
         return verdicts
 
-    def _publish(self, decided: BatchResult) -> None:
+    def _publish(self, result: BatchResult) -> None:
         """Memory and subscribers follow a commit."""
-        self._cache.put_batch(decided)
+        self._cache.put_batch(result)
         try:
-            self._on_commit(decided)
+            self._on_commit(result)
         except Exception:
             logger.exception("subscriber notification failed")
 
     # --- answers
 
-    def _reply(self, batch: Sequence[_QueueEntry], decided: BatchResult) -> None:
-        if self._failed_batches and not decided.changes.is_empty:
+    def _reply(self, batch: Sequence[_QueueEntry], result: BatchResult) -> None:
+        if self._failed_batches and not result.changes.is_empty:
             logger.warning("batches are committed again, after %d that were not", self._failed_batches)
             self._failed_batches = 0
-        self._cache.put_batch(decided)
+        self._cache.put_batch(result)
         in_flight = self._in_flight
-        may_keep = decided.erasures >= self._cache.erasures
-        verdicts = chain.from_iterable(decided.verdicts)
+        is_cacheable = result.erasures >= self._cache.erasures
+        verdicts = chain.from_iterable(result.verdicts)
         items = size = 0
-        for waiting in batch:
-            answer = waiting.sink
-            if answer is None or waiting.is_known_only or waiting.joined_sinks is not None:
-                self._reply_other(waiting, list(islice(verdicts, len(waiting.items))))
+        for entry in batch:
+            answer = entry.sink
+            if answer is None or entry.is_known_only or entry.joined_sinks is not None:
+                self._reply_other(entry, list(islice(verdicts, len(entry.items))))
                 continue
             items += 1
-            size += waiting.bytes
-            in_flight.pop(waiting.identity, None)
+            size += entry.bytes
+            in_flight.pop(entry.identity, None)
             verdict = next(verdicts)
-            if isinstance(verdict, Replayed) and may_keep:
-                self._cache_answer(waiting, verdict)
+            if isinstance(verdict, Replayed) and is_cacheable:
+                self._cache_answer(entry, verdict)
             try:
                 if not answer.done():
                     answer.set_result(verdict)
@@ -583,7 +587,7 @@ class Committer:
         self._items -= items
         self._bytes -= size
         try:
-            self._on_commit(decided)
+            self._on_commit(result)
         except Exception:
             logger.exception("those who read could not be told of a commit")
 
@@ -608,11 +612,11 @@ class Committer:
             self._cache.put(entry.identity, Remembered(verdict.receipt, item.fingerprint, verdict.erased))
 
     def _fail(self, batch: Iterable[_QueueEntry], error: Exception) -> None:
-        for waiting in batch:
-            self._dequeue(waiting)
-            for one in (waiting.sink, waiting.request_sink, *(waiting.joined_sinks or ())):
-                if one is not None:
-                    _send_error(one, error)
+        for entry in batch:
+            self._dequeue(entry)
+            for sink in (entry.sink, entry.request_sink, *(entry.joined_sinks or ())):
+                if sink is not None:
+                    _send_error(sink, error)
 
     def _dequeue(self, entry: _QueueEntry) -> None:
         if entry.is_known_only:
@@ -664,14 +668,14 @@ def _group_into_requests(entries: Sequence[Item | Request]) -> list[Request]:
         return [Request(tuple(cast("Sequence[Item]", entries)))]
     requests: list[Request] = []
     alone: list[Item] = []
-    for one in entries:
-        if isinstance(one, Request):
+    for entry in entries:
+        if isinstance(entry, Request):
             if alone:
                 requests.append(Request(tuple(alone)))
                 alone = []
-            requests.append(one)
+            requests.append(entry)
         else:
-            alone.append(one)
+            alone.append(entry)
     if alone:
         requests.append(Request(tuple(alone)))
     return requests

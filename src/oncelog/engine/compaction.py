@@ -61,16 +61,18 @@ async def sweep_tombstones(  # noqa: PLR0913 - each of them is asked for by its 
 
     `upto` is the sequence up to which the stream is compacted.
     """
-    consumers = [one for one in await store.consumers() if one.scope == scope]
-    names = tuple(one.name for one in consumers)
+    consumers = [consumer for consumer in await store.consumers() if consumer.scope == scope]
+    names = tuple(consumer.name for consumer in consumers)
     slowest = min(
-        (one for one in consumers if one.name != COMPACTION_CONSUMER), key=lambda one: one.cursor, default=None
+        (consumer for consumer in consumers if consumer.name != COMPACTION_CONSUMER),
+        key=lambda consumer: consumer.cursor,
+        default=None,
     )
     lane = compute_lane(scope, store.settings.lanes)
     dropped, is_held, old_ms = 0, False, (await store.side_state(ReadSet(lanes={lane}))).get_time_ms(lane) - age_ms
     while rows_max > 0:
         page = await store.rows(scope, "", after, min(TOMBSTONES_MAX, rows_max), _PAGE_BYTES_MAX)
-        found = [one for one in await _list_tombstones(store, scope, page) if one.sequence <= upto]
+        found = [consumer for consumer in await _list_tombstones(store, scope, page) if consumer.sequence <= upto]
         if found:
             verdict = await submit(DropTombstones(scope, tuple(found), age_ms, names, actor))
             if not isinstance(verdict, Applied):
@@ -85,20 +87,24 @@ async def sweep_tombstones(  # noqa: PLR0913 - each of them is asked for by its 
 
 
 def _is_held(found: list[Tombstone], slowest: Consumer | None, old_ms: int) -> bool:
-    return slowest is not None and any(one.sequence > slowest.cursor and one.log_time_ms <= old_ms for one in found)
+    return slowest is not None and any(
+        tombstone.sequence > slowest.cursor and tombstone.log_time_ms <= old_ms for tombstone in found
+    )
 
 
 async def _list_tombstones(store: Store, scope: str, page: RowPage) -> list[Tombstone]:
     """The deleted rows of a page whose DELETE the log still knows."""
     deleted = [(place, list_delete_ids(*place)) for place in page.rows if not place[2].exists]
-    ids = [identity for _, several in deleted for identity in several]
+    ids = [identity for _, identities in deleted for identity in identities]
     if not ids:
         return []
     known = await store.find_keys([(DELTAS.name, scope, "", identity) for identity in ids])
-    receipts = {identity: one.receipt for identity, one in zip(ids, known, strict=True) if one is not None}
+    receipts = {
+        identity: remembered.receipt for identity, remembered in zip(ids, known, strict=True) if remembered is not None
+    }
     tombstones = []
-    for (table, row_id, row), several in deleted:
-        found = [receipts[identity] for identity in several if identity in receipts]
+    for (table, row_id, row), identities in deleted:
+        found = [receipts[identity] for identity in identities if identity in receipts]
         if found:
             newest = max(found, key=lambda receipt: receipt.sequence)
             tombstones.append(Tombstone(table, row_id, row.deleted, newest.sequence, newest.log_time_ms))

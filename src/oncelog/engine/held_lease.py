@@ -12,7 +12,7 @@ from msgspec import Struct
 from oncelog.core.limits import FAILURE_BYTES_MAX, LEASE_MS_DEFAULT, RUN_MS_MAX_DEFAULT
 from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Reason, Refused, Verdict
-from oncelog.engine.result_cache import Result
+from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import (
     BusyError,
     ConflictError,
@@ -61,15 +61,15 @@ class HeldLease:
         """When the work reaches its maximum run time, by `time.monotonic`."""
         self.is_lost = False
         """Another caller has taken over; what this one does is for nothing."""
-        self._outcome: asyncio.Future[Result | None] | None = None
+        self._outcome: asyncio.Future[WorkResult | None] | None = None
 
-    async def wait_outcome(self) -> Result | None:
+    async def wait_outcome(self) -> WorkResult | None:
         """For those who wait in this process: None if nothing came of it and the next one may try."""
         if self._outcome is None:
             self._outcome = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self._outcome)
 
-    def resolve(self, outcome: Result | None) -> None:
+    def resolve(self, outcome: WorkResult | None) -> None:
         """Tells those who wait."""
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(outcome)
@@ -149,7 +149,7 @@ def encode_failure(error: BaseException) -> bytes:
 
 def _decode_failure(failure: bytes) -> RunFailedError:
     try:
-        told = msgspec.json.decode(failure, type=_Failure)
+        decoded = msgspec.json.decode(failure, type=_Failure)
     except msgspec.MsgspecError:
         return RunFailedError("unknown", "it left no word")
-    return RunFailedError(told.kind, told.message)
+    return RunFailedError(decoded.kind, decoded.message)

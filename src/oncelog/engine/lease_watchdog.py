@@ -63,10 +63,10 @@ class LeaseGroup:
     def remove(self, lease: HeldLease) -> bool:
         """Return whether the lease was still here."""
         with self._lock:
-            held = self._new if lease in self._new else self._renewable
-            if lease not in held:
+            leases = self._new if lease in self._new else self._renewable
+            if lease not in leases:
                 return False
-            held.remove(lease)
+            leases.remove(lease)
             return True
 
     def begin_round(self) -> list[HeldLease]:
@@ -208,11 +208,11 @@ class LeaseWatchdog:
     def _renew(self, group: LeaseGroup, second_store: "_SecondStore") -> None:
         for lease in group.remove_overrun():
             self._on_lost(lease)
-        held = group.list_leases()
-        if held:
-            verdicts = second_store.commit([build_renewal(lease) for lease in held])
-            logger.info("the event loop is blocked; a thread renewed %d leases", len(held))
-            for lease, verdict in zip(held, verdicts, strict=True):
+        leases = group.list_leases()
+        if leases:
+            verdicts = second_store.commit([build_renewal(lease) for lease in leases])
+            logger.info("the event loop is blocked; a thread renewed %d leases", len(leases))
+            for lease, verdict in zip(leases, verdicts, strict=True):
                 if group.remove_lost(lease, verdict):
                     self._on_lost(lease)
 
@@ -270,5 +270,5 @@ class _SecondStore:
                 raise ConnectionAbortedError("only the event loop can reach the log")
             await store.open()
             self._store = store
-        decided = await self._store.commit([Request(tuple(items))])
-        return decided.verdicts[0]
+        result = await self._store.commit([Request(tuple(items))])
+        return result.verdicts[0]

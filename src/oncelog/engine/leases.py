@@ -43,7 +43,7 @@ from oncelog.engine.held_lease import (
     to_work_error,
 )
 from oncelog.engine.lease_watchdog import LeaseGroup, LeaseWatchdog, build_renewal
-from oncelog.engine.result_cache import Result, ResultCache
+from oncelog.engine.result_cache import ResultCache, WorkResult
 from oncelog.errors import (
     ClockJumpedError,
     ClosedError,
@@ -68,7 +68,7 @@ RELEASE_WAIT_S: Final = 1.0
 """So long a caller waits for its lease to be given back. It is tried for as long as the lease lasts."""
 T = TypeVar("T")
 Submit = Callable[[Item], Awaitable[Verdict]]
-CacheResult = Callable[[KeyIdentity, Result, int], None]
+CacheResult = Callable[[KeyIdentity, WorkResult, int], None]
 
 
 class LeaseManager:
@@ -97,12 +97,12 @@ class LeaseManager:
         """How many are held here right now."""
         return sum(map(len, self._groups.values()))
 
-    def recall(self, work: Work) -> Result | None:
+    def recall(self, work: Work) -> WorkResult | None:
         """The result, if it is in memory. Of another write under the same key nothing is said here."""
         result = self._results.get(work.policy, work.identity)
         return result if result is not None and result.fingerprint == work.fingerprint else None
 
-    async def begin(self, work: Work) -> Result | HeldLease:
+    async def begin(self, work: Work) -> WorkResult | HeldLease:
         """The result if there is one, else the right to do the work: then end it by one of the three below.
 
         It asks the store: whoever can, asks `recall` first.
@@ -118,7 +118,7 @@ class LeaseManager:
         deadline = None if work.wait_ms is None else self._get_loop().time() + work.wait_ms / 1000
         return await self._begin_or_wait(work, identity, deadline)
 
-    async def complete(self, lease: HeldLease, body: bytes) -> Result:
+    async def complete(self, lease: HeldLease, body: bytes) -> WorkResult:
         """Commits what the work said. Raises LeaseLostError if another caller has taken over."""
         try:
             return await self._complete(lease, body)
@@ -131,7 +131,7 @@ class LeaseManager:
         """The work failed: those who wait are told, and the next caller does it again."""
         await self._release_detached(lease, error)
 
-    async def run(self, lease: HeldLease, call: Callable[[], Awaitable[tuple[bytes, T]]]) -> tuple[Result, T]:
+    async def run(self, lease: HeldLease, call: Callable[[], Awaitable[tuple[bytes, T]]]) -> tuple[WorkResult, T]:
         """Does the work and ends it. `call` gives the body to keep, and whatever its caller wants to have beside it."""
         try:
             with mark_active(lease):
@@ -164,11 +164,11 @@ class LeaseManager:
 
     # --- beginning
 
-    async def _begin_or_wait(self, work: Work, identity: KeyIdentity, deadline: float | None) -> Result | HeldLease:
+    async def _begin_or_wait(self, work: Work, identity: KeyIdentity, deadline: float | None) -> WorkResult | HeldLease:
         while True:
-            here = self._local_leases.get(identity)
-            if here is not None and work.waits and here.work.fingerprint == work.fingerprint:
-                result = await self._wait_outcome(here, deadline)
+            local_lease = self._local_leases.get(identity)
+            if local_lease is not None and work.waits and local_lease.work.fingerprint == work.fingerprint:
+                result = await self._wait_outcome(local_lease, deadline)
                 if result is not None:
                     return result
                 continue
@@ -186,7 +186,7 @@ class LeaseManager:
                 lease.resolve(None)
                 raise
 
-    async def _wait_outcome(self, lease: HeldLease, deadline: float | None) -> Result | None:
+    async def _wait_outcome(self, lease: HeldLease, deadline: float | None) -> WorkResult | None:
         if deadline is None:
             return await lease.wait_outcome()
         limit = asyncio.timeout_at(deadline)
@@ -198,7 +198,7 @@ class LeaseManager:
                 raise  # the very error of the work that was waited for
             raise build_in_flight_error() from error
 
-    async def _claim(self, lease: HeldLease, identity: KeyIdentity, deadline: float | None) -> Result | HeldLease:
+    async def _claim(self, lease: HeldLease, identity: KeyIdentity, deadline: float | None) -> WorkResult | HeldLease:
         work = lease.work
         pause_s = PAUSE_S_MIN
         waited_for = 0
@@ -269,7 +269,7 @@ class LeaseManager:
             lease.fence = verdict.fence
             await self._release(lease, None)
 
-    async def _read(self, policy: Policy, known: Replayed) -> Result:
+    async def _read(self, policy: Policy, known: Replayed) -> WorkResult:
         receipt = known.receipt
         if receipt is None or known.erased:
             raise ResultErasedError("it was done, but what it said has been erased since")
@@ -278,11 +278,11 @@ class LeaseManager:
         record = page.records[0]
         if record.erased:
             raise ResultErasedError("it was done, but what it said has been erased since")
-        return Result(policy, receipt, record.fingerprint, record.body)
+        return WorkResult(policy, receipt, record.fingerprint, record.body)
 
     # --- ending
 
-    async def _complete(self, lease: HeldLease, body: bytes) -> Result:
+    async def _complete(self, lease: HeldLease, body: bytes) -> WorkResult:
         work = lease.work
         submission = Submission(
             policy=work.policy,
@@ -302,7 +302,7 @@ class LeaseManager:
             self._finish(lease, None)  # the outcome is not known, so the lease is left to end by itself
             raise
         if isinstance(verdict, Committed):
-            result = Result(work.policy, verdict.receipt, work.fingerprint, body)
+            result = WorkResult(work.policy, verdict.receipt, work.fingerprint, body)
         elif isinstance(verdict, Replayed):
             result = await self._resolve_replay(lease, verdict, body)
         else:
@@ -313,7 +313,7 @@ class LeaseManager:
         self._finish(lease, result)
         return result
 
-    async def _resolve_replay(self, lease: HeldLease, known: Replayed, body: bytes) -> Result:
+    async def _resolve_replay(self, lease: HeldLease, known: Replayed, body: bytes) -> WorkResult:
         """Somebody has: this caller, when its outcome was not known, or the one who took over."""
         try:
             result = await self._read(lease.work.policy, known)
@@ -371,7 +371,7 @@ class LeaseManager:
         finally:
             self._finish(lease, None, error)
 
-    def _finish(self, lease: HeldLease, result: Result | None, error: BaseException | None = None) -> None:
+    def _finish(self, lease: HeldLease, result: WorkResult | None, error: BaseException | None = None) -> None:
         self._untrack(lease)
         self._forget_lease(lease)
         if error is None:

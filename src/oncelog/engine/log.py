@@ -73,10 +73,10 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, Status, describe_outcome
 from oncelog.engine.read_results import Compacted, Cursor, Proven, Reading, format_order
-from oncelog.engine.result_cache import Result, ResultCache
+from oncelog.engine.result_cache import ResultCache, WorkResult
 from oncelog.engine.state_reader import StateReader
 from oncelog.engine.subscription import Subscription
-from oncelog.engine.tailer import Listener, Tailers
+from oncelog.engine.tailer import RecordListener, Tailers
 from oncelog.engine.write_gate import DiskLimits, ReadOnlyReason, WriteGate
 from oncelog.errors import (
     ClosedError,
@@ -280,8 +280,8 @@ class Log:
         self._check_open()
         scan = AuditScan(decode_cursor(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
         while True:
-            asked = scan.next_read_count
-            page = scan.add(await self._store.internal_records(scan.after, asked), asked)
+            requested = scan.next_read_count
+            page = scan.add(await self._store.internal_records(scan.after, requested), requested)
             if page is not None:
                 return page
 
@@ -495,8 +495,8 @@ class Log:
         )
 
     async def _erase_identity(self, identity: KeyIdentity, actor: str) -> int:
-        standing = await self._store.get_key_status(identity)
-        record = standing.record
+        key_status = await self._store.get_key_status(identity)
+        record = key_status.record
         if record is None:
             return 0
         act = RecordAct(
@@ -507,7 +507,7 @@ class Log:
             target=record.key.hex(),
             details=canonical({"policy": record.policy}),
         )
-        return await self._erase(record.lane, standing.positions, act)
+        return await self._erase(record.lane, key_status.positions, act)
 
     async def _erase(self, lane: int, positions: Sequence[int], act: RecordAct) -> int:
         """Erase bodies and record it in one transaction, or record it later if it cannot be recorded now."""
@@ -523,7 +523,11 @@ class Log:
         erased = 0
         while True:
             page = await self._store.read(query)
-            full = [one for one in page.records if not one.erased and policy in (None, one.policy)]
+            full = [
+                page_record
+                for page_record in page.records
+                if not page_record.erased and policy in (None, page_record.policy)
+            ]
             if full and act.act == COMPACT:
                 await self._commit_fold(build_fold(query.stream or "", full))
             if full:
@@ -623,8 +627,8 @@ class Log:
         after: int | Cursor | str,
         consumer: str | None,
     ) -> AsyncGenerator[Record, None]:
-        async with aclosing(self._follow_batches(partitions, stream, lane, after, consumer)) as several:
-            async for records in several:
+        async with aclosing(self._follow_batches(partitions, stream, lane, after, consumer)) as batches:
+            async for records in batches:
                 for record in records:
                     yield record
 
@@ -656,8 +660,8 @@ class Log:
             limit=min(FOLLOW_RECORDS, self._limits.page_records_max),
             bytes_max=self._limits.page_bytes_max,
         )
-        async with aclosing(self._tailers.follow(query, self._store.settings.lanes)) as several:
-            async for records in several:
+        async with aclosing(self._tailers.follow(query, self._store.settings.lanes)) as batches:
+            async for records in batches:
                 yield records
 
     async def subscribe(
@@ -670,7 +674,7 @@ class Log:
             lane = compute_lane(stream, self.settings.lanes)
         return await self._tailers.subscribe(lane, self._normalize_partitions(None, partitions, stream), stream)
 
-    async def listen(self, listener: Listener, lane: int = 0) -> int:
+    async def listen(self, listener: RecordListener, lane: int = 0) -> int:
         """Hands every record of a lane after the position that it gives to the listener, in order, as they come.
 
         For a server that feeds its readers itself: no queue, no task, no loss. Call `unlisten` when it is over.
@@ -679,7 +683,7 @@ class Log:
         self._check_lane(lane)
         return await self._tailers.listen(lane, listener)
 
-    def unlisten(self, listener: Listener, lane: int = 0) -> None:
+    def unlisten(self, listener: RecordListener, lane: int = 0) -> None:
         """The listener gets nothing more."""
         self._tailers.unlisten(lane, listener)
 
@@ -736,7 +740,10 @@ class Log:
         index = receipt.position - block.first_position
         if not 0 <= index < len(evidence) or evidence[index].record.receipt != receipt:
             raise LookupError(f"position {receipt.position} of lane {receipt.lane} is not this log's: {receipt}")
-        leaves = [hash_leaf(encode_record_header(one.record), one.body_hash) for one in evidence]
+        leaves = [
+            hash_leaf(encode_record_header(evidence_entry.record), evidence_entry.body_hash)
+            for evidence_entry in evidence
+        ]
         found = evidence[index]
         return Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
 
@@ -759,9 +766,9 @@ class Log:
 
     async def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
         """The cursor that a consumer kept."""
-        for one in await self.consumers():
-            if (one.name, one.scope) == (consumer, stream):
-                return Cursor(one.cursor, self.epoch, format_order(stream or None, 0))
+        for known_consumer in await self.consumers():
+            if (known_consumer.name, known_consumer.scope) == (consumer, stream):
+                return Cursor(known_consumer.cursor, self.epoch, format_order(stream or None, 0))
         return None
 
     async def consumers(self) -> list[Consumer]:
@@ -795,18 +802,18 @@ class Log:
 
     async def _declare_policies(self) -> None:
         """At the opening. The log keeps the ledger's time to live that it was made with; SettingsError for another."""
-        wanted = self._requested_ledger
-        known = await self._store.declare([policy for policy in self._declared_policies if policy is not wanted])
+        requested = self._requested_ledger
+        known = await self._store.declare([policy for policy in self._declared_policies if policy is not requested])
         if LEDGER.name not in known:
-            known = await self._store.declare([wanted or LEDGER])
-        kept = known[LEDGER.name]
-        if wanted is not None and wanted != kept:
+            known = await self._store.declare([requested or LEDGER])
+        stored = known[LEDGER.name]
+        if requested is not None and requested != stored:
             raise SettingsError(
-                f"the log was made with a time to live of {kept.retention.ttl_ms} ms for ledgers and cannot be opened "
-                f"with {wanted.retention.ttl_ms} ms. Leave it out to open the log with what it has."
+                f"the log was made with a time to live of {stored.retention.ttl_ms} ms for ledgers and cannot be "
+                f"opened with {requested.retention.ttl_ms} ms. Leave it out to open the log with what it has."
             )
         self._policies = {**known, **{policy.name: policy for policy in self._declared_policies}}
-        self._state_reader.ledger = kept
+        self._state_reader.ledger = stored
 
     async def _declare_policy(self, item: Item) -> None:
         """At a policy's first use. Raises PolicyError if the log knows another one by its name."""
@@ -853,27 +860,27 @@ class Log:
         if type(lane) is not int or not 0 <= lane <= self.settings.lanes:
             raise ValueError(f"lane must be from 0 to {self.settings.lanes}, not {lane!r}")
 
-    def _on_commit(self, decided: BatchResult) -> None:
-        if not decided.changes.is_empty:
-            self._tailers.notify_commit(decided.changes)
-            self._count_evictions(decided)
+    def _on_commit(self, result: BatchResult) -> None:
+        if not result.changes.is_empty:
+            self._tailers.notify_commit(result.changes)
+            self._count_evictions(result)
         if not self._cache.is_empty:
             self._start_polling()
 
-    def _count_evictions(self, decided: BatchResult) -> None:
+    def _count_evictions(self, result: BatchResult) -> None:
         interval, before = self._store.settings.eviction_interval, self._evictions
-        for block in decided.sealed.blocks:
+        for block in result.sealed.blocks:
             last = block.first_position + block.count - 1
             self._evictions += last // interval - (block.first_position - 1) // interval
-        self._evicted_clients += decided.evicted_clients
-        if self._evictions > before or decided.evicted_clients:
+        self._evicted_clients += result.evicted_clients
+        if self._evictions > before or result.evicted_clients:
             logger.debug(
                 "%d evictions; %d entries of forgotten clients deleted",
                 self._evictions - before,
-                decided.evicted_clients,
+                result.evicted_clients,
             )
 
-    def _cache_result(self, identity: KeyIdentity, result: Result, generation: int) -> None:
+    def _cache_result(self, identity: KeyIdentity, result: WorkResult, generation: int) -> None:
         self._results.put(identity, result, generation)
         self._start_polling()
 

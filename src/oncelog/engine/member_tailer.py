@@ -73,16 +73,16 @@ class MemberTailer:
             self.poll(head.revision)
 
     def _publish(self, changes: Changes) -> None:
-        told: list[MemberChange] = []
+        member_changes: list[MemberChange] = []
         for lane, scope, member, kind, revision in build_member_change_rows(changes, self._store.settings.lanes):
             if lane == self.lane:
                 acknowledged = changes.acknowledged.get((scope, member)) or 0
                 state = None if kind == ACKNOWLEDGEMENT else changes.members[scope, member]
                 role = None if state is None else get_effective_role(state, changes.rosters[scope])
                 present = kind == ACKNOWLEDGEMENT or state is not None  # only members acknowledge
-                told.append(MemberChange(revision, scope, member, kind, present, acknowledged, role))
-        if told:
-            self._listener.deliver_changes(told)
+                member_changes.append(MemberChange(revision, scope, member, kind, present, acknowledged, role))
+        if member_changes:
+            self._listener.deliver_changes(member_changes)
 
     def poll(self, newest: int) -> None:
         """The lane is at this revision."""
@@ -115,8 +115,8 @@ class MemberTailer:
 
     async def _catch_up(self, newest: int) -> None:
         # Names are not empty, so that this stands before all of the next revision.
-        begun_at = self._revision
-        place: MemberCursor = (begun_at + 1, "", "", 0)
+        start_revision = self._revision
+        place: MemberCursor = (start_revision + 1, "", "", 0)
         while True:
             changes = await self._store.member_changes(self.lane, place, PAGE_CHANGES)
             if changes:
@@ -125,5 +125,5 @@ class MemberTailer:
             if len(changes) < PAGE_CHANGES:
                 break
         # After a full page there may be another of its revision; after the last nothing is left of any that it has.
-        if self._revision == begun_at:  # it has not begun again meanwhile
+        if self._revision == start_revision:  # it has not begun again meanwhile
             self._revision = max(newest, place[0] - (0 if changes else 1))

@@ -17,7 +17,7 @@ _ENTRY_BYTES: Final = 600
 """What an entry takes beside its body, roughly."""
 
 
-class Result(Struct, frozen=True):
+class WorkResult(Struct, frozen=True):
     """What a piece of work left: the place it got, and what it said."""
 
     policy: Policy
@@ -34,13 +34,13 @@ class ResultCache:
         self._bytes_max = bytes_max
         self._ttl_ms = ttl_ms
         self._lock = threading.Lock()
-        self._results: OrderedDict[KeyIdentity, Result] = OrderedDict()
+        self._results: OrderedDict[KeyIdentity, WorkResult] = OrderedDict()
         self._bytes = 0
         self._log_time_ms = 0
         self.generation = 0
         """Goes up with every `clear`: what was read before one must not be put after it."""
 
-    def get(self, policy: Policy, identity: KeyIdentity) -> Result | None:
+    def get(self, policy: Policy, identity: KeyIdentity) -> WorkResult | None:
         """What is remembered of an identity, if it is here and certainly not forgotten."""
         with self._lock:
             result = self._results.get(identity)
@@ -54,7 +54,7 @@ class ResultCache:
             self._results.move_to_end(identity)
             return result
 
-    def put(self, identity: KeyIdentity, result: Result, generation: int) -> None:
+    def put(self, identity: KeyIdentity, result: WorkResult, generation: int) -> None:
         """Keeps what is durable. `generation` is the one from before it was read or written."""
         size = len(result.body) + _ENTRY_BYTES
         with self._lock:

@@ -148,8 +148,8 @@ class StateReader:
     async def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
         """Return those of some pairs of stream and name that are members, all of one moment."""
         self._check_open()
-        asked = set(identities)
-        read_set = ReadSet(lanes={self.lane(scope) for scope, _ in asked}, members=asked)
+        wanted = set(identities)
+        read_set = ReadSet(lanes={self.lane(scope) for scope, _ in wanted}, members=wanted)
         return set((await self._store.side_state(read_set)).snapshot.members)
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
@@ -191,17 +191,17 @@ class StateReader:
         """All of them, then those to come, each once and in order. Close it (`aclosing`)."""
         self._check_open()
         lane = self.lane(scope)
-        news = _CommitSignal()
-        await self._tailers.listen(lane, news)
+        commit_signal = _CommitSignal()
+        await self._tailers.listen(lane, commit_signal)
         try:
             while True:
-                news.clear()
+                commit_signal.clear()
                 while blocks := await self.blocks(scope, after):
                     after = blocks[-1].block.height
                     yield blocks
-                await news.wait()
+                await commit_signal.wait()
         finally:
-            self._tailers.unlisten(lane, news)
+            self._tailers.unlisten(lane, commit_signal)
 
     def _clamp_limit(self, limit: int) -> int:
         return max(1, min(limit, self._limits.page_records_max))

@@ -34,7 +34,7 @@ FAILED_POLLS_MAX: Final = 100
 """So many looks in a row at a store that cannot be read are only logged; then those who follow are told."""
 
 
-class Listener(Protocol):
+class RecordListener(Protocol):
     """Takes the records of a lane as they come, at once and without a queue: what it does with them is its own."""
 
     def deliver(self, records: Sequence[Record]) -> None:
@@ -68,7 +68,7 @@ class Tailer:
         self._by_partition: dict[str, set[Subscription]] = {}
         self._by_stream: dict[str, set[Subscription]] = {}
         self._unfiltered: set[Subscription] = set()
-        self._listeners: list[Listener] = []
+        self._listeners: list[RecordListener] = []
         self._newest = position
         self._revision = 0
         """As of the newest position: members must be known up to here before it is delivered."""
@@ -101,11 +101,11 @@ class Tailer:
             group.add(subscription)
         return subscription
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: RecordListener) -> None:
         """From now on everything after `position` reaches the listener."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: RecordListener) -> None:
         """The listener gets nothing more."""
         if listener in self._listeners:
             self._listeners.remove(listener)
@@ -160,9 +160,9 @@ class Tailer:
 
     def take_buffered(self) -> list[tuple[Sequence[Record], LaneHead]]:
         """It will be read: there may be too much of it, or something of it has been erased."""
-        kept, self._buffered = self._buffered, []
+        buffered, self._buffered = self._buffered, []
         self._buffered_records = self._buffered_bytes = 0
-        return kept
+        return buffered
 
     def _deliver_next(self, records: Sequence[Record], head: LaneHead) -> None:
         """If they are the next ones."""
@@ -299,14 +299,14 @@ class Tailers:
         self._start_watching()
         return subscription
 
-    async def listen(self, lane: int, listener: Listener) -> int:
+    async def listen(self, lane: int, listener: RecordListener) -> int:
         """Everything after the position that it gives reaches the listener."""
         tailer = await self._get_tailer(lane)
         tailer.listen(listener)
         self._start_watching()
         return tailer.position
 
-    def unlisten(self, lane: int, listener: Listener) -> None:
+    def unlisten(self, lane: int, listener: RecordListener) -> None:
         """The listener gets nothing more."""
         tailer = self._tailers.get(lane)
         if tailer is not None:
@@ -333,8 +333,8 @@ class Tailers:
                 raise ClosedError("the log is closed")
             position = heads[lane].position if lane in heads else 0
             # Another caller may have made it while this one waited.
-            made = Tailer(self._store, lane, position, self._limits, self._member_tailers[lane])
-            tailer = self._tailers.setdefault(lane, made)
+            new_tailer = Tailer(self._store, lane, position, self._limits, self._member_tailers[lane])
+            tailer = self._tailers.setdefault(lane, new_tailer)
             if not len(tailer):
                 tailer.position = max(tailer.position, position)
         return tailer
@@ -422,8 +422,10 @@ class Tailers:
                 await asyncio.wait_for(self._wakeup.wait(), self._limits.poll_ms / 1000)
             self._wakeup.clear()
             # From before the look: what is committed here meanwhile may be newer than what it finds.
-            told = {
-                lane: max(one.revision for one in several) for lane, several in self._member_tailers.items() if several
+            revisions = {
+                lane: max(member_tailer.revision for member_tailer in member_tailers)
+                for lane, member_tailers in self._member_tailers.items()
+                if member_tailers
             }
             try:
                 heads = await self._store.heads()
@@ -439,11 +441,11 @@ class Tailers:
                     tailer.count_failed_poll(error)
                 continue
             is_in_vain = False
-            for lane, several in self._member_tailers.items():
+            for lane, member_tailers in self._member_tailers.items():
                 head = heads.get(lane) or LaneHead()
-                if head.revision < told.get(lane, 0):
+                if head.revision < revisions.get(lane, 0):
                     self._rewind_lane(lane, head)
-                for members in several:
+                for members in member_tailers:
                     members.poll(head.revision)
             for lane, tailer in self._tailers.items():
                 head = heads.get(lane) or LaneHead()

@@ -54,14 +54,18 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
     @property
     def free_again_bytes(self) -> int:
         """So many must be free again."""
-        again = self.free_again_bytes_min or self.free_bytes_min + self.free_bytes_min * HYSTERESIS_PERCENT // 100
-        return max(again, self.free_bytes_min)
+        resume_bytes = (
+            self.free_again_bytes_min or self.free_bytes_min + self.free_bytes_min * HYSTERESIS_PERCENT // 100
+        )
+        return max(resume_bytes, self.free_bytes_min)
 
     @property
     def store_again_bytes(self) -> int:
         """So few must the store have again."""
-        again = self.store_again_bytes_max or self.store_bytes_max - self.store_bytes_max * HYSTERESIS_PERCENT // 100
-        return min(again, self.store_bytes_max)
+        resume_bytes = (
+            self.store_again_bytes_max or self.store_bytes_max - self.store_bytes_max * HYSTERESIS_PERCENT // 100
+        )
+        return min(resume_bytes, self.store_bytes_max)
 
 
 class ReadOnlyReason(Enum):
@@ -110,8 +114,8 @@ class WriteGate:
 
     def refresh_message(self) -> str:
         """The message, for a batch that is about to be committed."""
-        room = self.disk_limits
-        if room is not None and room.free_bytes_min:
+        disk_limits = self.disk_limits
+        if disk_limits is not None and disk_limits.free_bytes_min:
             self._poll_disk()
         return self.message if self._reasons else ""
 
@@ -167,8 +171,8 @@ class WriteGate:
             await asyncio.sleep(before.look_ms / 1000)
             self._since_store_poll_ms += before.look_ms
             self._poll_disk()
-            room = self.disk_limits
-            if room is not None and self._since_store_poll_ms >= room.store_look_ms:
+            disk_limits = self.disk_limits
+            if disk_limits is not None and self._since_store_poll_ms >= disk_limits.store_look_ms:
                 self._since_store_poll_ms = 0
                 await self._poll_store()
             if ReadOnlyReason.FREE in self._reasons:
@@ -184,14 +188,14 @@ class WriteGate:
 
     def _poll_disk(self) -> None:
         self.free_bytes = free = self._store.free_bytes()
-        room = self.disk_limits
-        if room is None or not room.free_bytes_min:
+        disk_limits = self.disk_limits
+        if disk_limits is None or not disk_limits.free_bytes_min:
             self._set_reason(ReadOnlyReason.FREE, False, "")
         elif free is not None:
             is_known = ReadOnlyReason.FREE in self._reasons
-            is_short = free < (room.free_again_bytes if is_known else room.free_bytes_min)
+            is_short = free < (disk_limits.free_again_bytes if is_known else disk_limits.free_bytes_min)
             self._set_reason(
-                ReadOnlyReason.FREE, is_short, f"less than {room.free_bytes_min} bytes of the disk are free"
+                ReadOnlyReason.FREE, is_short, f"less than {disk_limits.free_bytes_min} bytes of the disk are free"
             )
 
     async def _free_space(self) -> None:
@@ -220,13 +224,15 @@ class WriteGate:
 
     def _check_store_size(self) -> None:
         """By the last look at it."""
-        room, size = self.disk_limits, self.store_bytes
-        if room is None or not room.store_bytes_max:
+        disk_limits, size = self.disk_limits, self.store_bytes
+        if disk_limits is None or not disk_limits.store_bytes_max:
             self._set_reason(ReadOnlyReason.SIZE, False, "")
         elif size is not None:
             is_known = ReadOnlyReason.SIZE in self._reasons
-            is_too_large = size > (room.store_again_bytes if is_known else room.store_bytes_max)
-            self._set_reason(ReadOnlyReason.SIZE, is_too_large, f"the store has more than {room.store_bytes_max} bytes")
+            is_too_large = size > (disk_limits.store_again_bytes if is_known else disk_limits.store_bytes_max)
+            self._set_reason(
+                ReadOnlyReason.SIZE, is_too_large, f"the store has more than {disk_limits.store_bytes_max} bytes"
+            )
 
     async def _probe(self) -> None:
         """Whether something can be written again."""

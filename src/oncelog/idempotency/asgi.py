@@ -28,7 +28,7 @@ from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
 from oncelog.engine.held_lease import HeldLease, Work
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log, open_log
-from oncelog.engine.result_cache import Result
+from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import (
     BusyError,
     ConflictError,
@@ -211,12 +211,12 @@ class IdempotencyMiddleware:
             waits=self._waits,
             wait_ms=self._wait_ms,
         )
-        log, begun = await self._begin(work)
-        if isinstance(begun, HeldLease):
+        log, result_or_lease = await self._begin(work)
+        if isinstance(result_or_lease, HeldLease):
             replay = _ReplayReceive({"type": "http.request", "body": body, "more_body": False}, receive)
-            await self._run_app(log, begun, scope, replay, send)
+            await self._run_app(log, result_or_lease, scope, replay, send)
         else:
-            await _replay_response(send, begun)
+            await _replay_response(send, result_or_lease)
 
     async def _get_user(self, scope: Scope) -> str | None:
         user = self._scope(scope)
@@ -225,7 +225,7 @@ class IdempotencyMiddleware:
             raise TypeError(f"scope must give a text or None, not {type(user).__name__}")
         return user
 
-    async def _begin(self, work: Work) -> tuple[Log, Result | HeldLease]:
+    async def _begin(self, work: Work) -> tuple[Log, WorkResult | HeldLease]:
         try:
             log = await self._get_log()
             return log, log.leases.recall(work) or await log.leases.begin(work)
@@ -249,7 +249,9 @@ class IdempotencyMiddleware:
         # In place: those outside may look into the scope afterwards for what the application put there, the route.
         extensions = scope.get("extensions") or {}
         if not _BYPASS_EXTENSIONS.isdisjoint(extensions):
-            scope["extensions"] = {name: one for name, one in extensions.items() if name not in _BYPASS_EXTENSIONS}
+            scope["extensions"] = {
+                name: extension for name, extension in extensions.items() if name not in _BYPASS_EXTENSIONS
+            }
         log_bytes_max = log.limits.body_bytes_max
         answer = _ResponseRecorder(
             log.leases, lease, send, self._stored_statuses, self._answer_bytes_max, log_bytes_max
@@ -264,12 +266,12 @@ class IdempotencyMiddleware:
     # --- the log
 
     async def _get_log(self) -> Log:
-        given = self._log_source
-        if isinstance(given, Log):
-            return given
-        if isinstance(given, str | os.PathLike):
-            return await self._open_own_log(given)
-        found: object = given()
+        source = self._log_source
+        if isinstance(source, Log):
+            return source
+        if isinstance(source, str | os.PathLike):
+            return await self._open_own_log(source)
+        found: object = source()
         if not isinstance(found, Log):
             raise TypeError(f"log must give a Log of `oncelog.open`, not {type(found).__name__}")
         return found
@@ -277,13 +279,13 @@ class IdempotencyMiddleware:
     async def _open_own_log(self, path: Path) -> Log:
         """The log of this event loop. An application that has none of its own (tests) may come with one a request."""
         loop = asyncio.get_running_loop()
-        own = self._own_log_task
-        if own is None or own.get_loop() is not loop:
-            own = self._own_log_task = loop.create_task(open_log(path, policies=[self._policy]).__aenter__())
+        open_task = self._own_log_task
+        if open_task is None or open_task.get_loop() is not loop:
+            open_task = self._own_log_task = loop.create_task(open_log(path, policies=[self._policy]).__aenter__())
         try:
-            return await asyncio.shield(own)  # a client that goes away does not take it from the others
+            return await asyncio.shield(open_task)  # a client that goes away does not take it from the others
         except BaseException:
-            if self._own_log_task is own and own.done():
+            if self._own_log_task is open_task and open_task.done():
                 self._own_log_task = None  # the next request tries again
             raise
 
@@ -384,12 +386,12 @@ class _ResponseRecorder:
 
     async def _store_response(self, start: Message, body: bytes | None) -> None:
         """Store the answer; without a body, which was too large, only that there was one."""
-        kept = _encode_response(start, body)
-        if len(kept) > self._log_bytes_max:
-            kept = _encode_response(start, None)
+        encoded = _encode_response(start, body)
+        if len(encoded) > self._log_bytes_max:
+            encoded = _encode_response(start, None)
         self.is_settled = True
         try:
-            await self._lease_manager.complete(self._lease, kept)
+            await self._lease_manager.complete(self._lease, encoded)
         except LeaseLostError as error:
             detail = "This took so long that a retry has taken over. Ask again for its outcome."
             raise _Problem(409, "taken-over", detail, RETRY_AFTER_MS) from error
@@ -484,7 +486,7 @@ def _filter_end_to_end(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name.lower() not in of_connection]
 
 
-async def _replay_response(send: Send, result: Result) -> None:
+async def _replay_response(send: Send, result: WorkResult) -> None:
     head, _, body = result.body.partition(b"\0")
     answer = msgspec.json.decode(head, type=_StoredResponse)
     if not answer.is_whole:
@@ -495,13 +497,13 @@ async def _replay_response(send: Send, result: Result) -> None:
 
 
 async def _send_problem(send: Send, problem: _Problem) -> None:
-    told: Mapping[str, object] = {
+    document: Mapping[str, object] = {
         "type": f"{_PROBLEM}{problem.kind}",
         "title": problem.kind.replace("-", " "),
         "status": problem.status,
         "detail": problem.detail,
     }
-    body = msgspec.json.encode(told)
+    body = msgspec.json.encode(document)
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
     if problem.retry_after_ms is not None:
         headers.append((b"retry-after", str(max(1, -(-problem.retry_after_ms // 1000))).encode()))

@@ -88,10 +88,14 @@ class Arguments:
         if unknown:
             raise ValueError(f"ignore names {sorted(unknown)}, but {function.__qualname__} has no such parameter")
         parameters = self._signature.parameters.values()
-        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        self._defaults = {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        }
         self._positional: list[str] | None = None
-        if all(one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
-            self._positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        if all(parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) for parameter in parameters):
+            self._positional = [
+                parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            ]
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Raises TypeError for what the function could not be called with, CanonicalError for what has no form."""
@@ -141,14 +145,14 @@ def _has_large_integer(value: Any) -> bool:
 
     Canonical JSON has a form for some of these integers, but the keys of earlier calls were made of the tagged form.
     """
-    left = [value]
-    while left:
-        one = left.pop()
-        if type(one) is dict:
-            left.extend(one.values())
-        elif type(one) is list:
-            left.extend(one)
-        elif type(one) is int and abs(one) > _EXACT_MAX:
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if type(current) is dict:
+            stack.extend(current.values())
+        elif type(current) is list:
+            stack.extend(current)
+        elif type(current) is int and abs(current) > _EXACT_MAX:
             return True
     return False
 
@@ -156,11 +160,11 @@ def _has_large_integer(value: Any) -> bool:
 def _tag(value: Any) -> Any:
     """What JSON has no form for, with the name of its class: `Refund(5)` is not `Charge(5)`, nor `b"YQ=="` its text."""
     if isinstance(value, list | tuple):
-        return [_tag(one) for one in value]
+        return [_tag(element) for element in value]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("a dict has keys that are not texts")
-        return {key: _tag(one) for key, one in value.items()}
+        return {key: _tag(element) for key, element in value.items()}
     if type(value) in _PLAIN or (type(value) is int and abs(value) <= _EXACT_MAX):
         return value
     return {type(value).__name__: _to_builtins(value)}
@@ -174,15 +178,15 @@ def _to_builtins(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return {name: _tag(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, set | frozenset):
-        return sorted((_tag(one) for one in value), key=canonical)
+        return sorted((_tag(element) for element in value), key=canonical)
     return msgspec.to_builtins(value)
 
 
 def to_json_arrays(value: Any) -> Any:
     """JSON has no tuples."""
     if isinstance(value, dict):
-        return {key: to_json_arrays(one) for key, one in value.items()}
-    return [to_json_arrays(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: to_json_arrays(element) for key, element in value.items()}
+    return [to_json_arrays(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 def encode_key(key: object) -> bytes:

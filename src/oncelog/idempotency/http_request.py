@@ -59,8 +59,8 @@ async def compute_fingerprint(request: HttpRequest, replacement: Fingerprint | N
     """
     if replacement is None:
         return request.fingerprint()
-    given = replacement(request)
-    found: object = await given if inspect.isawaitable(given) else given
+    replaced = replacement(request)
+    found: object = await replaced if inspect.isawaitable(replaced) else replaced
     if not isinstance(found, bytes):
         raise TypeError(f"fingerprint must return bytes, not {type(found).__name__}")
     if not 1 <= len(found) <= FINGERPRINT_BYTES_MAX:

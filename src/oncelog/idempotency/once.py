@@ -107,8 +107,13 @@ def _check_log(log: object) -> None:
         return
     if not callable(log):
         raise TypeError(f"once takes a log, or a function that gives it, not {type(log).__name__}")
-    needed = [one for one in inspect.signature(log).parameters.values() if one.default is one.empty]
-    if any(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in needed):
+    needed = [
+        parameter for parameter in inspect.signature(log).parameters.values() if parameter.default is parameter.empty
+    ]
+    if any(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        for parameter in needed
+    ):
         raise TypeError("once needs the log: @oncelog.once(log), not @oncelog.once")
 
 
@@ -136,12 +141,12 @@ class _OnceOptions(Struct, frozen=True, kw_only=True):
     remember: tuple[type[Exception], ...]
 
     def build_work(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Work:
-        said = sha256(self.arguments.encode(args, kwargs)).digest()
+        arguments_hash = sha256(self.arguments.encode(args, kwargs)).digest()
         return Work(
             policy=self.policy,
             scope=self._build_stream(args, kwargs),
-            key=said[:KEY_BYTES] if self.key is None else encode_key(self.key(*args, **kwargs)),
-            fingerprint=said,
+            key=arguments_hash[:KEY_BYTES] if self.key is None else encode_key(self.key(*args, **kwargs)),
+            fingerprint=arguments_hash,
             lease_ms=self.lease_ms,
             run_ms_max=self.run_ms_max,
             waits=self.waits,
@@ -179,14 +184,16 @@ def _wrap_async(
                 return encoding.encode_error(error)
 
         work = options.build_work(args, kwargs)
-        given = log() if not isinstance(log, Log | AsyncSharedLog) and callable(log) else log
-        if isinstance(given, AsyncSharedLog):
-            return await _call_in_async_transaction(functools.partial(function, *args, **kwargs), given, work, options)
-        works = _get_log(given, Log, function).leases
-        begun = works.recall(work) or await works.begin(work)
-        if not isinstance(begun, HeldLease):
-            return encoding.decode_outcome(begun.body)
-        _, value = await works.run(begun, call)
+        opened_log = log() if not isinstance(log, Log | AsyncSharedLog) and callable(log) else log
+        if isinstance(opened_log, AsyncSharedLog):
+            return await _call_in_async_transaction(
+                functools.partial(function, *args, **kwargs), opened_log, work, options
+            )
+        leases = _get_log(opened_log, Log, function).leases
+        result_or_lease = leases.recall(work) or await leases.begin(work)
+        if not isinstance(result_or_lease, HeldLease):
+            return encoding.decode_outcome(result_or_lease.body)
+        _, value = await leases.run(result_or_lease, call)
         return _unwrap(value)
 
     return wrapper
@@ -208,14 +215,14 @@ def _wrap_blocking(
                 return encoding.encode_error(error)
 
         work = options.build_work(args, kwargs)
-        given = log() if not isinstance(log, BlockingLog | SharedLog) and callable(log) else log
-        if isinstance(given, SharedLog):
-            return _call_in_transaction(functools.partial(function, *args, **kwargs), given, work, options)
-        works = _get_log(given, BlockingLog, function).leases
-        begun = works.recall(work) or works.begin(work)
-        if not isinstance(begun, HeldLease):
-            return encoding.decode_outcome(begun.body)
-        _, value = works.run(begun, call)
+        opened_log = log() if not isinstance(log, BlockingLog | SharedLog) and callable(log) else log
+        if isinstance(opened_log, SharedLog):
+            return _call_in_transaction(functools.partial(function, *args, **kwargs), opened_log, work, options)
+        leases = _get_log(opened_log, BlockingLog, function).leases
+        result_or_lease = leases.recall(work) or leases.begin(work)
+        if not isinstance(result_or_lease, HeldLease):
+            return encoding.decode_outcome(result_or_lease.body)
+        _, value = leases.run(result_or_lease, call)
         return _unwrap(value)
 
     return wrapper
@@ -263,10 +270,10 @@ L = TypeVar("L", Log, BlockingLog)
 
 
 def _get_log(log: AnyLog | Callable[[], AnyLog], kind: type[L], function: Callable[..., Any]) -> L:
-    given = log if isinstance(log, kind) else log() if callable(log) else log
-    if not isinstance(given, kind):
-        raise TypeError(f"{function.__qualname__} needs a {kind.__name__}, not {type(given).__name__}")
-    return given
+    opened_log = log if isinstance(log, kind) else log() if callable(log) else log
+    if not isinstance(opened_log, kind):
+        raise TypeError(f"{function.__qualname__} needs a {kind.__name__}, not {type(opened_log).__name__}")
+    return opened_log
 
 
 def check_duration_ms(name: str, seconds: float, ms_max: int = LEASE_MS_MAX) -> int:

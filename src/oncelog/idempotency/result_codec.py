@@ -53,12 +53,12 @@ class ResultCodec:
         """
         try:
             body = msgspec.json.encode(_StoredOutcome(value))
-            kept = self._decoder.decode(body)
+            stored = self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise ResultError(f"the result cannot be kept as {self._type}: {error}") from error
-        if kept.result is UNSET:
+        if stored.result is UNSET:
             raise ResultError("the result is UNSET, which stands for none")
-        return body, kept.result
+        return body, stored.result
 
     def encode_error(self, error: Exception) -> tuple[bytes, RaisedOutcome]:
         """The body for a listed exception. One that no JSON can hold is kept by its text."""
@@ -73,17 +73,17 @@ class ResultCodec:
     def decode_outcome(self, body: bytes) -> Any:
         """Gives the value, or raises the exception."""
         try:
-            kept = self._decoder.decode(body)
+            stored = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise ResultError(
                 f"what was kept is not {self._type}: {error}; if the function returns another type by now, "
                 "give it another name"
             ) from error
-        if kept.raised is not None:
-            self._raise_stored(kept.raised)
-        if kept.result is UNSET:
+        if stored.raised is not None:
+            self._raise_stored(stored.raised)
+        if stored.result is UNSET:
             raise CorruptError("what was kept is no outcome of a call")
-        return kept.result
+        return stored.result
 
     def _raise_stored(self, raised: _StoredError) -> NoReturn:
         listed = self._errors_by_name.get(raised.kind)
@@ -124,13 +124,13 @@ def _get_result_type(function: Callable[..., Any]) -> Any:
 
 def _check_json_type(kind: Any, function: Callable[..., Any]) -> None:
     try:
-        unfit = next(_iterate_custom_types(msgspec.inspect.type_info(kind), set()), None)
+        custom_type = next(_iterate_custom_types(msgspec.inspect.type_info(kind), set()), None)
         msgspec.json.Decoder(kind)
     except TypeError as error:
         raise TypeError(f"{function.__qualname__} returns {kind}, which cannot be kept as JSON: {error}") from error
-    if unfit is not None:
+    if custom_type is not None:
         raise TypeError(
-            f"{function.__qualname__} returns {kind}, and {unfit.__qualname__} cannot be kept as JSON: "
+            f"{function.__qualname__} returns {kind}, and {custom_type.__qualname__} cannot be kept as JSON: "
             "return a dataclass, a msgspec.Struct or plain values, in dicts by texts or numbers"
         )
 
@@ -163,8 +163,8 @@ def _iterate_custom_types(info: Any, seen: set[int]) -> Iterator[type]:
         for name in info.__struct_fields__:
             yield from _iterate_custom_types(getattr(info, name), seen)
     elif isinstance(info, tuple | list):
-        for one in info:
-            yield from _iterate_custom_types(one, seen)
+        for element in info:
+            yield from _iterate_custom_types(element, seen)
 
 
 def is_async(function: Callable[..., Any]) -> bool:

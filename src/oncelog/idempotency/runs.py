@@ -32,7 +32,7 @@ from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.held_lease import HeldLease, Work
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
-from oncelog.engine.result_cache import Result
+from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
 from oncelog.idempotency.call_key import to_json_arrays
 from oncelog.idempotency.once import RUN_S_MAX, InFlight, check_duration_ms
@@ -132,7 +132,7 @@ class _BaseRuns:
             self._count(failed=1)
             raise
 
-    def _finish(self, run_call: _RunCall, result: Result, *, reused: bool) -> Run:
+    def _finish(self, run_call: _RunCall, result: WorkResult, *, reused: bool) -> Run:
         event = _decode_event(run_call.work.key, result.receipt, result.body)
         mismatch = reused and _is_shadow_mismatch(run_call.event, event)
         if mismatch:
@@ -175,13 +175,13 @@ class Runs(_BaseRuns):
         cannot store, in both cases before the tool runs.
         """
         fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        asked = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
-        begun = self._lease_manager.recall(asked.work) or await self._lease_manager.begin(asked.work)
-        if not isinstance(begun, HeldLease):
-            return self._finish(asked, begun, reused=True)
+        run_call = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
+        result_or_lease = self._lease_manager.recall(run_call.work) or await self._lease_manager.begin(run_call.work)
+        if not isinstance(result_or_lease, HeldLease):
+            return self._finish(run_call, result_or_lease, reused=True)
         if inspect.iscoroutinefunction(tool):
-            return await self._run_tool(asked, begun)
-        return await self._lease_manager.shield(self._run_tool(asked, begun))
+            return await self._run_tool(run_call, result_or_lease)
+        return await self._lease_manager.shield(self._run_tool(run_call, result_or_lease))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """Return the event of the run with this key (v2; 16 bytes, or in hex), or None.
@@ -238,19 +238,19 @@ class BlockingRuns(_BaseRuns):
         if inspect.iscoroutinefunction(tool):
             raise TypeError(f"{tool!r} is async: use Runs with a log of `oncelog.open`")
         fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        asked = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
-        works = self._log.leases
-        begun = works.recall(asked.work) or works.begin(asked.work)
-        if not isinstance(begun, HeldLease):
-            return self._finish(asked, begun, reused=True)
+        run_call = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
+        leases = self._log.leases
+        result_or_lease = leases.recall(run_call.work) or leases.begin(run_call.work)
+        if not isinstance(result_or_lease, HeldLease):
+            return self._finish(run_call, result_or_lease, reused=True)
 
         def call() -> tuple[bytes, None]:
-            parts = _encode_parts(asked.event, self._log.limits.body_bytes_max)
-            return _encode_body(parts, tool(**asked.args)), None
+            parts = _encode_parts(run_call.event, self._log.limits.body_bytes_max)
+            return _encode_body(parts, tool(**run_call.args)), None
 
         with self._count_failures():
-            result, _ = works.run(begun, call)
-        return self._finish(asked, result, reused=False)
+            result, _ = leases.run(result_or_lease, call)
+        return self._finish(run_call, result, reused=False)
 
     def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """As `Runs.look_up`."""
@@ -286,9 +286,9 @@ def _build_event(
     shadow: Shadow | None,
 ) -> RunEvent:
     """Raises CanonicalError, with the path, for what cannot be part of a key."""
-    given = _check_args(args)
-    key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, given)
-    canonical = msgspec.json.decode(canonical_args(given))
+    checked_args = _check_args(args)
+    key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, checked_args)
+    canonical = msgspec.json.decode(canonical_args(checked_args))
     shadow_key = None
     if shadow is not None:
         request, ordinal, payload = shadow.execution_request_id, shadow.replay_ordinal, shadow.payload
@@ -300,7 +300,7 @@ def _build_event(
         tool_name=tool_name,
         ruleset_version=ruleset_version,
         args=canonical,
-        args_given=None if given == canonical else given,
+        args_given=None if checked_args == canonical else checked_args,
         output=None,
         shadow_key=shadow_key,
         shadow_version=None if shadow_key is None else SHADOW_VERSION,
@@ -329,8 +329,8 @@ def _check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments as the tool gets them. Raises CanonicalError if they are not an object."""
     if args is None:
         return {}
-    given = dict(args) if isinstance(args, Mapping) else args
-    return dict(check_object(given, "$.args_json"))
+    plain_args = dict(args) if isinstance(args, Mapping) else args
+    return dict(check_object(plain_args, "$.args_json"))
 
 
 def _build_scope(campaign_id: int) -> str:
@@ -365,11 +365,11 @@ def _encode_parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
     Arguments may have integers of 64 bits. Raises LimitExceededError if the event is too large for any output.
     """
     encode = msgspec.json.encode
-    given = b"" if event.args_given is None else b'"args_given":%b,' % encode(event.args_given)
+    args_given = b"" if event.args_given is None else b'"args_given":%b,' % encode(event.args_given)
     shadow = b""
     if event.shadow_key is not None:
         shadow = b'"shadow_key":%b,"shadow_version":%d,' % (encode(event.shadow_key), SHADOW_VERSION)
-    before = b'{"args":%b,%b"campaign_id":%d,"output":' % (canonical_args(event.args), given, event.campaign_id)
+    before = b'{"args":%b,%b"campaign_id":%d,"output":' % (canonical_args(event.args), args_given, event.campaign_id)
     after = b',"plan_id":%b,"ruleset_version":%b,%b"tool_name":%b,"type":%b}' % (
         encode(event.plan_id),
         encode(event.ruleset_version),
@@ -391,11 +391,11 @@ def _encode_body(parts: tuple[bytes, bytes], output: Any) -> bytes:
     """Return the event as it is committed. The output may have integers of 64 bits."""
     try:
         plain = to_json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
-        said = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+        encoded = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(f"what the tool returned cannot be kept as JSON: {error}") from error
     before, after = parts
-    return b"".join((before, said, after))
+    return b"".join((before, encoded, after))
 
 
 def _decode_event(key: bytes, receipt: Receipt, body: bytes) -> RunEvent:

@@ -27,9 +27,9 @@ class SharedLog:
     @contextmanager
     def transaction(self, work: Work) -> Iterator["SharedTransaction"]:
         """Takes the file's write lock and says what is known; commits, at the end, what was completed inside."""
-        with self._borrowed.transaction() as guest:
-            guest.declare(work.policy)
-            yield SharedTransaction(guest, work)
+        with self._borrowed.transaction() as borrowed:
+            borrowed.declare(work.policy)
+            yield SharedTransaction(borrowed, work)
 
 
 class SharedTransaction:
@@ -60,15 +60,17 @@ class AsyncSharedLog:
     """The log in the database of its caller's own connection of asyncpg, for `once`. Made by `oncelog.share`."""
 
     def __init__(self, connection: Any, *, clock: Clock | None = None) -> None:
-        guest = import_module("oncelog.storage.postgres.borrowed_transaction")
-        self._borrowed: PostgresGuest = guest.BorrowedTransaction(connection, clock=clock)
+        module = import_module("oncelog.storage.postgres.borrowed_transaction")
+        self._borrowed: PostgresGuest = module.BorrowedTransaction(connection, clock=clock)
 
     @asynccontextmanager
     async def transaction(self, work: Work) -> AsyncIterator["AsyncSharedTransaction"]:
         """Keeps others from the key and says what is known; commits, at the end, what was completed inside."""
-        begun = self._borrowed.transaction(work.policy, work.identity, waits=work.waits, wait_ms=work.wait_ms)
-        async with begun as guest:
-            shared = AsyncSharedTransaction(guest, work)
+        borrowed_context = self._borrowed.transaction(
+            work.policy, work.identity, waits=work.waits, wait_ms=work.wait_ms
+        )
+        async with borrowed_context as borrowed:
+            shared = AsyncSharedTransaction(borrowed, work)
             await shared.load_result()
             yield shared
 

@@ -38,8 +38,10 @@ def redact_address(store: str) -> str:
     user, at, hosts = parts.netloc.rpartition("@")
     if parts.fragment or "@" in parts.path + parts.query or not _HOSTS_PATTERN.fullmatch(hosts):
         return f"{scheme}://…"  # what it means is not clear, so nobody knows which part is the password
-    shown_too = urlencode([one for one in parse_qsl(parts.query) if one[0] in _PUBLIC_PARAMETERS], safe="/,")
-    return urlunsplit((scheme, user.partition(":")[0] + at + hosts, parts.path, shown_too, ""))
+    public_query = urlencode(
+        [parameter for parameter in parse_qsl(parts.query) if parameter[0] in _PUBLIC_PARAMETERS], safe="/,"
+    )
+    return urlunsplit((scheme, user.partition(":")[0] + at + hosts, parts.path, public_query, ""))
 
 
 def create_postgres_store(

@@ -27,7 +27,7 @@ from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_rea
 from oncelog.storage.sqlite.record_queries import load_gaps, load_heads
 from oncelog.storage.sqlite.schema_migration import migrate_schema
 from oncelog.storage.sqlite.writer import Writer
-from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, Progress
+from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, StepProgress
 from oncelog.storage.verify.sqlite import verify_file, verify_quickly
 
 logger: Final = logging.getLogger("oncelog.sqlite")
@@ -38,7 +38,7 @@ SLICE_PAGES: Final = 1024
 LEAPS_SCHEMA_VERSION: Final = 10
 """The schema from which on a log has leaps."""
 
-ReportProgress = Callable[[Progress], None]
+ReportProgress = Callable[[StepProgress], None]
 
 
 class BackupResult(Struct, frozen=True):
@@ -113,10 +113,10 @@ def restore(  # noqa: PLR0913 - the options of the command
             _migrate_copy(unfinished)
             _verify_backup(source, str(unfinished), report, full=full)
         renewed = _start_new_history(unfinished, above, _read_replaced_log(target), operator)
-        kept = _move_aside(target) if force else None
-        _check_destination_free(target, source, force=False, kept=kept)
+        moved_to = _move_aside(target) if force else None
+        _check_destination_free(target, source, force=False, moved_to=moved_to)
         _publish_copy(unfinished, target)
-    return RestoreResult(file.epoch, renewed.new_epoch, renewed.above, copied.records, copied.bytes, kept)
+    return RestoreResult(file.epoch, renewed.new_epoch, renewed.above, copied.records, copied.bytes, moved_to)
 
 
 def _is_older_schema(source: str) -> bool:
@@ -127,12 +127,12 @@ def _is_older_schema(source: str) -> bool:
 def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool) -> None:
     """Verify the backup, or a copy of it that has the current schema. Raises InconsistencyError."""
     if not full:
-        report(Progress("structure"))
+        report(StepProgress("structure"))
         with open_read_transaction(path) as (connection, _):
             verify_quickly(connection)
         return
     for finding in verify_file(path):
-        if isinstance(finding, Progress):
+        if isinstance(finding, StepProgress):
             report(finding)
         elif isinstance(finding, Inconsistency):
             raise InconsistencyError(f"{source} is not a good backup: {finding.message}")
@@ -151,22 +151,24 @@ def _check_target(target: Path, source: str, *, force: bool) -> None:
             raise StoreError(f"{target} is the log itself.")
         if not force:
             raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
-    beside = _list_side_files(target)
-    if beside:
+    side_files = _list_side_files(target)
+    if side_files:
         # SQLite would apply it to the copy, and nothing would be left of either.
-        raise StoreError(f"{beside[0]} exists: {target} is a log that is open, or was not closed. Choose another name.")
+        raise StoreError(
+            f"{side_files[0]} exists: {target} is a log that is open, or was not closed. Choose another name."
+        )
 
 
-def _check_destination_free(target: Path, source: str, *, force: bool, kept: str | None = None) -> None:
+def _check_destination_free(target: Path, source: str, *, force: bool, moved_to: str | None = None) -> None:
     if target.is_dir():
         raise StoreError(f"{target} is a directory; name a file in it.")
     if target.exists() and Path(source).exists() and target.samefile(source):
         raise StoreError(f"{target} is the backup itself; restore it under another name.")
     _check_not_foreign(target)
-    there = _list_side_files(target) + ([target] if target.exists() and kept is None else [])
-    if there and not force:
+    existing = _list_side_files(target) + ([target] if target.exists() and moved_to is None else [])
+    if existing and not force:
         raise StoreError(
-            f"{there[0]} exists. Choose another name; with --force what is there is kept beside the new log."
+            f"{existing[0]} exists. Choose another name; with --force what is there is kept beside the new log."
         )
 
 
@@ -179,7 +181,7 @@ def _check_not_foreign(target: Path) -> None:
 
 
 def _list_side_files(target: Path) -> list[Path]:
-    return [beside for suffix in SIDE_FILE_SUFFIXES if (beside := Path(f"{target}{suffix}")).exists()]
+    return [side_file for suffix in SIDE_FILE_SUFFIXES if (side_file := Path(f"{target}{suffix}")).exists()]
 
 
 @contextmanager
@@ -199,7 +201,7 @@ def _copy(
     positions = {lane: head.position for lane, head in load_heads(connection).items()}
 
     def report_pages(_status: int, remaining: int, total: int) -> None:
-        report(Progress("copying", total - remaining, total))
+        report(StepProgress("copying", total - remaining, total))
 
     if not create_file(str(partial), file_mode):
         raise StoreUnavailableError(f"{partial} exists already")
@@ -221,8 +223,8 @@ def _read_replaced_log(target: Path) -> ReplacedLog:
     if not target.exists():
         return NO_REPLACED_LOG
     try:
-        with open_read_transaction(str(target), allow_older=True) as (connection, about):
-            return ReplacedLog(about.epoch, find_highest_number(load_heads(connection).values()))
+        with open_read_transaction(str(target), allow_older=True) as (connection, metadata):
+            return ReplacedLog(metadata.epoch, find_highest_number(load_heads(connection).values()))
     except StoreError as error:
         logger.warning("the log that is replaced cannot be read, so its numbers are not known: %s", error)
         return NO_REPLACED_LOG
@@ -269,21 +271,21 @@ def _move_aside(target: Path) -> str | None:
     _check_not_foreign(target)  # copying may have taken long
     if target.exists():
         checkpoint_and_close(target)
-    beside = _list_side_files(target)
-    if not target.exists() and not beside:
+    side_files = _list_side_files(target)
+    if not target.exists() and not side_files:
         return None
     number = 1
     while any(Path(f"{target}.before-restore-{number}{suffix}").exists() for suffix in ("", *SIDE_FILE_SUFFIXES)):
         number += 1
-    kept = Path(f"{target}.before-restore-{number}")
-    for left in beside:
-        left.rename(f"{kept}{left.name.removeprefix(target.name)}")
+    moved_to = Path(f"{target}.before-restore-{number}")
+    for left in side_files:
+        left.rename(f"{moved_to}{left.name.removeprefix(target.name)}")
     if target.exists():
         try:
-            os.link(target, kept)  # the old log keeps its name until the new one takes it
+            os.link(target, moved_to)  # the old log keeps its name until the new one takes it
         except OSError:
-            target.rename(kept)
-    return str(kept)
+            target.rename(moved_to)
+    return str(moved_to)
 
 
 def checkpoint_and_close(target: Path) -> None:

@@ -35,14 +35,14 @@ def build_erased_row(scope: str, size: int) -> ErasedRow:
 def find_erased_values(contents: Iterable[RecordContent]) -> list[ErasedValues]:
     """Return the entities that lose their values when records are erased."""
     named, others = [], dict[str, list[int]]()
-    for one in contents:
-        if not one.sequence:
+    for content in contents:
+        if not content.sequence:
             continue
-        keys = _find_entity_keys(one)
+        keys = _find_entity_keys(content)
         if keys is None:
-            others.setdefault(one.scope, []).append(one.sequence)
+            others.setdefault(content.scope, []).append(content.sequence)
         elif keys:
-            named.append(ErasedValues(one.scope, [one.sequence], keys))
+            named.append(ErasedValues(content.scope, [content.sequence], keys))
     return named + [ErasedValues(scope, versions, None) for scope, versions in others.items()]
 
 

@@ -31,9 +31,9 @@ def hash_identities(
         if (policy, scope, client) != before:
             before = policy, scope, client
             copy = _hash_prefix(secret, policy, scope, client).copy
-        begun = copy()
-        begun.update(b"k" + key if isinstance(key, bytes) else b"s%d" % key)
-        hashes[identity] = int.from_bytes(begun.digest(), "big") >> 1
+        hasher = copy()
+        hasher.update(b"k" + key if isinstance(key, bytes) else b"s%d" % key)
+        hashes[identity] = int.from_bytes(hasher.digest(), "big") >> 1
     return hashes
 
 

@@ -15,7 +15,7 @@ from oncelog.core.policy import EVENTS, Order, Policy
 from oncelog.core.tenants import event_scope
 from oncelog.core.values import KeyIdentity
 from oncelog.storage.inspect.inspector import LogView
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 
 SCAN_RECORDS_MAX: Final = 5_000_000
 """A log with at most this many records is read at once, in a few seconds: a million took 0.2 to 0.8 seconds."""
@@ -26,7 +26,7 @@ MATCHES_MAX: Final = 100
 _BATCH_IDENTITIES: Final = 1_000
 _PROGRESS_STEP: Final = "records"
 
-ReportProgress = Callable[[Progress], None]
+ReportProgress = Callable[[StepProgress], None]
 
 
 class KeyQuery(Struct, frozen=True):
@@ -56,7 +56,7 @@ class KeyQuery(Struct, frozen=True):
     def is_match(self, identity: KeyIdentity) -> bool:
         """Tell whether an identity is one that is wanted."""
         name, scope, client, _ = identity
-        policy = next((one for one in self.policies if one.name == name), None)
+        policy = next((policy_entry for policy_entry in self.policies if policy_entry.name == name), None)
         if policy is None or (self.scope is not None and scope != self.scope):
             return False
         return self.client is None or not policy.client_sequence or client == self.client
@@ -84,7 +84,7 @@ def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_
     if query.is_exact:
         scope, client = query.scope or "", query.client or ""
         return KeyMatches(tuple(chain(*(query.list_identities(policy, scope, client) for policy in query.policies))))
-    leased = [one for key in query.keys for one in view.find_leases(key, MATCHES_MAX + 1)]
+    leased = [identity for key in query.keys for identity in view.find_leases(key, MATCHES_MAX + 1)]
     total = view.estimate_records()
     if total > SCAN_RECORDS_MAX and not read_all:
         known = _search_index(view, query)
@@ -95,7 +95,9 @@ def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_
 
 
 def _build_matches(query: KeyQuery, found: Sequence[KeyIdentity], records_read: int | None = None) -> KeyMatches:
-    return KeyMatches(tuple(sorted({one for one in found if query.is_match(one)})[: MATCHES_MAX + 1]), records_read)
+    return KeyMatches(
+        tuple(sorted({identity for identity in found if query.is_match(identity)})[: MATCHES_MAX + 1]), records_read
+    )
 
 
 def _search_index(view: LogView, query: KeyQuery) -> list[KeyIdentity]:
@@ -116,11 +118,15 @@ def _list_candidates(view: LogView, query: KeyQuery) -> Iterator[KeyIdentity]:
         for tenant, _ in view.list_usage():
             if tenant.own_ids:
                 yield from query.list_identities(EVENTS, event_scope(tenant.prefix))
-    streams = [one for one in query.policies if one.order is Order.STREAM and not one.client_sequence]
+    streams = [
+        stream_policy
+        for stream_policy in query.policies
+        if stream_policy.order is Order.STREAM and not stream_policy.client_sequence
+    ]
     for scope in view.iterate_streams() if streams and query.scope is None else ():
         for policy in streams:
             yield from query.list_identities(policy, scope)
-    numbered = {one.name: one for one in query.policies if one.client_sequence}
+    numbered = {stream_policy.name: stream_policy for stream_policy in query.policies if stream_policy.client_sequence}
     for name, scope, client in view.iterate_clients() if numbered else ():
         if name in numbered:
             yield from query.list_identities(numbered[name], scope, client)
@@ -129,11 +135,11 @@ def _list_candidates(view: LogView, query: KeyQuery) -> Iterator[KeyIdentity]:
 def _scan_records(view: LogView, query: KeyQuery, report: ReportProgress, total: int) -> tuple[set[KeyIdentity], int]:
     found: set[KeyIdentity] = set()
     records_read = 0
-    report(Progress(_PROGRESS_STEP, 0, total))
+    report(StepProgress(_PROGRESS_STEP, 0, total))
     for count, identities in view.scan_records(query.keys):
         records_read += count
         found.update(filter(query.is_match, identities))
-        report(Progress(_PROGRESS_STEP, min(records_read, total), total))
+        report(StepProgress(_PROGRESS_STEP, min(records_read, total), total))
         if len(found) > MATCHES_MAX:
             break
     return found, records_read

@@ -14,7 +14,7 @@ import orjson
 from msgspec import Struct
 
 from oncelog.core.gaps import Gap, count_missing_numbers
-from oncelog.core.limits import GIVEN_ABOVE_MAX, LEAP_ABOVE_MAX
+from oncelog.core.limits import LEAP_ABOVE_MAX, REQUESTED_ABOVE_MAX
 from oncelog.core.rules.leaps import CLOCK_BEHIND_MS_MAX, choose_leap_number, find_highest_number, find_last_commit_ms
 from oncelog.core.values import LaneHead, Leap, Request
 from oncelog.errors import CorruptError, SettingsError
@@ -91,7 +91,7 @@ def encode_leaps(leaps: Sequence[int], above: int) -> str:
 
 def build_leap_request(
     heads: Mapping[int, LaneHead],
-    about: LogMetadata,
+    metadata: LogMetadata,
     above: int | None,
     now_ms: int,
     new_epoch: str,
@@ -102,13 +102,13 @@ def build_leap_request(
 
     `replaced` is the log that this one replaces, and `operator` the caller, where these are known.
     """
-    given_out = replaced.highest_number
-    highest = max(find_highest_number(heads.values()), given_out)
+    highest_committed = replaced.highest_number
+    highest = max(find_highest_number(heads.values()), highest_committed)
     chosen = above
     if chosen is None:
-        chosen = max(choose_leap_number(heads.values(), about.created_ms, now_ms), highest)
-        behind_ms = find_last_commit_ms(heads.values(), about.created_ms) - now_ms
-        if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > given_out:
+        chosen = max(choose_leap_number(heads.values(), metadata.created_ms, now_ms), highest)
+        behind_ms = find_last_commit_ms(heads.values(), metadata.created_ms) - now_ms
+        if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > highest_committed:
             logger.warning(
                 "the clock is %d ms behind the log's last commit, so that the time since then is not known, and the "
                 "numbers continue only %d above the highest one. If the lost history may have given out more, run "
@@ -120,16 +120,21 @@ def build_leap_request(
         raise SettingsError(
             f"above must be at least {highest}, the highest number that the log has given out, not {chosen}"
         )
-    most = GIVEN_ABOVE_MAX if above is not None and highest < GIVEN_ABOVE_MAX else LEAP_ABOVE_MAX
-    if chosen > most:
+    above_max = REQUESTED_ABOVE_MAX if above is not None and highest < REQUESTED_ABOVE_MAX else LEAP_ABOVE_MAX
+    if chosen > above_max:
         hint = ", so that later restores find higher numbers" if above is not None else ": give a number, with --above"
-        raise SettingsError(f"above must be at most {most}, not {chosen}{hint}")
-    body: dict[str, str | int] = {"above": chosen, "epoch": new_epoch, "previous_epoch": about.epoch, "type": "restore"}
+        raise SettingsError(f"above must be at most {above_max}, not {chosen}{hint}")
+    body: dict[str, str | int] = {
+        "above": chosen,
+        "epoch": new_epoch,
+        "previous_epoch": metadata.epoch,
+        "type": "restore",
+    }
     if replaced.epoch:
         body["replaced_epoch"] = replaced.epoch
     if operator.actor:
         body |= {"actor": operator.actor, "os_user": operator.os_user}
-    return Request((Leap(chosen, orjson.dumps(body)),)), EpochRenewal(about.epoch, new_epoch, chosen)
+    return Request((Leap(chosen, orjson.dumps(body)),)), EpochRenewal(metadata.epoch, new_epoch, chosen)
 
 
 class LaneGaps(NamedTuple):

@@ -114,9 +114,9 @@ class MemoryLog:
     def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
         """One verdict an item, request by request."""
         with self._lock:
-            decided = plan(batch, self.snapshot, now_ms, validate)
-            self.save(decided.changes)
-        return decided.verdicts
+            planned = plan(batch, self.snapshot, now_ms, validate)
+            self.save(planned.changes)
+        return planned.verdicts
 
     def save(self, changes: Changes) -> None:
         """Closes the blocks and takes over the changes, which must have been planned on this log as it stands."""
@@ -241,16 +241,16 @@ class MemoryStore:
         """As `Store` says."""
         log = self._check_open()
         mark, jumped = self._mark.propose(self._clock, self._jump_ms_max)
-        decided = plan_batch(batch, log.snapshot, mark.time_ms, validate, self._draw)
-        decided.erasures = self._erasures
-        if decided.changes.is_empty:
-            return decided
-        if jumped is not None and not decided.changes.leap:
+        result = plan_batch(batch, log.snapshot, mark.time_ms, validate, self._draw)
+        result.erasures = self._erasures
+        if result.changes.is_empty:
+            return result
+        if jumped is not None and not result.changes.leap:
             raise jumped
-        self._record_index.add(decided, len(log.records), self.settings.lanes)
-        log.keep(decided)
+        self._record_index.add(result, len(log.records), self.settings.lanes)
+        log.keep(result)
         self._mark = self._mark if jumped is not None else mark
-        return decided
+        return result
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """As `Store` says."""
@@ -267,9 +267,9 @@ class MemoryStore:
             lane = remembered.receipt.lane
             record = self._get_record(lane, remembered.receipt.position)
             positions = tuple(
-                one.position
-                for one in (self._log.records[index] for index in self._record_index.get_lane(lane).indexes)
-                if one.identity == identity
+                lane_record.position
+                for lane_record in (self._log.records[index] for index in self._record_index.get_lane(lane).indexes)
+                if lane_record.identity == identity
             )
         head = snapshot.heads.get(lane) or LaneHead()
         mark, _ = self._mark.propose(self._clock, self._jump_ms_max)
@@ -300,9 +300,9 @@ class MemoryStore:
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
         """As `Store` says."""
         page = self._read_page(query, policy)
-        briefs = [to_record_view(record) for record in page.records]
-        shown = [encode(briefs)] if briefs else []
-        return RecordViewPage(shown, len(briefs), page.next, page.upto, page.has_more, page.newest)
+        views = [to_record_view(record) for record in page.records]
+        encoded = [encode(views)] if views else []
+        return RecordViewPage(encoded, len(views), page.next, page.upto, page.has_more, page.newest)
 
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
         """As `Store` says."""
@@ -394,14 +394,14 @@ class MemoryStore:
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""
-        asked = (query.resource, query.relation, query.subject)
+        terms = (query.resource, query.relation, query.subject)
         after = (*query.after[:2], query.subject or query.after[2])
         found = sorted(
             (resource, relation, subject, version)
             for (scope, resource, relation, subject), version in self._check_open().snapshot.relationships.items()
             if scope == query.scope
             and (resource, relation, subject) > after
-            and all(map(_matches_filter, asked, (resource, relation, subject)))
+            and all(map(_matches_filter, terms, (resource, relation, subject)))
         )
         return RelationshipPage(found[: query.limit], len(found) > query.limit)
 
@@ -497,10 +497,10 @@ class MemoryStore:
 
     async def consumers(self) -> list[Consumer]:
         """As `Store` says."""
-        kept = sorted(self._check_open().snapshot.consumers.items())
+        cursors = sorted(self._check_open().snapshot.consumers.items())
         return [
             Consumer(scope, name, cursor, self._record_index.count_after(scope, cursor))
-            for (scope, name), cursor in kept
+            for (scope, name), cursor in cursors
         ]
 
     async def scrub(self) -> bool:
@@ -531,9 +531,11 @@ class MemoryStore:
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Store` says."""
         log = self._check_open()
-        about = LogMetadata(0, self._epoch, self.settings, b"", self._created_ms)
+        metadata = LogMetadata(0, self._epoch, self.settings, b"", self._created_ms)
         now_ms = self._mark.get_latest_ms(self._clock)
-        request, renewed = build_leap_request(log.snapshot.heads, about, above, now_ms, new_epoch(), operator=operator)
+        request, renewed = build_leap_request(
+            log.snapshot.heads, metadata, above, now_ms, new_epoch(), operator=operator
+        )
         await self.commit([request])
         self._epoch = renewed.new_epoch
         return renewed
@@ -541,7 +543,7 @@ class MemoryStore:
     async def previous_epochs(self) -> tuple[str, ...]:
         """As `Store` says."""
         records = self._check_open().records
-        restored = [one.body for one in records if one.policy == RESTORE_POLICY and one.lane == 0]
+        restored = [record.body for record in records if record.policy == RESTORE_POLICY and record.lane == 0]
         return decode_previous_epochs(restored[-PREVIOUS_EPOCHS_MAX:])
 
     # --- inside

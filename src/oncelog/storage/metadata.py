@@ -34,9 +34,10 @@ def new_settings(wanted: Settings | RequestedSettings | None) -> Settings:
 def check_settings(log_name: str, stored: Settings, requested: Settings | RequestedSettings) -> None:
     """Raises SettingsError for settings that a log was not made with."""
     for name in Settings.__struct_fields__:
-        its, other = getattr(stored, name), getattr(requested, name)
-        if other is not None and its != other:
+        stored_value, requested_value = getattr(stored, name), getattr(requested, name)
+        if requested_value is not None and stored_value != requested_value:
             raise SettingsError(
-                f"{log_name} was made with {name}={its}, for ever, and cannot be opened with {name}={other}. "
+                f"{log_name} was made with {name}={stored_value}, for ever, and cannot be opened with "
+                f"{name}={requested_value}. "
                 "Give no settings to open it with those it has."
             )

@@ -73,8 +73,8 @@ def plan_batch(
 ) -> BatchResult:
     """Plans a batch and closes its blocks. Nothing has been saved when it returns."""
     planned = plan(batch, snapshot, now_ms, validate, faults)
-    drawn = draw(SALT_BYTES * len(planned.changes.records))
-    return seal_blocks(planned, list(chain.from_iterable(_SALT.iter_unpack(drawn))))
+    random_bytes = draw(SALT_BYTES * len(planned.changes.records))
+    return seal_blocks(planned, list(chain.from_iterable(_SALT.iter_unpack(random_bytes))))
 
 
 def seal_blocks(planned: Plan, salts: Sequence[bytes]) -> BatchResult:

@@ -28,15 +28,15 @@ from types import TracebackType
 from typing import Self
 
 from oncelog.storage.sqlite.database_file import HEADER_BYTES, check_header
-from oncelog.testing.disk_connection import DEFAULT_CHECKPOINT_PAGES, Connection, Cursor, Parameters, Row, Value
+from oncelog.testing.disk_connection import DEFAULT_CHECKPOINT_PAGES, DiskConnection, DiskCursor, Parameters, Row, Value
 from oncelog.testing.disk_files import SECTOR_BYTES, Drive, Fault, FaultPlan, File
 
 __all__ = [
     "DEFAULT_CHECKPOINT_PAGES",
     "SECTOR_BYTES",
-    "Connection",
-    "Cursor",
     "Disk",
+    "DiskConnection",
+    "DiskCursor",
     "DiskDriver",
     "Fault",
     "Parameters",
@@ -92,7 +92,7 @@ class Disk:
         """How many operations there were that can fail so: `operations` or `allocations`."""
         return self._drive.counts[fault]
 
-    def connect(self, name: str) -> Connection:
+    def connect(self, name: str) -> DiskConnection:
         """Opens the database `name`, made when it is not there. Names are flat.
 
         Two connections to one database exclude each other for as long as the first is open and has read or written:
@@ -100,7 +100,7 @@ class Disk:
         """
         if not name or "/" in name:
             raise ValueError(f"names on the disk are flat, got {name!r}")
-        return Connection(name, self._drive)
+        return DiskConnection(name, self._drive)
 
     def lose_power(self, seed: int | None = None) -> None:
         """Loses the power and turns it on again. Every connection is dead then, and new ones can be opened.
@@ -196,7 +196,7 @@ class DiskDriver:
         """As `Driver` says."""
         return self._disk
 
-    def connect(self, path: str) -> Connection:
+    def connect(self, path: str) -> DiskConnection:
         """A connection through the disk."""
         return self._disk.connect(path)
 

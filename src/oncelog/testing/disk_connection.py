@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeAlias, cast
 
 import apsw
 
-from oncelog.testing.disk_files import SECTOR_BYTES, Drive, File, Operation, Truncate, Write
+from oncelog.testing.disk_files import SECTOR_BYTES, Drive, File, FileTruncate, FileWrite, Operation
 
 DEFAULT_CHECKPOINT_PAGES: Final = 1000
 """What SQLite does by itself: a checkpoint after the commit that makes the write-ahead log as long as this."""
@@ -77,11 +77,11 @@ class _Handle:
 
     def xWrite(self, data: bytes, offset: int) -> None:
         with self._vfs.run_operation(Operation.WRITE, allocates=True):
-            self._file.change(Write(offset, bytes(data)))
+            self._file.change(FileWrite(offset, bytes(data)))
 
     def xTruncate(self, newsize: int) -> None:
         with self._vfs.run_operation(Operation.TRUNCATE, allocates=newsize > len(self._file.content)):
-            self._file.change(Truncate(newsize))
+            self._file.change(FileTruncate(newsize))
 
     def xSync(self, flags: int) -> None:  # noqa: ARG002
         may_forget = self._vfs.drive.forgets_failed_syncs and self._vfs.is_alive
@@ -181,7 +181,7 @@ def _to_sqlite3_error(error: BaseException) -> sqlite3.Error:
     return standard
 
 
-class Connection:
+class DiskConnection:
     """A connection to a database on a disk, as `sqlite3.connect(…, isolation_level=None)` gives one.
 
     It does what a store needs of the standard library's connection. It may go from thread to thread, but only one may
@@ -206,13 +206,13 @@ class Connection:
         """Whether a transaction is open."""
         return self._connection.in_transaction
 
-    def execute(self, sql: str, parameters: Parameters = ()) -> "Cursor":
+    def execute(self, sql: str, parameters: Parameters = ()) -> "DiskCursor":
         """Runs a statement: up to its first row if it has rows, else to its end."""
-        return Cursor(self, sql, [parameters])
+        return DiskCursor(self, sql, [parameters])
 
-    def executemany(self, sql: str, rows: Iterable[Parameters]) -> "Cursor":
+    def executemany(self, sql: str, rows: Iterable[Parameters]) -> "DiskCursor":
         """Runs a statement that has no rows once for each of the parameters."""
-        return Cursor(self, sql, rows)
+        return DiskCursor(self, sql, rows)
 
     def close(self) -> None:
         """Closes the connection. Faults of the disk are not told, as the standard library does not tell them."""
@@ -256,13 +256,13 @@ class Connection:
         return apsw.SQLITE_OK
 
 
-class Cursor:
+class DiskCursor:
     """The rows of a statement. As in the standard library it is one row ahead, so the last row ends the statement.
 
     `rowcount` is the number of rows that were changed once the statement has ended, and -1 if it is none that changes.
     """
 
-    def __init__(self, connection: Connection, sql: str, rows: Iterable[Parameters]) -> None:
+    def __init__(self, connection: DiskConnection, sql: str, rows: Iterable[Parameters]) -> None:
         self.rowcount = -1
         self._connection = connection
         self._sql = sql

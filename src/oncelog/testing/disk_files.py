@@ -45,7 +45,7 @@ _UNCOUNTED_OPERATIONS: Final = frozenset({Operation.ACCESS, Operation.LOCK})
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class FileWrite:
     """Bytes that were written at an offset."""
 
     offset: int
@@ -57,7 +57,7 @@ class Write:
             content.extend(bytes(self.offset - len(content)))
         content[self.offset : self.offset + len(self.data)] = self.data
 
-    def tear(self, random: Random) -> "Write":
+    def tear(self, random: Random) -> "FileWrite":
         """The part before or after a sector boundary inside the write; all of it if there is no such boundary."""
         first = SECTOR_BYTES - self.offset % SECTOR_BYTES
         boundaries = range(first, len(self.data), SECTOR_BYTES)
@@ -65,12 +65,12 @@ class Write:
             return self
         boundary = random.choice(boundaries)
         if random.random() < 0.5:
-            return Write(self.offset, self.data[:boundary])
-        return Write(self.offset + boundary, self.data[boundary:])
+            return FileWrite(self.offset, self.data[:boundary])
+        return FileWrite(self.offset + boundary, self.data[boundary:])
 
 
 @dataclass(frozen=True, slots=True)
-class Truncate:
+class FileTruncate:
     """A new size."""
 
     size: int
@@ -80,7 +80,7 @@ class Truncate:
         del content[self.size :]
         content.extend(bytes(self.size - len(content)))
 
-    def tear(self, random: Random) -> "Truncate":  # noqa: ARG002
+    def tear(self, random: Random) -> "FileTruncate":  # noqa: ARG002
         """A size is changed or it is not."""
         return self
 
@@ -91,11 +91,11 @@ class File:
     def __init__(self, durable: bytes | None = None) -> None:
         self.durable = bytearray(durable or b"")
         self.content = bytearray(self.durable)
-        self.pending: list[Write | Truncate] = []
+        self.pending: list[FileWrite | FileTruncate] = []
         self.is_name_durable = durable is not None
         self.locks: dict[object, int] = {}
 
-    def change(self, change: Write | Truncate) -> None:
+    def change(self, change: FileWrite | FileTruncate) -> None:
         """Reads see it at once; it is durable with the next sync."""
         change.apply(self.content)
         self.pending.append(change)

@@ -93,8 +93,8 @@ def postgres_server(
         capture_output=True,
         **common,
     )
-    held = reserve_port()
-    port: int = held.getsockname()[1]
+    reserved = reserve_port()
+    port: int = reserved.getsockname()[1]
     sockets = str(data) if len(str(data)) <= _SOCKET_PATH_MAX else ""
     chosen = {**_SETTINGS, **settings, "port": str(port), "unix_socket_directories": sockets}
     command: list[str | Path] = [
@@ -114,7 +114,7 @@ def postgres_server(
             raise
         return process
 
-    with held:
+    with reserved:
         local = f"postgresql://postgres@/postgres?host={sockets}&port={port}" if sockets else ""
         server = PostgresServer(
             f"postgresql://postgres@127.0.0.1:{port}/postgres", start_process(), start_process, local

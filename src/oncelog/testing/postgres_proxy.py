@@ -155,15 +155,15 @@ class PostgresProxy:
 
     def hold(self, statement: str, *, is_query: bool = False) -> HeldMessage:
         """The answer to the next simple query that begins so is held back; or the query itself."""
-        held = HeldMessage(statement.encode(), is_query=is_query)
-        self.held.append(held)
-        return held
+        message = HeldMessage(statement.encode(), is_query=is_query)
+        self.held.append(message)
+        return message
 
     def hold_after(self, statement: str, requests: int) -> HeldMessage:
         """Held back is what is said after so many requests, the first being the next simple query that begins so."""
-        held = HeldMessage(statement.encode(), is_query=True, requests=requests)
-        self.held.append(held)
-        return held
+        message = HeldMessage(statement.encode(), is_query=True, requests=requests)
+        self.held.append(message)
+        return message
 
     def stall_all(self) -> None:
         """Nothing that the server says reaches those who are connected now; their connections stay open."""
@@ -277,18 +277,20 @@ class _ProxiedSession:
         is_cut, where, which = (self._random.random() for _ in range(3))
         proxy = self._proxy
         if self._held_after is not None and self._requests == self._held_after.requests:
-            held, self._held_after = self._held_after, None
-            await held.wait_released()
+            held_message, self._held_after = self._held_after, None
+            await held_message.wait_released()
         self._requests += message[0] in _REQUEST_ENDS
         query = message[5:] if message[0] == _SIMPLE_QUERY else b""
-        self._held = next((held for held in proxy.held if query and query.startswith(held.statement)), None)
+        self._held = next(
+            (held_message for held_message in proxy.held if query and query.startswith(held_message.statement)), None
+        )
         if self._held is not None:
             proxy.held.remove(self._held)
             if self._held.requests:
                 self._held_after, self._held, self._requests = self._held, None, 1
             elif self._held.is_query:
-                held, self._held = self._held, None
-                await held.wait_released()
+                held_message, self._held = self._held, None
+                await held_message.wait_released()
         if query.startswith(_COMMIT):
             self._commit_fault = None
             if proxy.commit_faults:
@@ -309,8 +311,8 @@ class _ProxiedSession:
     async def _forward_to_client(self, reader: StreamReader, writer: StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):
             if self._held is not None:
-                held, self._held = self._held, None
-                await held.wait_released()
+                held_message, self._held = self._held, None
+                await held_message.wait_released()
             if self.is_stalled:
                 continue
             if self._commit_fault is CommitFault.CUT_AT_ANSWER:

@@ -22,10 +22,10 @@ _START_TICKS_FIELD: Final = 22 - 3
 def kill_process_tree(pid: int) -> None:
     """A process and its children, at once and in the middle of whatever they do. Returns when they have ended."""
     pids = [pid, *list_children(pid)]
-    for one in pids:
-        send_signal(one, signal.SIGKILL)
-    for one in pids:
-        wait_for_exit(one)
+    for process_id in pids:
+        send_signal(process_id, signal.SIGKILL)
+    for process_id in pids:
+        wait_for_exit(process_id)
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -90,7 +90,7 @@ def find_postgres() -> Path:
 
 def _is_reachable(path: Path) -> bool:
     """Whether the user that runs programs for root gets there."""
-    return os.geteuid() != 0 or all(one.stat().st_mode & stat.S_IXOTH for one in (path, *path.parents))
+    return os.geteuid() != 0 or all(directory.stat().st_mode & stat.S_IXOTH for directory in (path, *path.parents))
 
 
 def find_etcd() -> Path:
@@ -107,22 +107,22 @@ def wrap_as_nobody(command: Sequence[str | Path], *places: Path) -> list[str]:
     So it may read, and nothing more, what it could not: an environment below root's home is of no use else, with its
     Python. Those that it starts may as well.
     """
-    said = list(map(str, command))
+    arguments = list(map(str, command))
     if os.geteuid() != 0:
-        return said
+        return arguments
     user = pwd.getpwnam(_USER)
     prefix = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     if not all(_is_reachable(place.resolve().parent) and _is_reachable(place.parent) for place in places):
-        may = f"+{_choose_capability()}"
-        prefix += [f"--inh-caps={may}", f"--ambient-caps={may}"]
-    return [*prefix, "--", *said]
+        capability = f"+{_choose_capability()}"
+        prefix += [f"--inh-caps={capability}", f"--ambient-caps={capability}"]
+    return [*prefix, "--", *arguments]
 
 
 def _choose_capability() -> str:
     """What root may hand on here: containers leave out the first one, often."""
     status = Path("/proc/self/status").read_text()
-    held = int(status.partition("CapEff:")[2].split()[0], 16)
-    return "dac_read_search" if held & 1 << 2 else "dac_override"
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    return "dac_read_search" if effective & 1 << 2 else "dac_override"
 
 
 def get_nobody_options() -> dict[str, Any]:
@@ -147,11 +147,11 @@ def chown_to_nobody(directory: Path, data: Path) -> None:
 
 def reserve_port(port: int = 0) -> socket.socket:
     """Bound, so that nobody who asks for any port is given this one, and so that a server can still listen there."""
-    held = socket.socket()
+    reserved = socket.socket()
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", port))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", port))
     except BaseException:
-        held.close()
+        reserved.close()
         raise
-    return held
+    return reserved

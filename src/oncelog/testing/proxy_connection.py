@@ -70,9 +70,9 @@ class ProxiedConnection:
         """Nothing more happens to it. If bytes have vanished it cannot be mended, and is cut."""
         if self._is_breaking:
             self.cut(is_reset=True)
-        for way in self._flows:
-            way.decision = NO_FAULT
-            way.copy.clear()
+        for flow in self._flows:
+            flow.decision = NO_FAULT
+            flow.copy.clear()
 
     async def _run(self, target: tuple[str, int]) -> None:
         try:
@@ -192,8 +192,8 @@ class ProxiedConnection:
 
     async def _stall(self, flow: _Flow, breaks: Break) -> None:
         """Until the sender closes, or the time is over. The sender notices nothing: it can go on sending."""
-        for one in self._flows if breaks.both_ways else [flow]:
-            one.drops_bytes = True
+        for stalled_flow in self._flows if breaks.both_ways else [flow]:
+            stalled_flow.drops_bytes = True
         with suppress(TimeoutError):
             async with asyncio.timeout(breaks.wait_s):
                 while await flow.reader.read(CHUNK_BYTES):

@@ -63,10 +63,12 @@ class Faults:
     """Whole text frames only."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value < 0 or (one.name.endswith("_rate") and value > 1):
-                raise ValueError(f"{one.name} must be {'0 to 1' if one.name.endswith('_rate') else '0 or more'}")
+        for faults_field in fields(self):
+            value = getattr(self, faults_field.name)
+            if value < 0 or (faults_field.name.endswith("_rate") and value > 1):
+                raise ValueError(
+                    f"{faults_field.name} must be {'0 to 1' if faults_field.name.endswith('_rate') else '0 or more'}"
+                )
 
 
 CALM: Final = Faults(refuse_rate=0, cut_rate=0, stall_rate=0, delay_rate=0, duplicate_rate=0)

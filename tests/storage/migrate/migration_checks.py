@@ -30,7 +30,7 @@ from oncelog.storage.sqlite.moved_marker import load_marker
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import Store
-from oncelog.storage.verify.findings import Progress, VerificationSummary
+from oncelog.storage.verify.findings import StepProgress, VerificationSummary
 from oncelog.storage.verify.sqlite import verify_file
 from oncelog.testing.contract.driver import StoreDriver
 from storage.migrate.migration_worker import stop_by
@@ -44,7 +44,7 @@ RECORD = (
 LATER_MS = START_MS + 400 * HOUR_MS
 
 
-def silent(_: Progress) -> None:
+def silent(_: StepProgress) -> None:
     """Ignore progress reports."""
 
 

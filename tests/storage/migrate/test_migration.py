@@ -29,7 +29,7 @@ from oncelog.storage.migrate.target import MigrationTarget
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.store import Store
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driver import StoreDriver
 from storage.migrate.migration_checks import (
@@ -145,7 +145,7 @@ def test_slices_are_bounded_by_bytes(tmp_path: Path, database: str, monkeypatch:
 
 
 def test_move_reports_progress(log: Path, database: str) -> None:
-    reports: list[Progress] = []
+    reports: list[StepProgress] = []
     records = migrate_log(str(log), database, reports.append).records
     steps = list(dict.fromkeys(one.step for one in reports))
     assert steps[:2] == ["structure", "copying"]

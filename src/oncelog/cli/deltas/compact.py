@@ -19,7 +19,7 @@ from oncelog.cli.terminal import (
     translate_errors,
 )
 from oncelog.errors import OncelogError
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 
 _DAY_MS = 86_400_000
 _RESUME_HINT = "Run the same command again, and it goes on."
@@ -64,23 +64,28 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
         if (upto is None) == (keep is None):
             raise OncelogError("one of --upto and --keep must be given, and not both")
         remote = build_remote(url, token, token_file)
-        asked: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
+        request: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
         if tombstone_age_days is not None:
-            asked["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
-        done = asyncio.run(_run_compaction(Gateway(remote, gateway, timeout), asked, upto or 0))
+            request["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
+        result = asyncio.run(_run_compaction(Gateway(remote, gateway, timeout), request, upto or 0))
         if as_json:
-            held = None if done.held_by is None else msgspec.structs.asdict(done.held_by)
+            held_by = None if result.held_by is None else msgspec.structs.asdict(result.held_by)
             print_json(
-                {"compacted": done.compacted, "upto": done.upto, "dropped_rows": done.dropped_rows, "held_by": held}
+                {
+                    "compacted": result.compacted,
+                    "upto": result.upto,
+                    "dropped_rows": result.dropped_rows,
+                    "held_by": held_by,
+                }
             )
         else:
-            typer.echo(f"{done.compacted} deltas compacted; nothing up to {done.upto} has a body any more")
-            if done.dropped_rows:
-                typer.echo(f"{done.dropped_rows} deleted rows dropped")
-            if done.held_by is not None:
+            typer.echo(f"{result.compacted} deltas compacted; nothing up to {result.upto} has a body any more")
+            if result.dropped_rows:
+                typer.echo(f"{result.dropped_rows} deleted rows dropped")
+            if result.held_by is not None:
                 typer.echo(
-                    f"other deleted rows stay until the consumer {escape_unprintable(done.held_by.consumer)}, which is "
-                    f"{done.held_by.lag} deltas behind, has read them"
+                    f"other deleted rows stay until the consumer {escape_unprintable(result.held_by.consumer)}, which "
+                    f"is {result.held_by.lag} deltas behind, has read them"
                 )
 
 
@@ -102,22 +107,22 @@ class _CompactResult(Struct, frozen=True, rename="camel"):
 async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto: int) -> _CompactResult:
     """Request after request, as each compacts no more than a server does at once."""
     compacted = dropped = 0
-    held: _HeldBy | None = None
+    held_by: _HeldBy | None = None
     async with gateway:
         with ProgressMeter() as meter:
             try:
                 while True:
-                    done = await gateway.post(_CompactResult, "compact", orjson.dumps(request))
-                    compacted, dropped, held = (
-                        compacted + done.compacted,
-                        dropped + done.dropped_rows,
-                        done.held_by or held,
+                    result = await gateway.post(_CompactResult, "compact", orjson.dumps(request))
+                    compacted, dropped, held_by = (
+                        compacted + result.compacted,
+                        dropped + result.dropped_rows,
+                        result.held_by or held_by,
                     )
-                    meter(Progress("compacting", done.upto, upto))
-                    if done.next:
-                        request["page"] = done.next
-                    elif not done.has_more:
-                        return _CompactResult(compacted, done.upto, dropped_rows=dropped, held_by=held)
+                    meter(StepProgress("compacting", result.upto, upto))
+                    if result.next:
+                        request["page"] = result.next
+                    elif not result.has_more:
+                        return _CompactResult(compacted, result.upto, dropped_rows=dropped, held_by=held_by)
             except asyncio.CancelledError:
                 print_message(f"interrupted; {compacted} deltas are compacted. {_RESUME_HINT}")
                 raise

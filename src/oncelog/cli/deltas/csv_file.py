@@ -95,11 +95,11 @@ class CsvFile:
     def compute_hash(self, on_progress: Callable[[int], None]) -> str:
         """Of all its bytes."""
         self._file.seek(0)
-        digest, done = sha256(), 0
+        digest, done_bytes = sha256(), 0
         while chunk := self._file.read(1024 * 1024):
             digest.update(chunk)
-            done += len(chunk)
-            on_progress(done)
+            done_bytes += len(chunk)
+            on_progress(done_bytes)
         return digest.hexdigest()
 
     def check(self, on_progress: Callable[[int], None]) -> CsvContent:
@@ -142,7 +142,7 @@ class CsvFile:
             try:
                 head.check_field_count(cells)
                 values = [b"%b%b}" % (prefix, kind(cells[place])) for prefix, kind, place in columns]
-                given = DeltaJson(
+                delta_json = DeltaJson(
                     client_id,
                     Raw(b"[%b]" % b",".join(values)),
                     "",
@@ -151,7 +151,7 @@ class CsvFile:
                     cells[head.row_id],
                     table,
                 )
-                delta = to_row_delta(given, given.compute_id(), "$")
+                delta = to_row_delta(delta_json, delta_json.compute_id(), "$")
             except (ValueError, CanonicalError) as error:
                 raise OncelogError(f"line {line}: {error}") from error
             yield CsvDelta(encode_delta(delta), line)
@@ -294,7 +294,9 @@ class _CsvHeader:
         """Of each column, those that were found too."""
         found = {self.names[place]: guess.choose_type() for place, guess in self._guesses.items()}
         if self._format.empty_null:
-            found = {name: f"{one.removesuffix(NULLABLE_SUFFIX)}{NULLABLE_SUFFIX}" for name, one in found.items()}
+            found = {
+                name: f"{type_name.removesuffix(NULLABLE_SUFFIX)}{NULLABLE_SUFFIX}" for name, type_name in found.items()
+            }
         return {name: found[name] if name in found else self._get_type(name) for name in self._list_value_columns()}
 
     def build_columns(self, types: Mapping[str, str]) -> list[tuple[bytes, CellEncoder, int]]:

@@ -54,7 +54,7 @@ class PushTooLargeError(OncelogError):
     """A push that the server would take in smaller parts only."""
 
 
-class _Error(Struct, frozen=True, rename="camel"):
+class _ErrorBody(Struct, frozen=True, rename="camel"):
     error: str
     code: str
     index: int | None = None
@@ -62,7 +62,7 @@ class _Error(Struct, frozen=True, rename="camel"):
     snapshot: bool = False
 
 
-class Result(Struct, frozen=True, rename="camel"):
+class DeltaResult(Struct, frozen=True, rename="camel"):
     """Of a pushed delta."""
 
     delta_id: str
@@ -74,9 +74,9 @@ class _PushResults(Struct, frozen=True):
     results: list[Raw]
 
 
-_ERROR_DECODER: Final = msgspec.json.Decoder(_Error)
+_ERROR_DECODER: Final = msgspec.json.Decoder(_ErrorBody)
 _PUSH_RESULTS_DECODER: Final = msgspec.json.Decoder(_PushResults)
-_RESULT_DECODER: Final = msgspec.json.Decoder(Result)
+_RESULT_DECODER: Final = msgspec.json.Decoder(DeltaResult)
 
 
 class Gateway:
@@ -115,7 +115,7 @@ class Gateway:
         answer = await self._retrier.run(lambda: self._request_once("POST", path, {}, body))
         return self._decode(answer, kind)
 
-    async def push(self, deltas: Sequence[bytes], *, can_divide: bool = False) -> list[tuple[Raw, Result]]:
+    async def push(self, deltas: Sequence[bytes], *, can_divide: bool = False) -> list[tuple[Raw, DeltaResult]]:
         """Pushes deltas under their ids until they are answered: the results as they came, and read.
 
         Raises as `post` does; and PushTooLargeError, if the caller divides what exceeds the limits of the server.

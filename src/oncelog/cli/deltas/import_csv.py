@@ -39,7 +39,7 @@ from oncelog.core.hlc import COUNTER_BITS, HLC_MAX, wall_ms
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import OncelogError, ServerRefusedError
 from oncelog.storage.clock import SystemClock
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 
 SHOW_EVERY_S: Final = 0.1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -150,7 +150,7 @@ def _parse_renames(options: Sequence[str]) -> dict[str, str]:
 
 def _parse_types(options: Sequence[str]) -> dict[str, str]:
     types: dict[str, str] = {}
-    for text in (one for several in options for one in check_text(several, "--types").split(",") if one):
+    for text in (part for option in options for part in check_text(option, "--types").split(",") if part):
         name, _, kind = text.partition("=")
         try:
             get_encoder(kind)
@@ -191,7 +191,7 @@ def _check_file(csv: CsvFile) -> CsvContent:
     """Raises OncelogError, after telling each line that is wrong."""
     try:
         with ProgressMeter() as meter:
-            return csv.check(lambda done: meter(Progress("checking", done, csv.size)))
+            return csv.check(lambda done: meter(StepProgress("checking", done, csv.size)))
     except WrongLinesError as error:
         for fault in error.faults:
             print_message(f"{csv.path}: {escape_unprintable(fault)}")
@@ -236,31 +236,31 @@ class _Import:
             self._state = ImportState(self._target, self._shape, _check_file(self._csv), start)
             return
         self._state_path = path = import_state.build_path(self._csv.path)
-        begun = import_state.load(path)
-        if begun is None:
+        saved_state = import_state.load(path)
+        if saved_state is None:
             # Begun is what is on the disk. Of two at a time one is too late, and goes on with what the other began.
             content = _check_file(self._csv)
             self._state = ImportState(self._target, self._shape, content, SystemClock().wall_ms() << COUNTER_BITS)
             if import_state.save(path, self._state):
                 return
-            begun = import_state.load(path)
-            if begun is None:
+            saved_state = import_state.load(path)
+            if saved_state is None:
                 raise OncelogError(f"another import of {self._csv.path} has just ended; nothing was sent")
         with ProgressMeter() as meter:
-            found = self._csv.compute_hash(lambda done: meter(Progress("comparing", done, self._csv.size)))
-        import_state.check_same(path, begun, self._target, self._shape, self._csv.size, found)
-        self._state, self._is_resumed = begun, True
+            found = self._csv.compute_hash(lambda done: meter(StepProgress("comparing", done, self._csv.size)))
+        import_state.check_same(path, saved_state, self._target, self._shape, self._csv.size, found)
+        self._state, self._is_resumed = saved_state, True
         print_message(
-            f"going on with the import that was begun at {_format_hlc_time(begun.hlc)}: "
+            f"going on with the import that was begun at {_format_hlc_time(saved_state.hlc)}: "
             "rows that are there are not written again"
         )
 
     async def run(self) -> None:
         """Pushes all rows. What it keeps beside the file goes at the end, or when nothing can have been written."""
-        begun = self._state
+        state = self._state
         self._started_s = time.monotonic()
-        items = self._csv.iterate_deltas(begun.content.types, begun.target.client_id, begun.target.table, begun.hlc)
-        with _ProgressLine(begun.content.rows) as pace:
+        items = self._csv.iterate_deltas(state.content.types, state.target.client_id, state.target.table, state.hlc)
+        with _ProgressLine(state.content.rows) as pace:
             try:
                 async with self._gateway:
                     for batch in _iterate_batches(items, self._batch):

@@ -57,13 +57,13 @@ def load(path: Path) -> ImportState | None:
     except OSError as error:
         raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        begun = _STATE_DECODER.decode(text)
-        is_ours = begun.version == 1
+        state = _STATE_DECODER.decode(text)
+        is_ours = state.version == 1
     except msgspec.MsgspecError:
         is_ours = False
     if not is_ours:
         raise OncelogError(f"{path} is not what an import of this version leaves; move it away if it is of no use")
-    return begun
+    return state
 
 
 def save(path: Path, state: ImportState) -> bool:

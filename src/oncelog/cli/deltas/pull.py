@@ -64,16 +64,16 @@ def pull(  # noqa: PLR0913, PLR0917 - each one is an option
     with translate_errors(), interrupt_on_sigterm():
         remote = build_remote(url, token, token_file)
         show = _encode_json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
-        pulling = _Puller(Gateway(remote, gateway, timeout), gateway, since, epoch or "", limit, show)
+        pulling = _PullCommand(Gateway(remote, gateway, timeout), gateway, since, epoch or "", limit, show)
         asyncio.run(_run_pull(pulling, follow))
 
 
-async def _run_pull(puller: "_Puller", follow: bool) -> None:
+async def _run_pull(puller: "_PullCommand", follow: bool) -> None:
     async with puller.gateway:
         await run_while_output_open(puller.follow() if follow else puller.print_pages())
 
 
-class _Page(Struct, frozen=True, rename="camel"):
+class _DeltaPage(Struct, frozen=True, rename="camel"):
     deltas: list[Raw]
     cursor: int
     has_more: bool
@@ -93,7 +93,7 @@ _NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedDelta)
 _CONNECTED_DECODER: Final = msgspec.json.Decoder(_Connected)
 
 
-class _Puller:
+class _PullCommand:
     """A cursor, and all that is done to move it on."""
 
     def __init__(
@@ -119,7 +119,9 @@ class _Puller:
         while has_more and self._remaining != 0:
             size = PAGE_DELTAS if self._remaining is None else min(self._remaining, PAGE_DELTAS)
             try:
-                page = await self.gateway.get(_Page, "pull", since=self._cursor, limit=size, epoch=self._epoch or None)
+                page = await self.gateway.get(
+                    _DeltaPage, "pull", since=self._cursor, limit=size, epoch=self._epoch or None
+                )
             except ServerRefusedError as error:
                 raise self._explain(error) from error
             if page.snapshot:
@@ -157,9 +159,9 @@ class _Puller:
 
     async def _read_stream(self, response: "aiohttp.ClientResponse") -> None:
         """Until it has all it wants. Raises LostError at the end of the stream."""
-        async for several in _iterate_events(response):
+        async for events in _iterate_events(response):
             deltas = []
-            for kind, data in several:
+            for kind, data in events:
                 with translate_decode_errors(self.gateway.remote):
                     match kind:
                         case b"":
@@ -254,6 +256,8 @@ def _encode_json_line(delta: Raw) -> bytes:
 def _format_line(raw: Raw) -> bytes:
     """`17  INSERT  products  p1  till-1  {"name":"Tea"}`, and nothing that could write by itself."""
     delta = _DELTA_DECODER.decode(raw)
-    columns = ",".join(f"{orjson.dumps(one.column).decode()}:{bytes(one.value).decode()}" for one in delta.columns)
+    columns = ",".join(
+        f"{orjson.dumps(column.column).decode()}:{bytes(column.value).decode()}" for column in delta.columns
+    )
     shown = [str(delta.sequence), delta.op, delta.table, delta.row_id, delta.client_id, f"{{{columns}}}"]
     return (escape_unprintable("  ".join(shown)) + "\n").encode()

@@ -14,7 +14,7 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.atomic_files import write_new_file
-from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, DeltasRefusedError, Gateway, Name, Result, Timeout
+from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, DeltaResult, DeltasRefusedError, Gateway, Name, Timeout
 from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
 from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, build_remote, check_text, print_message
 from oncelog.cli.terminal import EXIT_CANNOT_READ, EXIT_FOUND_NOTHING, AsJson, interrupt_on_sigterm, translate_errors
@@ -71,7 +71,7 @@ def push(  # noqa: PLR0913, PLR0917 - each one is an option
     with translate_errors(), interrupt_on_sigterm(), ExitStack() as stack:
         remote = build_remote(url, token, token_file)
         reader = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
-        pushing = _Pusher(Gateway(remote, gateway, timeout), as_json)
+        pushing = _PushCommand(Gateway(remote, gateway, timeout), as_json)
         descriptor = _open_input(file, stack)
         if stamped is None:
             asyncio.run(pushing.run(_iterate_batches(reader, descriptor, batch)))
@@ -231,7 +231,7 @@ def _take_batch(queue: deque[_Item], items_max: int) -> list[_Item]:
 # --- sending ----------------------------------------------------------------------------------------------
 
 
-class _Pusher:
+class _PushCommand:
     def __init__(self, gateway: Gateway, as_json: bool) -> None:
         self._gateway = gateway
         self._as_json = as_json
@@ -253,12 +253,13 @@ class _Pusher:
                     raise _report_refusal(error, items) from error
                 self._print(results)
 
-    def _print(self, results: Iterable[tuple[Raw, Result]]) -> None:
+    def _print(self, results: Iterable[tuple[Raw, DeltaResult]]) -> None:
         if self._as_json:
             lines = [bytes(raw).decode() for raw, _ in results]
         else:
             lines = [
-                f"{'duplicate' if one.duplicate else 'committed'} {one.sequence} {one.delta_id}" for _, one in results
+                f"{'duplicate' if result.duplicate else 'committed'} {result.sequence} {result.delta_id}"
+                for _, result in results
             ]
         typer.echo("\n".join(lines))
 

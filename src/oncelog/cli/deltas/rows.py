@@ -71,24 +71,24 @@ def rows(  # noqa: PLR0913, PLR0917 - each one is an option
         remote = build_remote(url, token, token_file)
         chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
         row_id = None if row is None else check_text(row, "--row")
-        reading = Gateway(remote, gateway, timeout)
-        count = asyncio.run(_run_rows(reading, check_text(table, "TABLE"), row_id, chosen))
+        gateway_client = Gateway(remote, gateway, timeout)
+        count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
         if row is not None and not count:
             print_message("there is no row of that id")
             raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-class _Page(Struct, frozen=True):
+class _RowPage(Struct, frozen=True):
     rows: list[Raw]
     next: str
 
 
-class _Row(Struct, frozen=True, rename="camel"):
+class _RowJson(Struct, frozen=True, rename="camel"):
     row_id: str
     columns: dict[str, Any]
 
 
-_ROW_DECODER: Final = msgspec.json.Decoder(_Row)
+_ROW_DECODER: Final = msgspec.json.Decoder(_RowJson)
 
 
 async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_format: Format) -> int:
@@ -106,12 +106,12 @@ async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_for
 async def _iterate_pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncIterator[list[Raw]]:
     path = f"rows/{quote(table, safe='')}"
     if row_id is not None:
-        yield (await gateway.get(_Page, path, rowId=row_id)).rows
+        yield (await gateway.get(_RowPage, path, rowId=row_id)).rows
         return
-    page = await gateway.get(_Page, path, limit=PAGE_ROWS)
+    page = await gateway.get(_RowPage, path, limit=PAGE_ROWS)
     yield page.rows
     while page.next:
-        page = await gateway.get(_Page, path, limit=PAGE_ROWS, after=page.next)
+        page = await gateway.get(_RowPage, path, limit=PAGE_ROWS, after=page.next)
         yield page.rows
 
 
@@ -123,19 +123,19 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], o
     widths: dict[str, int] = {}
     id_width = len(ROW_ID)
     count = 0
-    with SpooledTemporaryFile(SPOOL_BYTES) as kept:
+    with SpooledTemporaryFile(SPOOL_BYTES) as spool:
         async for page in pages:
             for raw in page:
                 with translate_decode_errors(gateway.remote):
                     row = _ROW_DECODER.decode(raw)
-                kept.write(bytes(raw) + b"\n")
+                spool.write(bytes(raw) + b"\n")
                 id_width = max(id_width, len(_format_cell(row.row_id)))
                 for name, value in row.columns.items():
                     widths[name] = max(widths.get(name, len(name)), len(_format_cell(_format_value(value))))
             count += len(page)
-        kept.seek(0)
+        spool.seek(0)
         names = list(widths)
-        texts = (_format_row(_ROW_DECODER.decode(line), names) for line in kept)
+        texts = (_format_row(_ROW_DECODER.decode(line), names) for line in spool)
         if output_format is Format.CSV:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow([ROW_ID, *names])
@@ -155,7 +155,7 @@ def _iterate_cells(names: Sequence[str], rows_: Iterator[list[str]], count: int)
         yield [_format_cell(text) for text in texts]
 
 
-def _format_row(row: _Row, names: Sequence[str]) -> list[str]:
+def _format_row(row: _RowJson, names: Sequence[str]) -> list[str]:
     """What is not there and what is null have no text."""
     return [row.row_id, *(_format_value(row.columns.get(name)) for name in names)]
 

@@ -36,7 +36,7 @@ def snapshot(
         asyncio.run(_run_snapshot(Gateway(remote, gateway, timeout), gateway))
 
 
-class _Page(Struct, frozen=True):
+class _SnapshotPage(Struct, frozen=True):
     rows: list[Raw]
     cursor: int
     epoch: str
@@ -49,7 +49,7 @@ async def _run_snapshot(gateway: Gateway, name: str) -> None:
     async with gateway:
         while True:
             try:
-                page = await gateway.get(_Page, "snapshot", limit=PAGE_ROWS, page=following or None)
+                page = await gateway.get(_SnapshotPage, "snapshot", limit=PAGE_ROWS, page=following or None)
             except DeltasRefusedError as error:
                 if not error.is_compacted:
                     raise

@@ -13,9 +13,9 @@ def set_cursor(item: SetCursor, state: BatchState) -> Applied | Refused:
         return Refused(
             Reason.INVALID_CURSOR, f"cursor {item.cursor} is not from 0 to {newest}, the newest", "cursor", newest
         )
-    kept = state.consumers.get(identity)
-    is_behind = item.cursor is not None and kept is not None and item.cursor < kept
-    if item.cursor == kept or (is_behind and not item.rewind):
+    stored = state.consumers.get(identity)
+    is_behind = item.cursor is not None and stored is not None and item.cursor < stored
+    if item.cursor == stored or (is_behind and not item.rewind):
         return Applied(changed=False)
     state.consumers.put(identity, item.cursor)
     lane.touch()

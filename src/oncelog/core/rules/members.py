@@ -35,7 +35,7 @@ from oncelog.core.values import (
 )
 
 
-class _MemberChange(Struct, frozen=True):
+class _RosterChange(Struct, frozen=True):
     """One change of a member with its audit record, before it is written."""
 
     identity: MemberIdentity
@@ -113,14 +113,14 @@ def _check_actor(item: SetMember, state: BatchState) -> Refused | None:
     return Refused(Reason.NOT_AN_OWNER, "only owners of the stream may change its members", field="actor")
 
 
-def _build_addition(item: SetMember, roster: Roster) -> _MemberChange:
+def _build_addition(item: SetMember, roster: Roster) -> _RosterChange:
     is_owner = item.role is Role.OWNER or roster.members == 0
     roster = replace(roster, members=roster.members + 1, joined=roster.joined + 1)
     roster = _add_owners(roster, 1) if is_owner else roster
     return _build_change(MEMBER_ADDED, item, Member(roster.joined, is_owner), roster)
 
 
-def _add(change: _MemberChange, state: BatchState) -> Applied:
+def _add(change: _RosterChange, state: BatchState) -> Applied:
     count_member(change.identity, state)
     return _put_admitted_change(change, state)
 
@@ -131,9 +131,9 @@ def _remove(item: SetMember, member: Member, roster: Roster, state: BatchState) 
     _put_change(_build_change(MEMBER_REMOVED, item, None, roster), state)
     if roster.owners == 0 and roster.members:
         name, heir = _find_oldest_member(item.scope, state)
-        heritage = SetMember(item.scope, name, actor=item.actor, role=Role.OWNER)
+        promotion = SetMember(item.scope, name, actor=item.actor, role=Role.OWNER)
         heir = replace(heir, is_owner=True)
-        _put_change(_build_change(MEMBER_ROLE_CHANGED, heritage, heir, _add_owners(roster, 1)), state)
+        _put_change(_build_change(MEMBER_ROLE_CHANGED, promotion, heir, _add_owners(roster, 1)), state)
 
 
 def _set_role(item: SetMember, member: Member, roster: Roster, state: BatchState) -> Applied | Refused:
@@ -159,7 +159,7 @@ def _find_oldest_member(scope: str, state: BatchState) -> tuple[str, Member]:
     return min(known, key=lambda one: one[1].joined)
 
 
-def _build_change(act: str, item: SetMember, member: Member | None, roster: Roster) -> _MemberChange:
+def _build_change(act: str, item: SetMember, member: Member | None, roster: Roster) -> _RosterChange:
     recorded = RecordAct(
         act=act,
         actor=item.actor or APPLICATION_ACTOR,
@@ -167,24 +167,24 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
         target=item.member,
         details=canonical({} if member is None else {"role": get_effective_role(member, roster).value}),
     )
-    return _MemberChange((item.scope, item.member), member, roster, recorded)
+    return _RosterChange((item.scope, item.member), member, roster, recorded)
 
 
-def _check_limits(item: OpenStream | SetMember, change: _MemberChange, state: BatchState) -> Refused | None:
+def _check_limits(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Refused | None:
     """Check the limits of new writes for an addition or a role. Requests that change nothing do not come here."""
     if item.retry_after_ms > 0 and can_be_known_only(item):
         return refuse_rate_limited(item.retry_after_ms)
     return check_act_quota(change.act, state, change.identity if change.act.act == MEMBER_ADDED else None)
 
 
-def _put_admitted_change(change: _MemberChange, state: BatchState) -> Applied:
+def _put_admitted_change(change: _RosterChange, state: BatchState) -> Applied:
     """Write a change that passed the limits, and take a token of the tenants' rates for a client."""
     if is_charged(change.act.actor):
         count_admitted_act(change.act.scope, state)
     return _put_change(change, state)
 
 
-def _put_change(change: _MemberChange, state: BatchState) -> Applied:
+def _put_change(change: _RosterChange, state: BatchState) -> Applied:
     """Write one change of a member and its audit record (CO-43): every addition, removal and role passes here."""
     identity, scope = change.identity, change.act.scope
     state.members.put(identity, change.member)

@@ -71,13 +71,15 @@ def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
     """Drop the tombstones that are old enough and that all named consumers have read; raise the horizon above them."""
     lane = state.get_stream_lane(item.scope)
     cursors = [state.consumers.get((item.scope, name)) for name in item.consumers]
-    read = [cursor for cursor in cursors if cursor is not None]  # a consumer that was removed holds back nothing
-    limits = _DropLimits(min(read, default=state.streams.get(item.scope) or 0), lane.log_time_ms - item.age_ms)
-    dropped = [one for one in item.tombstones if _can_drop(item.scope, one, limits, state)]
+    read_cursors = [
+        cursor for cursor in cursors if cursor is not None
+    ]  # a consumer that was removed holds back nothing
+    limits = _DropLimits(min(read_cursors, default=state.streams.get(item.scope) or 0), lane.log_time_ms - item.age_ms)
+    dropped = [tombstone for tombstone in item.tombstones if _can_drop(item.scope, tombstone, limits, state)]
     if not dropped:
         return Applied(changed=False)
-    for one in dropped:
-        identity = (item.scope, one.table, one.row_id)
+    for tombstone in dropped:
+        identity = (item.scope, tombstone.table, tombstone.row_id)
         if state.tenants is not None:
             release_state(item.scope, row_bytes(identity, state.rows.get(identity)), state)
         state.rows.put(identity, None)

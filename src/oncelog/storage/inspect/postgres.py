@@ -81,7 +81,7 @@ class DatabaseView:
         stored = {
             (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
         }
-        return [one for one in identities if one in stored]
+        return [identity for identity in identities if identity in stored]
 
     def iterate_streams(self) -> Iterator[str]:
         """As `LogView` says."""
@@ -156,8 +156,8 @@ class DatabaseInspector:
     @contextmanager
     def open_view(self) -> Iterator[DatabaseView]:
         """As `Inspector` says."""
-        with open_read_transaction(self._address) as (session, about):
-            yield DatabaseView(session, about)
+        with open_read_transaction(self._address) as (session, metadata):
+            yield DatabaseView(session, metadata)
 
     def verify(self, head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS) -> Iterator[Finding]:
         """As `Inspector` says."""

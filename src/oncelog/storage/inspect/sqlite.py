@@ -85,7 +85,7 @@ class FileView:
         stored = {
             (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
         }
-        return [one for one in identities if one in stored]
+        return [identity for identity in identities if identity in stored]
 
     def iterate_streams(self) -> Iterator[str]:
         """As `LogView` says."""
@@ -162,8 +162,8 @@ class FileInspector:
     @contextmanager
     def open_view(self) -> Iterator[FileView]:
         """As `Inspector` says."""
-        with open_read_transaction(self._path) as (connection, about):
-            yield FileView(connection, self._path, about)
+        with open_read_transaction(self._path) as (connection, metadata):
+            yield FileView(connection, self._path, metadata)
 
     def verify(self, head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS) -> Iterator[Finding]:
         """As `Inspector` says."""
@@ -181,8 +181,8 @@ class FileInspector:
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Inspector` says. Raises StoreError for a log that is open elsewhere, and MovedError."""
         # An older schema is migrated by `renew`: a server must not open the log before its numbers leap.
-        with open_read_transaction(self._path, allow_older=True) as (connection, about):
-            if about.schema_version >= MOVED_SCHEMA_VERSION:
+        with open_read_transaction(self._path, allow_older=True) as (connection, metadata):
+            if metadata.schema_version >= MOVED_SCHEMA_VERSION:
                 check_not_moved(connection)
         try:
             checkpoint_and_close(Path(self._path))

@@ -26,13 +26,13 @@ from oncelog.storage.migrate.target import MigrationTarget, open_target
 from oncelog.storage.migrate.values import MigrationOutcome, PendingMove, SourceState
 from oncelog.storage.sqlite.moved_marker import MovedMarker, load_marker
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 from oncelog.storage.verify.sqlite import verify_quickly
 
 COPY_ROUNDS_MAX: Final = 20
 """So often what came since is copied before the lock is taken, if it is much. Who writes faster has to wait."""
 
-ReportProgress = Callable[[Progress], None]
+ReportProgress = Callable[[StepProgress], None]
 T = TypeVar("T")
 
 
@@ -54,7 +54,7 @@ def check_migration(path: str, address: str) -> None:
 def _verify_source(path: str, report: ReportProgress) -> None:
     with open_read_transaction(path) as (connection, _):
         if load_marker(connection) is None:
-            report(Progress("structure"))
+            report(StepProgress("structure"))
             verify_quickly(connection)
 
 
@@ -79,11 +79,11 @@ async def _find_target_log(
         raise _build_moved_error(mark, target)
     if found is None:
         return None
-    about, underway = found
-    if about.epoch != source.metadata.epoch:
-        what = "has another log in it" if underway is None else "has been begun to be filled from another log"
+    metadata, underway = found
+    if metadata.epoch != source.metadata.epoch:
+        problem = "has another log in it" if underway is None else "has been begun to be filled from another log"
         raise StoreError(
-            f"{target.name} {what} (epoch {about.epoch}, not {source.metadata.epoch}). Nothing was changed."
+            f"{target.name} {problem} (epoch {metadata.epoch}, not {source.metadata.epoch}). Nothing was changed."
         )
     return found
 
@@ -93,8 +93,8 @@ def _build_moved_error(mark: MovedMarker, target: MigrationTarget) -> MovedError
 
 
 def _belongs_to(found: tuple[LogMetadata, PendingMove | None], epoch: str, mark: MovedMarker) -> bool:
-    about, underway = found
-    return about.epoch == epoch and (underway is None or underway.id == mark.move)
+    metadata, underway = found
+    return metadata.epoch == epoch and (underway is None or underway.id == mark.move)
 
 
 class _LogMigration:
@@ -153,14 +153,14 @@ class _LogMigration:
         """Copies records up to the heads, and says how many there were to copy."""
         reached = await self._target.load_progress()
         total = state.record_count
-        begun = done = count_records({lane: LaneHead(at.position) for lane, at in reached.items()}, state.gaps)
-        self._report(Progress(step, done, total))
+        copied_before = done = count_records({lane: LaneHead(at.position) for lane, at in reached.items()}, state.gaps)
+        self._report(StepProgress(step, done, total))
         async with aclosing(_read_ahead(self._source.iterate_slices(state, reached))) as slices:
             async for part in slices:
                 await self._target.save_slice(part)
                 done += len(part.records)
-                self._report(Progress(step, done, total))
-        return done - begun
+                self._report(StepProgress(step, done, total))
+        return done - copied_before
 
     async def _check_same_history(self) -> None:
         """What an earlier run has copied must be what the file says still, and not a copy of it that went on alone."""
@@ -182,9 +182,9 @@ class _LogMigration:
             state = source.load_state()
             await self._copy(state, "copying the rest")
             if state.erasures != await target.count_erasures():
-                self._report(Progress("erasing"))
+                self._report(StepProgress("erasing"))
                 await target.erase(source.iterate_erasures(), state.record_count)
-            self._report(Progress("side state"))
+            self._report(StepProgress("side state"))
             await target.replace_side_state(source, state)
             await self._check_equal(state)
             source.save_marker(MovedMarker(target.name, _now_ms(), underway.id))
@@ -213,7 +213,7 @@ class _LogMigration:
 
     async def _check_equal(self, state: SourceState) -> None:
         """Raises CorruptError if the target is not what the source is."""
-        self._report(Progress("comparing"))
+        self._report(StepProgress("comparing"))
         heads = await self._target.load_heads()
         for lane in sorted(state.heads.keys() | heads.keys()):
             if state.heads.get(lane) != heads.get(lane):
@@ -233,17 +233,17 @@ class _LogMigration:
 async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
     """Each of them, while the next is already being read in a thread."""
     loop = asyncio.get_running_loop()
-    reading = loop.run_in_executor(None, next, parts, None)
+    next_part = loop.run_in_executor(None, next, parts, None)
     try:
-        while (part := await asyncio.shield(reading)) is not None:
-            reading = loop.run_in_executor(None, next, parts, None)
+        while (part := await asyncio.shield(next_part)) is not None:
+            next_part = loop.run_in_executor(None, next, parts, None)
             yield part
     finally:
         # Whoever comes next uses the same connection, or closes it. Also if it is told twice to end.
-        while not reading.done():
+        while not next_part.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait([reading])
-        reading.exception()  # looked at: what ended this is told, and not what was found in a part nobody asked for
+                await asyncio.wait([next_part])
+        next_part.exception()  # looked at: what ended this is told, and not what was found in a part nobody asked for
 
 
 def _now_ms() -> int:

@@ -50,11 +50,11 @@ def open_source(path: str) -> Iterator["MigrationSource"]:
 class MigrationSource:
     """Not for two threads at once."""
 
-    def __init__(self, path: str, connection: sqlite3.Connection, about: LogMetadata) -> None:
+    def __init__(self, path: str, connection: sqlite3.Connection, metadata: LogMetadata) -> None:
         self._path = path
         self._file_id = SqliteDriver().get_file_id(path)
         self._connection = connection
-        self.metadata = about
+        self.metadata = metadata
 
     def load_state(self) -> SourceState:
         """Where the log stands."""

@@ -68,10 +68,10 @@ async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
         with suppress(*POSTGRES_ERRORS):  # all is done, and durable
             await connection.close(LOCK_TIMEOUT_MS)
     except POSTGRES_ERRORS as error:
-        ours = translate_error(error, name)
-        if ours is error:
+        store_error = translate_error(error, name)
+        if store_error is error:
             raise StoreError(f"{name}: {error}") from error
-        raise ours from error
+        raise store_error from error
 
 
 async def _acquire_lock(connection: TimeoutConnection, name: str) -> None:
@@ -101,10 +101,10 @@ class MigrationTarget:
         """The log that is there, and the move that it has still to wait for. None if there is no log."""
         if not await self._connection.fetchval(SQL["is_there"]):
             return None
-        about = await load_any_metadata(self._connection, self.name)
+        metadata = await load_any_metadata(self._connection, self.name)
         text = await self._connection.fetchval(SQL["move"])
         try:
-            return about, None if text is None else _MOVE_DECODER.decode(text)
+            return metadata, None if text is None else _MOVE_DECODER.decode(text)
         except msgspec.MsgspecError as error:
             raise CorruptError(f"{self.name} says of a move what no move says: {error}") from error
 

@@ -136,9 +136,9 @@ class BorrowedTransaction:
     async def load_record(self, receipt: Receipt) -> Record:
         """The record at a place."""
         query = Query(lane=receipt.lane, after=receipt.position - 1, upto=receipt.position, limit=1)
-        about = self._store_transaction.metadata
+        metadata = self._store_transaction.metadata
         async with _translate_errors():
-            page = await record_queries.read_page(self._connection, query, about.settings.lanes, about.epoch)
+            page = await record_queries.read_page(self._connection, query, metadata.settings.lanes, metadata.epoch)
         return page.records[0]
 
     async def _decide(self, submission: Submission) -> Verdict:
@@ -151,8 +151,8 @@ class BorrowedTransaction:
                 await self._connection.execute(SQL["limit_idle"], LANE_TIMEOUT)
                 await self._connection.execute(SQL["limit_lock"], LANE_TIMEOUT)
                 await self._connection.execute(SQL["lock_lanes"], sorted(needs.lanes))
-            decided = await self._store_transaction.commit(self._connection, batch, needs, None)
-        return decided.verdicts[0][0]
+            result = await self._store_transaction.commit(self._connection, batch, needs, None)
+        return result.verdicts[0][0]
 
     async def _begin(self, identity: KeyIdentity, waits: bool, wait_ms: int | None) -> None:
         connection = self._connection
@@ -220,7 +220,7 @@ async def _commit(connection: Connection) -> None:
     commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_TIMEOUT_S))
     with collect_warnings(connection) as warnings:
         try:
-            said = await asyncio.shield(commit)
+            command_tag = await asyncio.shield(commit)
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             await asyncio.wait([commit], timeout=CANCELLED_WAIT_S)
@@ -232,10 +232,10 @@ async def _commit(connection: Connection) -> None:
         finally:
             if not _is_closed(connection):
                 # The transaction was begun through asyncpg, which offers no way to end it with a limit of ours.
-                own: Any = getattr(connection, "_con", connection)
-                own._top_xact = None  # noqa: SLF001
-    if said != "COMMIT" or warnings:
-        raise StoreUnavailableError(f"COMMIT was answered with {said}: {'; '.join(warnings)}{_RETRY_HINT}")
+                raw_connection: Any = getattr(connection, "_con", connection)
+                raw_connection._top_xact = None  # noqa: SLF001
+    if command_tag != "COMMIT" or warnings:
+        raise StoreUnavailableError(f"COMMIT was answered with {command_tag}: {'; '.join(warnings)}{_RETRY_HINT}")
 
 
 @asynccontextmanager
@@ -245,7 +245,7 @@ async def _translate_errors() -> AsyncIterator[None]:
     except asyncpg.ForeignKeyViolationError as error:
         raise TransactionError("the transaction was ended before its end; it was rolled back") from error
     except POSTGRES_ERRORS as error:
-        ours = translate_error(error, _DATABASE_NAME, _RETRY_HINT)
-        if ours is error:
+        store_error = translate_error(error, _DATABASE_NAME, _RETRY_HINT)
+        if store_error is error:
             raise
-        raise ours from error
+        raise store_error from error

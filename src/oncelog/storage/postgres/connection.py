@@ -63,9 +63,9 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
     SettingsError for an address that cannot be read.
     """
     errors: list[BaseException] = []
-    for one in split_address(address):
+    for host_address in split_address(address):
         try:
-            return await _connect_host(one, timeouts)
+            return await _connect_host(host_address, timeouts)
         except POSTGRES_ERRORS as error:
             errors.append(error)
     raise select_error(errors)
@@ -73,9 +73,9 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
 
 def select_error(errors: Sequence[BaseException]) -> BaseException:
     """Of what several servers said: that nobody is there says least, that one is a standby a little more."""
-    there = [error for error in errors if not is_refused(error)]
-    other = [error for error in there if not isinstance(error, asyncpg.TargetServerAttributeNotMatched)]
-    return next(iter(other or there), errors[-1])
+    answered = [error for error in errors if not is_refused(error)]
+    other = [error for error in answered if not isinstance(error, asyncpg.TargetServerAttributeNotMatched)]
+    return next(iter(other or answered), errors[-1])
 
 
 def is_refused(error: BaseException) -> bool:
@@ -100,7 +100,10 @@ def split_address(address: str) -> list[str]:
         return [address]
     ports = ports if len(ports) == len(named) else ports[:1] * len(named)
     each = [parameters | {"host": host, "port": port} for host, port in zip(named, ports, strict=True)]
-    return [urlunsplit(parts._replace(query=urlencode({k: v for k, v in one.items() if v}))) for one in each]
+    return [
+        urlunsplit(parts._replace(query=urlencode({k: v for k, v in host_parameters.items() if v})))
+        for host_parameters in each
+    ]
 
 
 async def _connect_host(address: str, timeouts: Timeouts) -> Connection:

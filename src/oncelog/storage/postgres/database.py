@@ -22,22 +22,22 @@ async def create_or_open(
     await check_database(connection, name)
     if await connection.fetchval(SQL["is_there"]):
         # Without the lock that all who start need: one that is frozen while it holds it would keep the others out.
-        about = await load_metadata(connection, name)
-        if about.schema_version == SCHEMA_VERSION:
+        metadata = await load_metadata(connection, name)
+        if metadata.schema_version == SCHEMA_VERSION:
             if settings is not None:
-                check_settings(name, about.settings, settings)
-            return about
+                check_settings(name, metadata.settings, settings)
+            return metadata
     async with connection.transaction():
         await connection.execute(SQL["alone"])  # gateways that are started together come here together
         if not await connection.fetchval(SQL["is_there"]):
             await create_log(connection, new_settings(settings), now_ms)
-        about = await load_metadata(connection, name)
+        metadata = await load_metadata(connection, name)
         if settings is not None:
-            check_settings(name, about.settings, settings)
-        if about.schema_version < SCHEMA_VERSION:
-            await migrate_schema(connection, about.schema_version)
-            about = await load_metadata(connection, name)
-    return about
+            check_settings(name, metadata.settings, settings)
+        if metadata.schema_version < SCHEMA_VERSION:
+            await migrate_schema(connection, metadata.schema_version)
+            metadata = await load_metadata(connection, name)
+    return metadata
 
 
 async def load_metadata(connection: Any, name: str) -> LogMetadata:
@@ -45,10 +45,10 @@ async def load_metadata(connection: Any, name: str) -> LogMetadata:
 
     Raises StoreError for one that is not whole yet: it is being moved here.
     """
-    about = await load_any_metadata(connection, name)
+    metadata = await load_any_metadata(connection, name)
     if await connection.fetchval(SQL["move"]) is not None:
         raise StoreError(f"a move from a file into {name} has not ended: run `oncelog move` again")
-    return about
+    return metadata
 
 
 async def load_any_metadata(connection: Any, name: str) -> LogMetadata:

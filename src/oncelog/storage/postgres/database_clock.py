@@ -35,11 +35,11 @@ class ClockSnapshot:
 class DatabaseClock:
     """What one gateway knows of the database's clock. With a clock of its own, as tests have one, it uses that."""
 
-    def __init__(self, clock: Clock | None, jump_ms_max: int, keep_ms: int = CLOCK_SAVE_MS) -> None:
+    def __init__(self, clock: Clock | None, jump_ms_max: int, save_ms: int = CLOCK_SAVE_MS) -> None:
         self._own_clock = clock
         self._clock = clock or SystemClock()
         self._jump_ms_max = jump_ms_max
-        self._save_interval_ms = keep_ms
+        self._save_interval_ms = save_ms
         self._confirmations = -1
         self._mark: ClockMark | None = None
 

@@ -67,16 +67,16 @@ def translate_error(error: BaseException, name: str, hint: str = "") -> BaseExce
         return error
     if isinstance(error, ValueError):
         return UnstorableError(f"{name} cannot store this: a value has no form that can be sent to the server")
-    said = f"{name}: {str(error) or type(error).__name__}{hint}"
+    message = f"{name}: {str(error) or type(error).__name__}{hint}"
     if isinstance(error, asyncpg.DiskFullError):
-        return DiskFullError(said)
+        return DiskFullError(message)
     if isinstance(error, (*_SESSION_LOST_ERRORS, *_TRANSIENT_ERRORS, *_UNAVAILABLE_ERRORS)):
-        return StoreUnavailableError(said)
+        return StoreUnavailableError(message)
     if isinstance(error, _CORRUPT_ERRORS):
         return CorruptError(f"{name} is damaged: {error}")
     if isinstance(error, _UNSTORABLE_ERRORS):
         # Without the text of the error: it may quote other rows.
         return UnstorableError(f"{name} cannot store this: SQLSTATE {error.sqlstate} ({type(error).__name__})")
     if isinstance(error, asyncpg.SyntaxOrAccessError):
-        return StoreUnavailableError(f"{said}; has a newer Oncelog migrated the log?")
+        return StoreUnavailableError(f"{message}; has a newer Oncelog migrated the log?")
     return error

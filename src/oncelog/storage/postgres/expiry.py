@@ -51,10 +51,10 @@ class ExpirySweep:
     async def _expire_rows(
         self, connection: Any, table: SideStateTable, lane: int, rows_max: int, is_expired: ExpiryCheck
     ) -> int:
-        first, next_, long = build_slice_statements(table)
+        first, next_page, long = build_slice_statements(table)
         after = self._cursors.get((table.name, lane))
         is_long = isinstance(after, bytes)
-        statement, place = (long, (after,)) if is_long else (next_, after) if after else (first, ())
+        statement, place = (long, (after,)) if is_long else (next_page, after) if after else (first, ())
         rows = [tuple(row) for row in await connection.fetch(statement, lane, rows_max, *place)]
         width = 1 + len(table.keys)
         absent = [row[:width] for row in rows if is_expired(row[:width], table.decode_value(row[width:-1]))]

@@ -28,5 +28,5 @@ async def load_key_status(connection: Any, identity: KeyIdentity, metadata: LogM
     leases = await side_state_tables.load_table(connection, _LEASES, [identity], lanes)
     head = (await record_queries.load_heads(connection)).get(lane) or LaneHead()
     clients = await side_state_tables.load_table(connection, _CLIENTS, [identity[:3]], lanes) if identity[2] else {}
-    positions, client_entry = tuple(one.position for one in records), clients.get(identity[:3])
+    positions, client_entry = tuple(found_record.position for found_record in records), clients.get(identity[:3])
     return KeyStatus(record, leases.get(identity), head, positions=positions, client_entry=client_entry)

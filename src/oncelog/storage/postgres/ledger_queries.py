@@ -25,8 +25,8 @@ async def list_blocks(connection: Any, lane: int, after: int, limit: int, scope:
 
 async def load_side_state(connection: Any, read_set: ReadSet, settings: Settings, clock: DatabaseClock) -> SideState:
     """What a footprint names. The heads come first: whoever is seen after them is judged no later than they say."""
-    database_ms, _, confirmations, *kept = await connection.fetchrow(SQL["look_at_state"], clock.boot)
-    mark, jumped = clock.propose(database_ms, confirmations, (kept[0], kept[1]))
+    database_ms, _, confirmations, *stored_clock = await connection.fetchrow(SQL["look_at_state"], clock.boot)
+    mark, jumped = clock.propose(database_ms, confirmations, (stored_clock[0], stored_clock[1]))
     known = await record_queries.load_heads(connection)
     snapshot = Snapshot(settings=settings, heads={lane: known.get(lane) or LaneHead() for lane in read_set.lanes})
     await side_state_tables.load_tables(connection, read_set, snapshot)

@@ -103,18 +103,18 @@ class Notifier:
     async def _listen_on(self, connection: Connection) -> None:
         """Returns when the session has ended."""
         try:
-            ended = asyncio.Event()
-            connection.add_termination_listener(lambda _: ended.set())
+            is_ended = asyncio.Event()
+            connection.add_termination_listener(lambda _: is_ended.set())
             with terminate_after(connection, POLL_TIMEOUT_MS):
                 await connection.add_listener(self._channel, self._on_notification)
             self._connection = connection
             self._wake_listener()  # something may have been said before
             if self._has_unsent:
                 self.notify()
-            while not ended.is_set():
+            while not is_ended.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), POLL_MS / 1000)
-                if not ended.is_set() and self._send_task is None:
+                    await asyncio.wait_for(is_ended.wait(), POLL_MS / 1000)
+                if not is_ended.is_set() and self._send_task is None:
                     await self._poll(connection)
                     if self._has_unsent:
                         self.notify()

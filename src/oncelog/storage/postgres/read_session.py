@@ -105,9 +105,9 @@ def translate_errors(name: str) -> Iterator[None]:
     except POSTGRES_ERRORS as error:
         if isinstance(error, OSError) and not str(error):
             raise StoreUnavailableError(f"{name} does not answer") from error
-        ours = translate_error(error, name)
-        if isinstance(ours, OncelogError):
-            raise ours from error
+        store_error = translate_error(error, name)
+        if isinstance(store_error, OncelogError):
+            raise store_error from error
         raise CorruptError(f"{name} is not as a log should be: {error}") from error
     except DAMAGE_ERRORS as error:
         raise CorruptError(f"{name} holds what no log has written: {error}") from error
@@ -122,8 +122,8 @@ async def _connect(address: str) -> Connection:
             "to look at one add target_session_attrs=any to the address"
         ) from error
     except OSError as error:
-        said = error.strerror or str(error) or "it does not answer"
-        raise StoreUnavailableError(f"{redact_address(address)} cannot be reached: {said}") from error
+        reason = error.strerror or str(error) or "it does not answer"
+        raise StoreUnavailableError(f"{redact_address(address)} cannot be reached: {reason}") from error
     try:
         with terminate_after(connection, _TIMEOUTS.commit_ms):
             # A head that is exported must not be of a commit that can still be lost. (A standby has none to lose.)
@@ -146,15 +146,15 @@ async def _begin(connection: Connection) -> None:
 
 
 async def _load_current_metadata(connection: Connection, name: str) -> LogMetadata:
-    about = await load_metadata(connection, name)
-    if about.schema_version < SCHEMA_VERSION:
+    metadata = await load_metadata(connection, name)
+    if metadata.schema_version < SCHEMA_VERSION:
         raise StoreError(
-            f"{name} has schema {about.schema_version}; this Oncelog reads schema {SCHEMA_VERSION}. "
+            f"{name} has schema {metadata.schema_version}; this Oncelog reads schema {SCHEMA_VERSION}. "
             "Opening the log with it once brings the database up to date."
         )
     if await connection.fetchval("SELECT count(*) FROM oncelog_state") != 1:
         raise CorruptError(f"{name} says it is a log, but its table oncelog_state has no row")
-    return about
+    return metadata
 
 
 async def _open_cursor(connection: Connection, statement: str, parameters: tuple[Any, ...]) -> Any:

@@ -55,9 +55,9 @@ async def read_views(connection: Any, query: Query, policy: str, encode: EncodeV
     upto = newest if query.upto is None else query.upto
     rows, is_cut = await _fetch_page_rows(connection, _PageSource(query, query.lane, upto, policy), query)
     parts = [rows[start : start + _PART_VIEWS] for start in range(0, len(rows), _PART_VIEWS)]
-    shown = [encode([_decode_view(row) for row in part]) for part in parts]
+    encoded = [encode([_decode_view(row) for row in part]) for part in parts]
     following = rows[-1][0] if is_cut else upto
-    return RecordViewPage(shown, len(rows), max(following, query.after), upto, is_cut, newest)
+    return RecordViewPage(encoded, len(rows), max(following, query.after), upto, is_cut, newest)
 
 
 def _decode_view(row: Any) -> RecordView:
@@ -133,11 +133,11 @@ async def _fetch_page_rows(connection: Any, source: _PageSource, query: Query) -
 
 def _compute_fetch_limit(count: int, size: int, query: Query) -> int:
     """One more than there is room for tells whether there is more."""
-    room = query.limit - count + 1
+    rows_left = query.limit - count + 1
     if count:
-        room_bytes = query.bytes_max - size
-        return max(1, min(room, 1 + room_bytes * count // max(1, size)))
-    return min(room, _FIRST_FETCH_ROWS)
+        bytes_left = query.bytes_max - size
+        return max(1, min(rows_left, 1 + bytes_left * count // max(1, size)))
+    return min(rows_left, _FIRST_FETCH_ROWS)
 
 
 async def list_internal_records(connection: Any, after: Mapping[int, int], limit: int) -> list[Record]:

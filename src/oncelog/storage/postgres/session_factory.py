@@ -63,7 +63,7 @@ class SessionFactory:
         """One more. Raises TimeoutError where no server commits."""
         async with self._lock:
             try:
-                made = await self._connect_any()
+                connection = await self._connect_any()
             except Exception as error:
                 if not self._is_unreachable:
                     logger.warning(
@@ -74,8 +74,8 @@ class SessionFactory:
             if self._is_unreachable:
                 logger.warning("sessions can be had again")
                 self._is_unreachable = False
-            self._terminate_others(made)
-            return made
+            self._terminate_others(connection)
+            return connection
 
     async def poll(self, connection: Connection) -> None:
         """Passes a barrier with a session that has been in use for a while: its server may not be the one any more."""
@@ -92,18 +92,18 @@ class SessionFactory:
     async def _connect_any(self) -> Connection:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeouts.commit_ms / 1000
-        unasked = sorted(split_address(self._address), key=lambda host: host != self._last_address)
-        asked: dict[asyncio.Task[Connection], str] = {}
+        untried = sorted(split_address(self._address), key=lambda host: host != self._last_address)
+        attempts: dict[asyncio.Task[Connection], str] = {}
         refused: dict[str, BaseException] = {}
-        while unasked or asked:
-            if unasked:
-                host = unasked.pop(0)
-                asked[self._start_connecting(host)] = host
-            pause_s = HEAD_START_S if unasked else RETRY_S if refused else self._timeouts.commit_ms / 1000
+        while untried or attempts:
+            if untried:
+                host = untried.pop(0)
+                attempts[self._start_connecting(host)] = host
+            pause_s = HEAD_START_S if untried else RETRY_S if refused else self._timeouts.commit_ms / 1000
             limit_s = max(0.0, min(pause_s, deadline_s - loop.time()))
-            done, _ = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(attempts, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                host = asked.pop(task)
+                host = attempts.pop(task)
                 del self._connect_tasks[host]
                 error = _get_error(task)
                 if error is None:
@@ -112,10 +112,10 @@ class SessionFactory:
                     return task.result()
                 refused[host] = error
             if loop.time() >= deadline_s:
-                await self._give_up(asked.values())
+                await self._give_up(attempts.values())
                 raise TimeoutError("the server does not commit: it may wait for a standby that is away")
-            if not done and not unasked:  # while one says nothing, another may have been made the primary
-                unasked = [host for host in refused if host not in asked.values()]
+            if not done and not untried:  # while one says nothing, another may have been made the primary
+                untried = [host for host in refused if host not in attempts.values()]
         raise select_error(list(refused.values()))
 
     def _start_connecting(self, host: str) -> "asyncio.Task[Connection]":
@@ -149,18 +149,18 @@ class SessionFactory:
 
     def _abandon(self, host: str) -> None:
         """Its socket is let go. It is not cancelled at its barrier: asyncpg would ask the server to cancel as well."""
-        making, waiting = self._connect_tasks.pop(host, None), self._at_barrier.get(host)
-        if waiting is not None:
-            waiting.terminate()
-        elif making is not None and not making.cancel() and _get_error(making) is None:
-            making.result().terminate()  # it was completed meanwhile
+        connect_task, barrier = self._connect_tasks.pop(host, None), self._at_barrier.get(host)
+        if barrier is not None:
+            barrier.terminate()
+        elif connect_task is not None and not connect_task.cancel() and _get_error(connect_task) is None:
+            connect_task.result().terminate()  # it was completed meanwhile
 
     async def _is_waiting_for_standby(self, host: str) -> bool:
         """Whether the server has our barrier, and waits; else it is the network that is deaf."""
-        waiting = self._at_barrier.get(host)
-        if waiting is None:
+        barrier = self._at_barrier.get(host)
+        if barrier is None:
             return False
-        pid = waiting.get_server_pid()
+        pid = barrier.get_server_pid()
         try:
             connection = await connect(host, self._timeouts)
         except POSTGRES_ERRORS:
@@ -203,11 +203,15 @@ class SessionFactory:
     def _terminate_others(self, current_session: Connection) -> None:
         """It has passed its barrier just now, so its server is the one: nobody follows the others any more."""
         current = self._servers[current_session]
-        others = [one for one, server in self._servers.items() if server != current and not one.is_closed()]
+        others = [
+            connection
+            for connection, server in self._servers.items()
+            if server != current and not connection.is_closed()
+        ]
         if others:
             logger.warning("another server has taken over; %d sessions with the old one are let go", len(others))
-        for one in others:
-            one.terminate()
+        for connection in others:
+            connection.terminate()
 
 
 def _get_error(task: "asyncio.Task[Any]") -> BaseException | None:

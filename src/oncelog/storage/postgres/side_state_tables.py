@@ -88,11 +88,11 @@ def _build_condition(table: SideStateTable, *, is_long: bool) -> str:
 
 
 def _build_load_sql(table: SideStateTable, *, is_long: bool = False) -> str:
-    given = _list_key_columns(table, is_long=is_long)
+    key_columns = _list_key_columns(table, is_long=is_long)
     columns = ", ".join(f"t.{column}" for column in (*table.keys, *table.values))
-    names, on = ", ".join(given), _build_condition(table, is_long=is_long)
+    names, on = ", ".join(key_columns), _build_condition(table, is_long=is_long)
     return (
-        f"SELECT t.* FROM {_build_unnest(given)} AS n ({names}) CROSS JOIN LATERAL "  # noqa: S608
+        f"SELECT t.* FROM {_build_unnest(key_columns)} AS n ({names}) CROSS JOIN LATERAL "  # noqa: S608
         f"(SELECT {columns} FROM oncelog_{table.name} AS t WHERE {on} OFFSET 0) AS t"
     )
 
@@ -100,24 +100,24 @@ def _build_load_sql(table: SideStateTable, *, is_long: bool = False) -> str:
 def _build_save_sql(table: SideStateTable, *, is_long: bool = False) -> str:
     columns = (*_list_key_columns(table, is_long=is_long), *table.values)
     if not table.values:
-        then = "DO NOTHING"
+        on_conflict = "DO NOTHING"
     else:
-        then = "DO UPDATE SET " + ", ".join(f"{column} = excluded.{column}" for column in table.values)
+        on_conflict = "DO UPDATE SET " + ", ".join(f"{column} = excluded.{column}" for column in table.values)
     numbers = [column for column in table.keys if _get_column_type(column) != "text"]
     unique = ("lane", "digest", *numbers) if is_long else ("lane", *table.keys)
-    which = f" WHERE digest IS {'NOT NULL' if is_long else 'NULL'}" if has_digest(table) else ""
+    predicate = f" WHERE digest IS {'NOT NULL' if is_long else 'NULL'}" if has_digest(table) else ""
     return (
         f"INSERT INTO oncelog_{table.name} ({', '.join(columns)}) SELECT * FROM {_build_unnest(columns)} "  # noqa: S608
-        f"ON CONFLICT ({', '.join(unique)}){which} {then}"
+        f"ON CONFLICT ({', '.join(unique)}){predicate} {on_conflict}"
     )
 
 
 def _build_delete_sql(table: SideStateTable, *, is_long: bool = False) -> str:
-    given = _list_key_columns(table, is_long=is_long)
-    names, on = ", ".join(given), _build_condition(table, is_long=is_long)
+    key_columns = _list_key_columns(table, is_long=is_long)
+    names, on = ", ".join(key_columns), _build_condition(table, is_long=is_long)
     return (
         f"DELETE FROM oncelog_{table.name} WHERE ctid = ANY(ARRAY("  # noqa: S608
-        f"SELECT t.place FROM {_build_unnest(given)} AS n ({names}) CROSS JOIN LATERAL "
+        f"SELECT t.place FROM {_build_unnest(key_columns)} AS n ({names}) CROSS JOIN LATERAL "
         f"(SELECT t.ctid AS place FROM oncelog_{table.name} AS t WHERE {on} OFFSET 0) AS t))"
     )
 

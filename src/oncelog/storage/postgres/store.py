@@ -53,7 +53,7 @@ from oncelog.storage.postgres.notify import Notifier
 from oncelog.storage.postgres.session_factory import SessionFactory
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import StoreTransaction
-from oncelog.storage.postgres.writer import Backoff, Writer
+from oncelog.storage.postgres.writer import RetryDeadline, Writer
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.store import (
     BatchResult,
@@ -147,7 +147,7 @@ class PostgresStore:
 
     async def open(self) -> None:
         """As `Store` says. Any number of processes may have it open."""
-        patience = Backoff(self._name, self._timeouts.patience_ms)
+        retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms)
         while self._store_transaction is None:
             try:
                 self._store_transaction = await self._open_log()
@@ -155,13 +155,13 @@ class PostgresStore:
                 # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
                 if not is_lost(error) or is_refused(error):
                     raise translate_error(error, self._name) from error
-                await patience.wait(error)
-        about = self._store_transaction.metadata
+                await retry_deadline.wait(error)
+        metadata = self._store_transaction.metadata
         self._pool = await asyncpg.create_pool(
             connect=self._connect_reader, min_size=0, max_size=READERS, reset=_skip_reset
         )
         if self._notifies_others:
-            self._notifier = Notifier(self._sessions.create, self._poll_session, f"oncelog_{about.epoch}")
+            self._notifier = Notifier(self._sessions.create, self._poll_session, f"oncelog_{metadata.epoch}")
         await self._recount_usage()
 
     async def _open_log(self) -> StoreTransaction:
@@ -172,13 +172,13 @@ class PostgresStore:
                 await pass_barrier(connection)
             now_ms = self._clock.now_ms(0) if self._has_own_clock else None
             with terminate_after(connection, MIGRATE_MS):
-                about = await create_or_open(connection, self._name, self._requested_settings, now_ms)
+                metadata = await create_or_open(connection, self._name, self._requested_settings, now_ms)
             with terminate_after(connection, self._timeouts.commit_ms):
                 await _warn_of_fsync_off(connection, self._name)
                 await connection.close()
         finally:
             connection.terminate()
-        return StoreTransaction(about, self._clock, self._draw)
+        return StoreTransaction(metadata, self._clock, self._draw)
 
     async def close(self) -> None:
         """As `Store` says."""
@@ -211,9 +211,12 @@ class PostgresStore:
         return await self._sessions.create()
 
     async def _check_same_log(self, connection: Connection) -> None:
-        about = await load_metadata(connection, self._name)
-        writing = self._store_transaction
-        if writing is None or about.epoch not in (writing.metadata.epoch, writing.next_epoch):
+        metadata = await load_metadata(connection, self._name)
+        store_transaction = self._store_transaction
+        if store_transaction is None or metadata.epoch not in (
+            store_transaction.metadata.epoch,
+            store_transaction.next_epoch,
+        ):
             raise LogReplacedError(
                 f"{self._name} has another log than the one that was opened, or a new epoch: start this process again"
             )
@@ -222,34 +225,34 @@ class PostgresStore:
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """As `Store` says."""
-        writing = self._check_open()
+        store_transaction = self._check_open()
 
         async def work(connection: Connection) -> Mapping[str, Policy]:
             await self._check_epoch(connection)
-            return await writing.declare(connection, policies)
+            return await store_transaction.declare(connection, policies)
 
         return await self._transact_without_lanes(work)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
         """As `Store` says."""
-        writing = self._check_open()
-        needs = writing.compute_read_set(batch)
+        store_transaction = self._check_open()
+        needs = store_transaction.compute_read_set(batch)
         if not needs.lanes:  # all of it is malformed
             return plan_batch(batch, Snapshot(settings=self.settings), 0, validate, self._draw, needs.faults)
 
         async def work(connection: Connection) -> BatchResult:
-            return await writing.commit(connection, batch, needs, validate)
+            return await store_transaction.commit(connection, batch, needs, validate)
 
-        decided = await self._transact(needs.lanes, work, lambda decided: decided.sealed.blocks)
-        writing.confirm()
-        self._record_durable({lane: head.position for lane, head in decided.changes.heads.items()})
-        if not decided.changes.is_empty and self._notifier is not None:
+        result = await self._transact(needs.lanes, work, lambda result: result.sealed.blocks)
+        store_transaction.confirm()
+        self._record_durable({lane: head.position for lane, head in result.changes.heads.items()})
+        if not result.changes.is_empty and self._notifier is not None:
             self._notifier.notify()
-        return decided
+        return result
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """As `Store` says."""
-        writing = self._check_open()
+        store_transaction = self._check_open()
         wanted = sorted(set(positions))
         erased = 0
 
@@ -269,7 +272,7 @@ class PostgresStore:
                 self._erasing_transaction = await connection.fetchval(SQL["own_transaction"])
                 if act is not None:
                     await _commit_audit_record(
-                        writing, connection, build_act_request(act, lane, self.settings.lanes, len(rows))
+                        store_transaction, connection, build_act_request(act, lane, self.settings.lanes, len(rows))
                     )
             # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
             erased = max(erased, len(rows))
@@ -282,24 +285,24 @@ class PostgresStore:
     async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
         """As `Store` says."""
         text = kept_text(tenants)
-        for tried in count(1):
-            begun = await self._read(tenants_of_database.load_count_start)
-            if begun.is_counted(text):
+        for attempts in count(1):
+            count_start = await self._read(tenants_of_database.load_count_start)
+            if count_start.is_counted(text):
                 return False
-            counted = UsageCount(begun, tenants)
-            for lane, newest in begun.positions.items() if counted.is_needed else ():
+            counted = UsageCount(count_start, tenants)
+            for lane, newest in count_start.positions.items() if counted.is_needed else ():
                 after = 0
                 while rows := await self._read(tenants_of_database.load_sizes, lane, after, newest):
                     counted.add(rows)
                     after = rows[-1][0]
-            if await self._replace_tenants(text, counted, begun, act, is_last=tried >= COUNT_ATTEMPTS_MAX):
+            if await self._replace_tenants(text, counted, count_start, act, is_last=attempts >= COUNT_ATTEMPTS_MAX):
                 return True
         raise AssertionError("it is tried until it is done")
 
     async def _replace_tenants(
         self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
     ) -> bool:
-        writing = self._check_open()
+        store_transaction = self._check_open()
         before = counted.usage
 
         async def work(connection: Connection) -> bool:
@@ -308,7 +311,9 @@ class PostgresStore:
             is_done = await connection.fetchval(SQL["tenants"]) == text  # by a COMMIT whose answer was lost
             is_replaced = await tenants_of_database.replace_tenants(connection, text, counted, start, is_last=is_last)
             if is_replaced and not is_done and act is not None:
-                await _commit_audit_record(writing, connection, build_act_request(act, 0, self.settings.lanes))
+                await _commit_audit_record(
+                    store_transaction, connection, build_act_request(act, 0, self.settings.lanes)
+                )
             return is_replaced
 
         is_replaced = await self._transact(range(self.settings.lanes + 1), work, lambda _: ())
@@ -322,9 +327,9 @@ class PostgresStore:
 
     async def _recount_usage(self) -> None:
         """Count usage that was counted by an earlier version of Oncelog."""
-        begun = await self._read(tenants_of_database.load_count_start)
-        if not begun.is_counted(begun.text):
-            await self.set_tenants(list_tenants(begun.text))
+        count_start = await self._read(tenants_of_database.load_count_start)
+        if not count_start.is_counted(count_start.text):
+            await self.set_tenants(list_tenants(count_start.text))
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Store` says."""
@@ -366,24 +371,26 @@ class PostgresStore:
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Store` says. All lanes are locked."""
-        writing = self._check_open()
-        epoch = writing.next_epoch = new_epoch()
+        store_transaction = self._check_open()
+        epoch = store_transaction.next_epoch = new_epoch()
         lanes = range(self.settings.lanes + 1)
         renewed: EpochRenewal | None = None
 
         async def work(connection: Connection) -> BatchResult:
             nonlocal renewed
-            state = await writing.load_state(connection, lanes)
+            state = await store_transaction.load_state(connection, lanes)
             now_ms = self._clock.get_latest_ms(state.database_ms, state.confirmations, state.clock)
             request, renewed = build_leap_request(state.heads, self._metadata, above, now_ms, epoch, operator=operator)
-            decided = await writing.commit(connection, [request], writing.compute_read_set([request]), None)
+            result = await store_transaction.commit(
+                connection, [request], store_transaction.compute_read_set([request]), None
+            )
             await connection.execute(SQL["set_epoch"], epoch)
-            return decided
+            return result
 
-        decided = await self._transact(lanes, work, lambda decided: decided.sealed.blocks)
-        writing.confirm()
-        self._record_durable({lane: head.position for lane, head in decided.changes.heads.items()})
-        writing.metadata = replace(writing.metadata, epoch=epoch)
+        result = await self._transact(lanes, work, lambda result: result.sealed.blocks)
+        store_transaction.confirm()
+        self._record_durable({lane: head.position for lane, head in result.changes.heads.items()})
+        store_transaction.metadata = replace(store_transaction.metadata, epoch=epoch)
         if renewed is None:
             raise AssertionError("a leap that was committed was decided")
         return renewed
@@ -396,9 +403,9 @@ class PostgresStore:
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """As `Store` says."""
-        writing = self._check_open()
+        store_transaction = self._check_open()
         needs = ReadSet(keys=set(identities))
-        snapshot = await self._read(lambda connection: writing.load_snapshot(connection, needs, {}))
+        snapshot = await self._read(lambda connection: store_transaction.load_snapshot(connection, needs, {}))
         return [snapshot.keys.get(identity) for identity in identities]
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
@@ -503,11 +510,11 @@ class PostgresStore:
             await self._check_epoch(connection)
 
     async def _load_key_status(self, connection: Connection, identity: KeyIdentity) -> KeyStatus:
-        writing = self._check_open()
-        standing = await load_key_status(connection, identity, writing.metadata)
-        database_ms, _, confirmations, *kept = await connection.fetchrow(SQL["look_at_state"], self._clock.boot)
-        mark, _ = self._clock.propose(database_ms, confirmations, (kept[0], kept[1]))
-        return replace(standing, time_ms=mark.time_ms)
+        store_transaction = self._check_open()
+        key_status = await load_key_status(connection, identity, store_transaction.metadata)
+        database_ms, _, confirmations, *stored_clock = await connection.fetchrow(SQL["look_at_state"], self._clock.boot)
+        mark, _ = self._clock.propose(database_ms, confirmations, (stored_clock[0], stored_clock[1]))
+        return replace(key_status, time_ms=mark.time_ms)
 
     async def _vacuum(self, connection: Connection) -> bool:
         """False while somebody can still see what was erased, and so VACUUM leaves it."""
@@ -553,7 +560,7 @@ class PostgresStore:
 
     async def _read_with_retries(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int) -> T:
         """On a session of those that read. One that was lost meanwhile is tried again on another, with patience."""
-        patience = Backoff(self._name, self._timeouts.patience_ms)
+        retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms)
         while True:
             self._check_open()
             try:
@@ -569,7 +576,7 @@ class PostgresStore:
                     raise ClosedError(f"the log {self._name} is closed") from error
                 if not is_lost(error):
                     raise translate_error(error, self._name) from error
-                await patience.wait(error)
+                await retry_deadline.wait(error)
             except DAMAGE_ERRORS as error:
                 raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
 

@@ -70,7 +70,7 @@ async def replace_tenants(
         count.add_members([(row[0], row[1], row[2]) for row in await connection.fetch(SQL["member_sizes"])])
     await connection.execute(SQL["set_tenants"], text, USAGE_VERSION)
     await connection.execute(SQL["forget_usage"], list(count.removed_prefixes))
-    saved = [(prefix, one.bytes, one.records) for prefix, one in count.usage.items()]
+    saved = [(prefix, tenant_usage.bytes, tenant_usage.records) for prefix, tenant_usage in count.usage.items()]
     if saved:
         await connection.execute(SQL["begin_usage"], *to_columns(saved))
     return True
@@ -85,4 +85,6 @@ async def release_usage(connection: Any, erased: Sequence[ErasedRow]) -> None:
     rows = await connection.fetch(SQL["lock_usage"], sorted(touched))
     left = compute_usage_after({row[0]: Usage(*tuple(row)[1:]) for row in rows}, tenants, erased)
     if left:
-        await connection.execute(SQL["set_bytes"], *to_columns([(prefix, one.bytes) for prefix, one in left.items()]))
+        await connection.execute(
+            SQL["set_bytes"], *to_columns([(prefix, tenant_usage.bytes) for prefix, tenant_usage in left.items()])
+        )

@@ -116,23 +116,23 @@ class StoreTransaction:
             read_set.floors = read_set.streams
         snapshot = await self.load_snapshot(connection, read_set, state.heads)
         snapshot.tenants = state.tenants
-        decided = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, read_set.faults)
-        decided.erasures = state.erasures
-        if decided.changes.is_empty:
-            return decided
-        if jumped is not None and not decided.changes.leap:
+        result = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, read_set.faults)
+        result.erasures = state.erasures
+        if result.changes.is_empty:
+            return result
+        if jumped is not None and not result.changes.leap:
             raise jumped
-        await self._save(connection, decided)
-        decided.evicted_clients = await self._expiry_sweep(connection, state.heads, decided.changes)
-        if decided.changes.leap:
-            await connection.execute(SQL["set_leaps"], encode_leaps(state.leaps, decided.changes.leap))
-            await connection.execute(SQL["set_floors"], decided.changes.leap)
+        await self._save(connection, result)
+        result.evicted_clients = await self._expiry_sweep(connection, state.heads, result.changes)
+        if result.changes.leap:
+            await connection.execute(SQL["set_leaps"], encode_leaps(state.leaps, result.changes.leap))
+            await connection.execute(SQL["set_floors"], result.changes.leap)
         if jumped is not None:
-            return decided
+            return result
         if self.clock.is_save_due(mark, state.clock):
             await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
         self._mark = mark
-        return decided
+        return result
 
     def confirm(self) -> None:
         """The transaction has been committed: only now does memory follow."""
@@ -199,23 +199,25 @@ class StoreTransaction:
         """What an identity is found by."""
         return hash_identity(self.metadata.index_secret, identity)
 
-    async def _save(self, connection: Any, decided: BatchResult) -> None:
-        changes = decided.changes
+    async def _save(self, connection: Any, result: BatchResult) -> None:
+        changes = result.changes
         heads = side_state_tables.to_columns(
             [(lane, *msgspec.structs.astuple(head)) for lane, head in sorted(changes.heads.items())]
         )
         records = changes.records
         if records:
-            partitions = sorted((one.lane, name, one.position) for one in records for name in one.partitions)
+            partitions = sorted(
+                (record.lane, name, record.position) for record in records for name in record.partitions
+            )
             # Not by COPY, which would be faster: a session that is frozen or cut off inside of one is not idle, so that
             # the server does not end it, and asyncpg waits for ever where it is lost.
             await connection.execute(
                 SQL["save"],
                 *side_state_tables.to_columns(
-                    [self._encode_record(*one) for one in zip(records, decided.salts, strict=True)]
+                    [self._encode_record(*record) for record in zip(records, result.salts, strict=True)]
                 ),
                 *(side_state_tables.to_columns(partitions) or [()] * 3),
-                *side_state_tables.to_columns([msgspec.structs.astuple(block) for block in decided.sealed.blocks]),
+                *side_state_tables.to_columns([msgspec.structs.astuple(block) for block in result.sealed.blocks]),
                 *heads,
             )
         else:

@@ -52,23 +52,23 @@ class Writer:
         can tell.
         """
         lanes = sorted(lanes)
-        patience = Backoff(self._name, self._timeouts.patience_ms, RETRY_HINT)
+        retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms, RETRY_HINT)
         while True:
-            done: T | None = None
+            result: T | None = None
             try:
                 async with self._transaction(lanes) as connection:
-                    done = await work(connection)
+                    result = await work(connection)
             except _UnknownOutcomeError as unknown:
-                written = blocks(done) if done is not None else ()
-                if written and await self._is_committed(lanes, written, patience, unknown):
-                    return done  # type: ignore[return-value]
-                await patience.wait(unknown)
+                written_blocks = blocks(result) if result is not None else ()
+                if written_blocks and await self._is_committed(lanes, written_blocks, retry_deadline, unknown):
+                    return result  # type: ignore[return-value]
+                await retry_deadline.wait(unknown)
             except POSTGRES_ERRORS as error:
                 if not (is_lost(error) or is_transient(error)):
                     raise translate_error(error, self._name, RETRY_HINT) from error
-                await patience.wait(error)
+                await retry_deadline.wait(error)
             else:
-                return done
+                return result
 
     def abandon(self) -> None:
         """Lets the socket go, as it is."""
@@ -86,10 +86,10 @@ class Writer:
     # --- what became of a COMMIT
 
     async def _is_committed(
-        self, lanes: Sequence[int], blocks: Sequence[Block], backoff: "Backoff", unknown: BaseException
+        self, lanes: Sequence[int], blocks: Sequence[Block], retry_deadline: "RetryDeadline", unknown: BaseException
     ) -> bool:
         """On a new session. Its locks wait until the old transaction has ended, if it has not."""
-        roots = ([one.lane for one in blocks], [one.height for one in blocks], [one.root for one in blocks])
+        roots = ([block.lane for block in blocks], [block.height for block in blocks], [block.root for block in blocks])
         logger.warning("a session was lost at COMMIT; what became of it is being found out: %s", unknown)
         while True:
             try:
@@ -97,7 +97,7 @@ class Writer:
                 async with self._transaction(lanes) as connection:
                     found = await connection.fetchval(SQL["roots"], *roots)
             except (_UnknownOutcomeError, *POSTGRES_ERRORS) as error:
-                await backoff.wait(error)
+                await retry_deadline.wait(error)
             else:
                 logger.warning("it was %s", "committed" if found else "not committed")
                 return bool(found)
@@ -142,7 +142,7 @@ class Writer:
     async def _commit(self, connection: Connection) -> None:
         with collect_warnings(connection) as warnings:
             try:
-                said = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
+                command_tag = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
             except POSTGRES_ERRORS as error:
                 if is_lost(error):
                     raise _UnknownOutcomeError(str(error)) from error
@@ -150,8 +150,8 @@ class Writer:
             await asyncio.sleep(0)
         if warnings:
             raise _UnknownOutcomeError(warnings[0])
-        if said != "COMMIT":
-            raise StoreUnavailableError(f"{self._name}: COMMIT was answered with {said}{RETRY_HINT}")
+        if command_tag != "COMMIT":
+            raise StoreUnavailableError(f"{self._name}: COMMIT was answered with {command_tag}{RETRY_HINT}")
 
     async def _roll_back(self, connection: Connection) -> None:
         if connection.is_closed():
@@ -166,7 +166,7 @@ class Writer:
             return await call
 
 
-class Backoff:
+class RetryDeadline:
     """How long the same thing is tried again."""
 
     def __init__(self, name: str, limit_ms: int, hint: str = "") -> None:

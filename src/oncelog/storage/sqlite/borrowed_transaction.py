@@ -106,9 +106,9 @@ class BorrowedTransaction:
             self._check_no_transaction()
         with self._translate_errors():
             file = migrate_if_older(self._connection, self._path, file)
-        its_clock: Any = clock or _CLOCK
+        shared_clock: Any = clock or _CLOCK
         with _shared_files_lock:  # the memory of a fork is not ours
-            self._shared_file = _get_shared_file(file, self._file_id, os.getpid(), its_clock)
+            self._shared_file = _get_shared_file(file, self._file_id, os.getpid(), shared_clock)
 
     @contextmanager
     def transaction(self) -> Iterator["BorrowedTransaction"]:
@@ -117,7 +117,7 @@ class BorrowedTransaction:
         if SqliteDriver().get_file_id(self._path) != self._file_id:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since the connection was opened")
         self._check_synchronous()
-        writing = self._shared_file.transaction
+        store_transaction = self._shared_file.transaction
         try:
             self._acquire_lock()
             with self._translate_errors():
@@ -126,12 +126,12 @@ class BorrowedTransaction:
             yield self
             with self._translate_errors():
                 self._connection.execute("COMMIT")
-            writing.confirm()
+            store_transaction.confirm()
             self._shared_file.newest_root = self._newest_root
         except BaseException:
             self._raw_connection.set_authorizer(None)
             if self._shared_file.lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
-                writing.roll_back()
+                store_transaction.roll_back()
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
@@ -207,19 +207,19 @@ class BorrowedTransaction:
 
     def preview(self, submission: Submission) -> Verdict:
         """What would become of it, with RATE_LIMITED if it is new and nothing stands in its way."""
-        asked = replace(submission, retry_after_ms=_PREVIEW_RETRY_AFTER_MS)
+        known_only = replace(submission, retry_after_ms=_PREVIEW_RETRY_AFTER_MS)
         self._check_in_transaction()
         with self._translate_errors():
-            return self._shared_file.transaction.commit(self._connection, [Request((asked,))], None).verdicts[0][0]
+            return self._shared_file.transaction.commit(self._connection, [Request((known_only,))], None).verdicts[0][0]
 
     def commit(self, submission: Submission) -> Verdict:
         """Decides it. It is durable when the transaction has ended."""
         self._check_in_transaction()
         with self._translate_errors():
-            decided = self._shared_file.transaction.commit(self._connection, [Request((submission,))], None)
-        for block in decided.sealed.blocks:
+            result = self._shared_file.transaction.commit(self._connection, [Request((submission,))], None)
+        for block in result.sealed.blocks:
             self._newest_root = (block.lane, block.height, block.root)
-        return decided.verdicts[0][0]
+        return result.verdicts[0][0]
 
     def load_record(self, receipt: Receipt) -> Record:
         """The record at a place."""
@@ -243,10 +243,10 @@ class BorrowedTransaction:
         except sqlite3.ProgrammingError as error:
             raise ClosedError(f"the connection cannot be used: {error}") from error
         except sqlite3.Error as error:
-            ours = translate_error(error, self._path, "; call again with the same key")
-            if ours is error:
+            store_error = translate_error(error, self._path, "; call again with the same key")
+            if store_error is error:
                 raise
-            raise ours from error
+            raise store_error from error
 
 
 def _build_rollback_error() -> TransactionError:

@@ -15,8 +15,8 @@ def list_rows(connection: Any, bounds: tuple[str, str, tuple[str, str], int, int
     scope, table, (after_table, after_row), limit, bytes_max = bounds
     lane = lane_of_scope(scope, settings.lanes)
     if table:
-        begun = after_row if after_table == table else ""
-        cursor = connection.execute(SQL["row_page_of_table"], (lane, scope, table, begun))
+        start_row = after_row if after_table == table else ""
+        cursor = connection.execute(SQL["row_page_of_table"], (lane, scope, table, start_row))
     else:
         cursor = connection.execute(SQL["row_page"], (lane, scope, after_table, after_row))
     found: list[tuple[str, str, Row]] = []

@@ -22,7 +22,7 @@ def load_key_status(
     record = records[-1] if records else None
     leases = side_state_tables.load_table(connection, _LEASES, [identity], lanes)
     lane = lane_of_scope(identity[1], lanes) if record is None else record.lane
-    positions = tuple(one.position for one in records)
+    positions = tuple(found_record.position for found_record in records)
     head = heads.get(lane) or LaneHead()
     clients = side_state_tables.load_table(connection, _CLIENTS, [identity[:3]], lanes) if identity[2] else {}
     client_entry = clients.get(identity[:3])

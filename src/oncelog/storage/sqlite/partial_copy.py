@@ -53,9 +53,9 @@ def _create_locked_directory(target: Path) -> tuple[Path, int]:
 
 def _remove_abandoned(target: Path) -> None:
     """What is locked has a maker. Where directories cannot be locked nobody can tell, and nothing is removed."""
-    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.unfinished")
+    copy_pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.unfinished")
     for entry in target.parent.iterdir():
-        if not ours.fullmatch(entry.name):
+        if not copy_pattern.fullmatch(entry.name):
             continue
         with suppress(OSError):
             lock = _open_directory(entry)

@@ -99,10 +99,10 @@ def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[t
 
 def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
     """What an error of SQLite's means to someone who looks at a file."""
-    ours = translate_error(error, path)
-    if isinstance(ours, StoreUnavailableError):
+    store_error = translate_error(error, path)
+    if isinstance(store_error, StoreUnavailableError):
         return StoreUnavailableError(f"{path} cannot be read or written: {error}")
-    if isinstance(ours, CorruptError):
+    if isinstance(store_error, CorruptError):
         return CorruptError(f"{path} is damaged: {error}")
     return CorruptError(f"{path} is not as a log should be: {error}")
 

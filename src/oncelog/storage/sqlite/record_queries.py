@@ -63,16 +63,16 @@ def read_views(connection: Any, query: Query, policy: str, encode: EncodeViews, 
     query = query.clamp(newest, epoch)
     upto = newest if query.upto is None else query.upto
     cursor, following = _open_view_cursor(connection, query, policy, upto)
-    shown: list[bytes] = []
+    encoded: list[bytes] = []
     count = 0
-    for briefs, is_cut in _iterate_parts(cursor, query):
-        shown.append(encode(briefs))
-        count += len(briefs)
+    for views, is_cut in _iterate_parts(cursor, query):
+        encoded.append(encode(views))
+        count += len(views)
         if is_cut:
-            following = briefs[-1][0]
+            following = views[-1][0]
     has_more = following is not None
     return RecordViewPage(
-        shown, count, max(upto if following is None else following, query.after), upto, has_more, newest
+        encoded, count, max(upto if following is None else following, query.after), upto, has_more, newest
     )
 
 
@@ -87,8 +87,8 @@ def _open_view_cursor(connection: Any, query: Query, policy: str, upto: int) -> 
         return connection.execute(SQL["brief_lane_page"], places), None
     positions = _load_positions(connection, query.partitions, (lane, query.after, upto, limit))
     has_more = len(positions) > query.limit
-    asked = orjson.dumps([encode_place(lane, position) for position in positions[: query.limit]]).decode()
-    return connection.execute(SQL["briefs_at"], (asked, policy)), positions[query.limit - 1] if has_more else None
+    place_list = orjson.dumps([encode_place(lane, position) for position in positions[: query.limit]]).decode()
+    return connection.execute(SQL["briefs_at"], (place_list, policy)), positions[query.limit - 1] if has_more else None
 
 
 def list_internal_records(connection: Any, after: Mapping[int, int], limit: int) -> list[Record]:

@@ -48,9 +48,9 @@ def _iterate_key_rows(connection: Any, segment: int) -> Iterator[KeyPairs]:
         end = len(pairs)
         while end and pairs[end - 1][0] == pairs[-1][0]:
             end -= 1
-        yield [one for one, _ in pairs[:end]], [place for _, place in pairs[:end]]
+        yield [key_hash for key_hash, _ in pairs[:end]], [place for _, place in pairs[:end]]
         del pairs[:end]
-    yield [one for one, _ in pairs], [place for _, place in pairs]
+    yield [key_hash for key_hash, _ in pairs], [place for _, place in pairs]
 
 
 _CONVERSIONS: Final[dict[int, Callable[[Any], None]]] = {7: _pack_keys}

@@ -36,8 +36,8 @@ def _build_load_sql(table: SideStateTable) -> str:
 
 def _build_load_group_sql(table: SideStateTable) -> str:
     """Gives the rows whose keys are alike but for the last column, of which it takes a JSON array."""
-    *alike, last = table.keys
-    on = " AND ".join(f"t.{column} = ?" for column in ("lane", *alike))
+    *shared_terms, last = table.keys
+    on = " AND ".join(f"t.{column} = ?" for column in ("lane", *shared_terms))
     columns = ", ".join(f"t.{column}" for column in (last, *table.values))
     rows = f"json_each(?) AS n CROSS JOIN oncelog_{table.name} AS t ON {on} AND t.{last} = n.value"
     return f"SELECT {columns} FROM {rows}"  # noqa: S608
@@ -91,17 +91,17 @@ def load_tables(
     connection: Any, read_set: ReadSet, snapshot: Snapshot, cache: RowCache | None = None
 ) -> dict[str, list[Any]]:
     """Fills the snapshot's side state with what the footprint names. Gives what of `recent`'s had to be asked for."""
-    asked: dict[str, list[Any]] = {}
+    keys_by_table: dict[str, list[Any]] = {}
     named = _get_tables(read_set)
     if not any(named):
-        return asked
+        return keys_by_table
     for table, wanted in zip(TABLES, named, strict=True):
         if not wanted:
             continue
         known: dict[Any, Any] = {}
         if cache is not None and table.name in RECENT:
-            known, asked[table.name] = cache.find_rows(table.name, wanted)
-            wanted = asked[table.name]  # noqa: PLW2901 - what is known need not be asked for
+            known, keys_by_table[table.name] = cache.find_rows(table.name, wanted)
+            wanted = keys_by_table[table.name]  # noqa: PLW2901 - what is known need not be asked for
         if wanted:
             known |= load_table(connection, table, wanted, snapshot.settings.lanes)
         setattr(snapshot, table.name, known)
@@ -109,7 +109,7 @@ def load_tables(
         add_oldest_members(snapshot, _load_oldest_members(connection, read_set.oldest, snapshot.settings.lanes))
     if read_set.past_members:
         snapshot.past_members = load_table(connection, PAST_MEMBERS, read_set.past_members, snapshot.settings.lanes)
-    return asked
+    return keys_by_table
 
 
 def _load_oldest_members(connection: Any, wanted: Mapping[str, int], lanes: int) -> list[tuple[Any, ...]]:
@@ -143,11 +143,11 @@ def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any], lane
 def _load_groups(connection: Any, table: SideStateTable, groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[Any, Any]:
     """The same where many keys differ in their last column only: nothing else need be read out of JSON for each."""
     found = {}
-    for alike, lasts in groups.items():
+    for shared_key, lasts in groups.items():
         lasts.sort()  # in the order in which they lie
-        rows = connection.execute(LOAD_GROUP_SQL[table.name], (orjson.dumps(lasts).decode(), *alike)).fetchall()
+        rows = connection.execute(LOAD_GROUP_SQL[table.name], (orjson.dumps(lasts).decode(), *shared_key)).fetchall()
         for row in rows:
-            found[table.decode_key((*alike[1:], row[0]))] = table.decode_value(row[1:])
+            found[table.decode_key((*shared_key[1:], row[0]))] = table.decode_value(row[1:])
     return found
 
 

@@ -29,9 +29,9 @@ class BulkInsert:
 
     def __init__(self, table: str, columns: tuple[str, ...], on_conflict: str = "") -> None:
         mark = f"({', '.join('?' * len(columns))})"
-        one = f"INSERT OR FAIL INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
+        single_row = f"INSERT OR FAIL INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
         sizes = [1 << bit for bit in reversed(range(ROWS_MAX.bit_length()))]
-        self._largest, *self._smaller = [(size, one + f", {mark}" * (size - 1) + on_conflict) for size in sizes]
+        self._largest, *self._smaller = [(size, single_row + f", {mark}" * (size - 1) + on_conflict) for size in sizes]
         """Each half as large as the one before: few, so that each is prepared once, and few make any number."""
 
     def __call__(self, connection: Any, rows: Iterable[tuple[Any, ...]], count: int) -> None:

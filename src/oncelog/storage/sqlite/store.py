@@ -150,10 +150,10 @@ class SqliteStore:
             self._fill_task.cancel()
         if self._checkpoint_task is not None:
             self._checkpoint_task.cancel()
-        writer, readers, mover = self._writer_thread, self._readers, self._checkpointer
+        writer, readers, checkpointer = self._writer_thread, self._readers, self._checkpointer
         self._writer_thread = self._readers = self._checkpointer = None
-        if mover is not None:
-            await asyncio.to_thread(mover.shutdown)
+        if checkpointer is not None:
+            await asyncio.to_thread(checkpointer.shutdown)
         if isinstance(readers, ThreadPoolExecutor):
             await asyncio.to_thread(readers.shutdown)
         for connection in self._reader_connections:
@@ -177,12 +177,12 @@ class SqliteStore:
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
         """As `Store` says."""
         writer = self._writer_thread
-        if writer is None or validate is not None or (decided := self._prepare(batch)) is None:
-            decided = await self._write(self._file_writer.commit, batch, validate)
-        elif not decided.changes.is_empty:
+        if writer is None or validate is not None or (result := self._prepare(batch)) is None:
+            result = await self._write(self._file_writer.commit, batch, validate)
+        elif not result.changes.is_empty:
             # Whoever waits for it may go. The transaction must come to its end all the same, or nobody could write.
             try:
-                is_large = len(decided.changes.records) >= IMMEDIATE_COMMIT_RECORDS
+                is_large = len(result.changes.records) >= IMMEDIATE_COMMIT_RECORDS
                 finishing = writer.submit(self._file_writer.finish, start_now=is_large)
             except RuntimeError:  # the interpreter is about to end
                 self._file_writer.abandon()
@@ -190,10 +190,10 @@ class SqliteStore:
             await asyncio.shield(finishing)
         if self._file_writer.index_without_filter is not None:
             self._start_fill()
-        self._uncheckpointed_records += len(decided.changes.records)
+        self._uncheckpointed_records += len(result.changes.records)
         if self._uncheckpointed_records >= CHECKPOINT_RECORDS:
             self._start_checkpoint()
-        return decided
+        return result
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """As `Store` says."""
@@ -210,25 +210,27 @@ class SqliteStore:
     async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
         """As `Store` says."""
         text = kept_text(tenants)
-        for tried in count(1):
-            begun = await self._read(tenants_of_file.load_count_start)
-            if begun.is_counted(text):
+        for attempts in count(1):
+            count_start = await self._read(tenants_of_file.load_count_start)
+            if count_start.is_counted(text):
                 return False
-            counted = UsageCount(begun, tenants)
-            for lane, newest in begun.positions.items() if counted.is_needed else ():
+            counted = UsageCount(count_start, tenants)
+            for lane, newest in count_start.positions.items() if counted.is_needed else ():
                 after = 0
                 while rows := await self._read(tenants_of_file.load_sizes, lane, after, newest):
                     counted.add(rows)
                     after = decode_place(rows[-1][0])[1]
-            if await self._write(self._file_writer.set_tenants, text, counted, begun, tried >= COUNT_ATTEMPTS_MAX, act):
+            if await self._write(
+                self._file_writer.set_tenants, text, counted, count_start, attempts >= COUNT_ATTEMPTS_MAX, act
+            ):
                 return True
         raise AssertionError("it is tried until it is done")
 
     async def _recount_usage(self) -> None:
         """Count usage that was counted by an earlier version of Oncelog."""
-        begun = await self._write(self._file_writer.load_count_start)
-        if not begun.is_counted(begun.text):
-            await self.set_tenants(list_tenants(begun.text))
+        count_start = await self._write(self._file_writer.load_count_start)
+        if not count_start.is_counted(count_start.text):
+            await self.set_tenants(list_tenants(count_start.text))
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Store` says."""
@@ -401,10 +403,10 @@ class SqliteStore:
                     connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             self._close_reader_connection()
-            ours = translate_error(error, self._path)
-            if ours is error:
+            store_error = translate_error(error, self._path)
+            if store_error is error:
                 raise
-            raise ours from error
+            raise store_error from error
         except DAMAGE_ERRORS as error:
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
@@ -454,11 +456,11 @@ class SqliteStore:
         move, and then he is in the way of the checkpoint.
         """
         try:
-            reader, mover = self._reader_connection(), self._reader_connection("mover")
+            reader, checkpointer = self._reader_connection(), self._reader_connection("mover")
             reader.execute("BEGIN")
             try:
                 reader.execute(SQL["state"]).fetchone()
-                mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             finally:
                 reader.execute("ROLLBACK")
         except BaseException:

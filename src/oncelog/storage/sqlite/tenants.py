@@ -60,7 +60,7 @@ def replace_tenants(connection: Any, text: str | None, count: UsageCount, start:
         count.add_members(connection.execute(SQL["member_sizes"]))
     connection.execute(SQL["set_tenants"], (text, USAGE_VERSION))
     connection.executemany(SQL["forget_usage"], [(prefix,) for prefix in count.removed_prefixes])
-    saved = [(prefix, one.bytes, one.records) for prefix, one in count.usage.items()]
+    saved = [(prefix, tenant_usage.bytes, tenant_usage.records) for prefix, tenant_usage in count.usage.items()]
     connection.executemany(SQL["begin_usage"], saved)
     return True
 
@@ -72,4 +72,4 @@ def release_usage(connection: Any, erased: Sequence[ErasedRow]) -> None:
         return
     known = {row[0]: Usage(*row[1:]) for row in connection.execute(SQL["usage"])}
     left = compute_usage_after(known, tenants, erased)
-    connection.executemany(SQL["set_bytes"], [(one.bytes, prefix) for prefix, one in left.items()])
+    connection.executemany(SQL["set_bytes"], [(tenant_usage.bytes, prefix) for prefix, tenant_usage in left.items()])

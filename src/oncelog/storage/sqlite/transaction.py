@@ -136,27 +136,27 @@ class StoreTransaction:
             needs.floors = needs.streams
         self._row_cache.begin(state.commits, state.heads)
         snapshot, hashes = self._load_identities(connection, index, needs, state)
-        asked = side_state_tables.load_tables(connection, needs, snapshot, self._row_cache)
-        decided = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
-        decided.erasures = state.erasures
-        if decided.changes.is_empty:
-            self._row_cache.stage(asked, snapshot)
-            return decided
-        if jumped is not None and not decided.changes.leap:
+        loaded_keys = side_state_tables.load_tables(connection, needs, snapshot, self._row_cache)
+        result = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
+        result.erasures = state.erasures
+        if result.changes.is_empty:
+            self._row_cache.stage(loaded_keys, snapshot)
+            return result
+        if jumped is not None and not result.changes.leap:
             raise jumped
-        self._save(connection, decided, None if current_state is None else snapshot)
-        decided.evicted_clients = self._expiry_sweep(connection, state.commits, state.heads, decided.changes)
-        index.stage(_list_added_keys(decided, hashes), _compute_positions(state.heads, decided))
+        self._save(connection, result, None if current_state is None else snapshot)
+        result.evicted_clients = self._expiry_sweep(connection, state.commits, state.heads, result.changes)
+        index.stage(_list_added_keys(result, hashes), _compute_positions(state.heads, result))
         index.maintain(connection)
-        if decided.changes.leap:
-            connection.execute(SQL["set_leaps"], (encode_leaps(state.leaps, decided.changes.leap),))
-            connection.execute(SQL["set_floors"], (decided.changes.leap,))
+        if result.changes.leap:
+            connection.execute(SQL["set_leaps"], (encode_leaps(state.leaps, result.changes.leap),))
+            connection.execute(SQL["set_floors"], (result.changes.leap,))
         if jumped is None:
             connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
         else:
             connection.execute(SQL["touch_state"])
-        self._row_cache.stage(asked, snapshot, decided.changes)
-        return decided
+        self._row_cache.stage(loaded_keys, snapshot, result.changes)
+        return result
 
     def confirm(self) -> None:
         """The transaction has been committed: only now does memory follow."""
@@ -244,10 +244,10 @@ class StoreTransaction:
             snapshot.keys, snapshot.sequences = _load_remembered(connection, places, read_set)
         return snapshot, hashes
 
-    def _save(self, connection: Any, decided: BatchResult, stored: Snapshot | None) -> None:
-        changes = decided.changes
-        _save_records(connection, changes.records, decided.salts)
-        blocks = [msgspec.structs.astuple(block) for block in decided.sealed.blocks]
+    def _save(self, connection: Any, result: BatchResult, stored: Snapshot | None) -> None:
+        changes = result.changes
+        _save_records(connection, changes.records, result.salts)
+        blocks = [msgspec.structs.astuple(block) for block in result.sealed.blocks]
         connection.executemany(SQL["save_block"], blocks)
         heads = [(lane, *msgspec.structs.astuple(head)) for lane, head in changes.heads.items()]
         connection.executemany(SQL["save_lane"], heads)
@@ -255,17 +255,17 @@ class StoreTransaction:
 
 
 def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[bytes]) -> None:
-    if records and min([len(one.body) for one in records]) < ERASURE_BYTES:
+    if records and min([len(record.body) for record in records]) < ERASURE_BYTES:
         _insert_padded_records(connection, map(_encode_padded_record, records, salts), len(records))
     else:
         _insert_records(connection, map(_encode_record, records, salts), len(records))
     # In the order in which they lie, page by page. Positions come in order already, and two stable sorts by one column
     # take half as long as one that compares rows.
-    partitions = [(one.lane, name, one.position) for one in records for name in one.partitions]
+    partitions = [(record.lane, name, record.position) for record in records for name in record.partitions]
     partitions.sort(key=itemgetter(1))
     partitions.sort(key=itemgetter(0))
     _insert_partitions(connection, partitions, len(partitions))
-    streams = [(one.lane, one.scope, one.sequence, one.position) for one in records if one.sequence]
+    streams = [(record.lane, record.scope, record.sequence, record.position) for record in records if record.sequence]
     streams.sort(key=itemgetter(1))
     streams.sort(key=itemgetter(0))
     _insert_streams(connection, streams, len(streams))
@@ -293,8 +293,8 @@ def _encode_record(record: Record, salt: bytes) -> tuple[Any, ...]:
 
 
 def _encode_padded_record(record: Record, salt: bytes) -> tuple[Any, ...]:
-    missing = ERASURE_BYTES - len(record.body)
-    return (*_encode_record(record, salt), bytes(missing) if missing > 0 else None)
+    padding = ERASURE_BYTES - len(record.body)
+    return (*_encode_record(record, salt), bytes(padding) if padding > 0 else None)
 
 
 def _load_remembered(
@@ -317,10 +317,10 @@ def _load_remembered(
 
 
 def _list_added_keys(
-    decided: BatchResult, hashes: Mapping[KeyIdentity | SequenceIdentity, int]
+    result: BatchResult, hashes: Mapping[KeyIdentity | SequenceIdentity, int]
 ) -> list[tuple[int, int]]:
     """What new records are found by. Their hashes were made when they were looked for."""
-    changes = decided.changes
+    changes = result.changes
     added: Iterable[tuple[KeyIdentity | SequenceIdentity, Remembered]] = chain(
         changes.keys.items(), changes.sequences.items()
     )
@@ -330,7 +330,7 @@ def _list_added_keys(
     ]
 
 
-def _compute_positions(heads: Mapping[int, LaneHead], decided: BatchResult) -> dict[int, int]:
+def _compute_positions(heads: Mapping[int, LaneHead], result: BatchResult) -> dict[int, int]:
     positions = {lane: head.position for lane, head in heads.items()}
-    positions.update((lane, head.position) for lane, head in decided.changes.heads.items())
+    positions.update((lane, head.position) for lane, head in result.changes.heads.items())
     return positions

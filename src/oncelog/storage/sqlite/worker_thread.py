@@ -54,13 +54,13 @@ class WorkerThread:
             raise RuntimeError(f"the thread {self._thread.name} has been stopped")
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
-        begun = threading.Lock() if start_now else None
-        if begun is not None:
-            begun.acquire()
+        start_lock = threading.Lock() if start_now else None
+        if start_lock is not None:
+            start_lock.acquire()
         self._unfinished_calls += 1
-        self._calls.put(_Call(loop, outcome, function, arguments, begun))
-        if begun is not None:
-            begun.acquire(timeout=START_TIMEOUT_S)
+        self._calls.put(_Call(loop, outcome, function, arguments, start_lock))
+        if start_lock is not None:
+            start_lock.acquire(timeout=START_TIMEOUT_S)
         return outcome
 
     def stop(self) -> None:

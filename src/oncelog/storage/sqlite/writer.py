@@ -90,7 +90,7 @@ class Writer:
 
     def create_sibling(self) -> "Writer":
         """Return a session of the same file that is not open yet. It works without the filter of a large key index."""
-        session = Writer(
+        sibling = Writer(
             self._path,
             self._driver,
             self._clock,
@@ -99,9 +99,9 @@ class Writer:
             self._seal_keys,
             fills_later=False,
         )
-        session._file_id = self._file_id
-        session._store_transaction = session._create_store_transaction(self.metadata)
-        return session
+        sibling._file_id = self._file_id
+        sibling._store_transaction = sibling._create_store_transaction(self.metadata)
+        return sibling
 
     def close(self) -> None:
         """Lets the file go. The last one out moves the write-ahead log into it."""
@@ -116,9 +116,9 @@ class Writer:
         with self._translate_errors(_RETRY_HINT):
             connection = self._get_connection()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
-                decided = self._commit_batch(connection, batch, validate)
+                result = self._commit_batch(connection, batch, validate)
             self.store_transaction.confirm()
-            return decided
+            return result
 
     def prepare(self, batch: Sequence[Request]) -> BatchResult | None:
         """The same but for the end of it, for who must not wait: `finish` must follow, unless nothing was changed.
@@ -132,18 +132,18 @@ class Writer:
             if not self._try_begin(connection):
                 return None
             try:
-                seen = self.store_transaction.load_state_if_current(connection)
-                if seen is None:
+                current_state = self.store_transaction.load_state_if_current(connection)
+                if current_state is None:
                     connection.execute("ROLLBACK")
                     return None
-                decided = self._commit_batch(connection, batch, None, seen)
-                if decided.changes.is_empty:
+                result = self._commit_batch(connection, batch, None, current_state)
+                if result.changes.is_empty:
                     self._commit_prepared(connection)
             except BaseException:
                 if connection.in_transaction:
                     _roll_back(connection)
                 raise
-            return decided
+            return result
 
     def abandon(self) -> None:
         """Lets go of what was prepared and will not be finished."""
@@ -183,10 +183,14 @@ class Writer:
             self._waits_for_lock = waits
 
     def _commit_batch(
-        self, connection: Any, batch: Sequence[Request], validate: Validate | None, seen: TransactionState | None = None
+        self,
+        connection: Any,
+        batch: Sequence[Request],
+        validate: Validate | None,
+        current_state: TransactionState | None = None,
     ) -> BatchResult:
         try:
-            return self.store_transaction.commit(connection, batch, validate, seen)
+            return self.store_transaction.commit(connection, batch, validate, current_state)
         except BaseException:
             # Whatever it was, and if it was not SQLite: what the index had prepared must not be confirmed later.
             self.store_transaction.roll_back()
@@ -213,8 +217,8 @@ class Writer:
         """Its newest record, its lease, and the head to judge both by."""
         with self._read_transaction() as (connection, state):
             mark, _ = self.store_transaction.propose_clock(state)
-            standing = load_key_status(connection, self.index, identity, state.heads, self.metadata.settings.lanes)
-            return msgspec.structs.replace(standing, time_ms=mark.time_ms)
+            key_status = load_key_status(connection, self.index, identity, state.heads, self.metadata.settings.lanes)
+            return msgspec.structs.replace(key_status, time_ms=mark.time_ms)
 
     def propose_time_ms(self, mark: ClockMark) -> int:
         """At which a write would be decided now, after a commit with that clock; 0 while the clock is in doubt."""
@@ -416,14 +420,16 @@ class Writer:
         except sqlite3.Error as error:
             if self._has_begun and self._store_transaction is not None:
                 self._store_transaction.reset()  # else nothing was read or written: another process holds the lock
-            ours = translate_error(error, self._path, hint)
+            store_error = translate_error(error, self._path, hint)
             connection = self._connection
-            if connection is not None and (connection.in_transaction or not isinstance(ours, StoreUnavailableError)):
+            if connection is not None and (
+                connection.in_transaction or not isinstance(store_error, StoreUnavailableError)
+            ):
                 connection.close()
                 self._connection = None
-            if ours is error:
+            if store_error is error:
                 raise
-            raise ours from error
+            raise store_error from error
         except (UnicodeError, msgspec.MsgspecError) as error:  # what sqlite3 and msgspec make of damage
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
@@ -494,9 +500,9 @@ def _erase_values(connection: Any, lane: int, contents: Sequence[RecordContent])
     """Erase the values of entities that erased records set. Returns what their tenants get back."""
     given_back = []
     for scope, versions, keys in find_erased_values(contents):
-        which = "all_values" if keys is None else "values"
-        place = (lane, scope, *(orjson.dumps(one).decode() for one in (versions, keys) if one is not None))
-        (size,) = connection.execute(SQL[f"bytes_of_{which}"], place).fetchone()
-        connection.execute(SQL[f"erase_{which}"], place)
+        statement_name = "all_values" if keys is None else "values"
+        place = (lane, scope, *(orjson.dumps(names).decode() for names in (versions, keys) if names is not None))
+        (size,) = connection.execute(SQL[f"bytes_of_{statement_name}"], place).fetchone()
+        connection.execute(SQL[f"erase_{statement_name}"], place)
         given_back.append(build_erased_row(scope, size))
     return given_back

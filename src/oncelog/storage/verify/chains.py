@@ -17,7 +17,7 @@ from oncelog.storage.leaps import count_records
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.side_state import lane_of_scope
 from oncelog.storage.store import encode_partitions
-from oncelog.storage.verify.findings import ExportedLane, InconsistencyError, Progress
+from oncelog.storage.verify.findings import ExportedLane, InconsistencyError, StepProgress
 from oncelog.storage.verify.source import LogRules, RecordCollector, RowTuple, VerificationSource
 
 _REPORT_RECORDS: Final = 1000
@@ -70,7 +70,7 @@ class ChainVerifier:
         """Lanes that have a block of the exported head's height."""
         self.counts = ChainCounts()
 
-    def verify(self) -> Iterator[Progress]:
+    def verify(self) -> Iterator[StepProgress]:
         """Raises InconsistencyError at the first block, record or head that cannot be."""
         self._check_lanes()
         total = count_records(self._heads, self._rules.gaps)
@@ -95,7 +95,7 @@ class ChainVerifier:
 
     # --- blocks
 
-    def _verify_block(self, block: Block, rows: Iterator[RowTuple], total: int) -> Iterator[Progress]:
+    def _verify_block(self, block: Block, rows: Iterator[RowTuple], total: int) -> Iterator[StepProgress]:
         if block.lane not in self._heads:
             raise InconsistencyError(f"has a block of height {block.height}, but no head", block.lane)
         tail = self._tails.setdefault(block.lane, LaneTail())
@@ -110,7 +110,7 @@ class ChainVerifier:
                 tail.eviction_time_ms = block.log_time_ms
             self.counts.records += 1
             if self.counts.records % _REPORT_RECORDS == 0:
-                yield Progress("records", self.counts.records, total)
+                yield StepProgress("records", self.counts.records, total)
         if compute_root(leaves) != block.root:
             last = block.first_position + block.count - 1
             places = f"position {last}" if block.count == 1 else f"positions {block.first_position} to {last}"
@@ -236,15 +236,15 @@ class ChainVerifier:
             )
 
     def _check_head(self, lane: int, head: LaneHead, tail: LaneTail) -> None:
-        for what, said, found in (
+        for name, stored, found in (
             ("position", head.position, tail.position),
             ("height", head.height, tail.height),
             ("hash", head.block_hash.hex(), tail.hash.hex()),
             ("time of the last eviction", head.eviction_time_ms, tail.eviction_time_ms),
         ):
-            if said != found:
+            if stored != found:
                 raise InconsistencyError(
-                    f"the head's {what} is {said}, the records lead to {found}", lane, tail.position
+                    f"the head's {name} is {stored}, the records lead to {found}", lane, tail.position
                 )
         if head.log_time_ms < tail.log_time_ms:
             raise InconsistencyError(

@@ -11,7 +11,7 @@ from oncelog.core.operations import Entity
 from oncelog.core.values import ClientEntry
 from oncelog.storage.expiry import ExpiryCheck
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.verify.findings import Progress, SideStateError
+from oncelog.storage.verify.findings import SideStateError, StepProgress
 from oncelog.storage.verify.indexes import REPORT_ROWS, check_order
 from oncelog.storage.verify.outcome import ComparisonOutcome, ComparisonState
 from oncelog.storage.verify.replay import join_key
@@ -43,18 +43,18 @@ class SideStateComparison:
         self.same_counts = {table.name: 0 for table in self._tables}
         self.unknown_counts = {table.name: 0 for table in self._tables}
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Iterator[StepProgress]:
         """Compare all tables. Raises SideStateError with what differs."""
         for table in self._tables:
             yield from self._compare_table(table)
         if self._total:
             raise SideStateError(self._findings, self._total, self._lane)
 
-    def _compare_table(self, table: SideStateTable) -> Iterator[Progress]:
+    def _compare_table(self, table: SideStateTable) -> Iterator[StepProgress]:
         width = 1 + len(table.keys)
         compare = self._compare[table.name]
         total = self._scratch.count_rows(table)
-        yield Progress(table.name, 0, total)
+        yield StepProgress(table.name, 0, total)
         for done, (key, stored, rebuilt) in enumerate(self._pair_rows(table, width), 1):
             if stored is not None and stored == rebuilt:
                 outcome: ComparisonOutcome = ComparisonState.SAME
@@ -66,7 +66,7 @@ class SideStateComparison:
                 )
             self._count_outcome(table.name, key, outcome)
             if done % REPORT_ROWS == 0:
-                yield Progress(table.name, min(done, total), total)
+                yield StepProgress(table.name, min(done, total), total)
 
     def _pair_rows(
         self, table: SideStateTable, width: int

@@ -11,7 +11,7 @@ from oncelog.errors import CorruptError, OncelogError
 HASH_DIGITS: Final = 2 * HASH_BYTES
 
 
-class Progress(Struct, frozen=True):
+class StepProgress(Struct, frozen=True):
     """How far a step has come."""
 
     step: str
@@ -55,7 +55,7 @@ class VerificationSummary(Struct, frozen=True):
     """Entries that records determine whose content is not known: they were erased or compacted."""
 
 
-Finding = Progress | Inconsistency | VerificationSummary
+Finding = StepProgress | Inconsistency | VerificationSummary
 
 
 class InconsistencyError(CorruptError):

@@ -11,7 +11,7 @@ from typing import Final
 
 from oncelog.core.values import Record
 from oncelog.storage.side_state import TABLES, lane_of_scope
-from oncelog.storage.verify.findings import InconsistencyError, Progress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.source import LogRules, RowTuple, VerificationSource
 
 REPORT_ROWS: Final = 10_000
@@ -60,19 +60,19 @@ class IndexCollector:
             self.streams.add(record.lane, record.scope, record.sequence, record.position)
 
 
-def check_partitions(source: VerificationSource, collector: IndexCollector) -> Iterator[Progress]:
+def check_partitions(source: VerificationSource, collector: IndexCollector) -> Iterator[StepProgress]:
     """The partition index, in both directions."""
     found = collector.partitions.new_empty()
     rows = check_order(source.iterate_rows("all_partition_records"), 3, "the index of partitions")
     for lane, partition, position in rows:
         found.add(lane, partition, position)
         if found.rows % REPORT_ROWS == 0:
-            yield Progress("partitions", found.rows, collector.partitions.rows)
+            yield StepProgress("partitions", found.rows, collector.partitions.rows)
     if found != collector.partitions:
         _raise_difference(source, "partition", "the partition")
 
 
-def check_streams(source: VerificationSource, collector: IndexCollector, rules: LogRules) -> Iterator[Progress]:
+def check_streams(source: VerificationSource, collector: IndexCollector, rules: LogRules) -> Iterator[StepProgress]:
     """The stream index in both directions, and the newest sequence of every stream."""
     found = collector.streams.new_empty()
     floors = FloorVerifier(source, rules)
@@ -93,7 +93,7 @@ def check_streams(source: VerificationSource, collector: IndexCollector, rules: 
             raise InconsistencyError(f"sequence {number} of {scope!r} follows {sequence} at {position}", lane, place)
         sequence, position = number, place
         if found.rows % REPORT_ROWS == 0:
-            yield Progress("streams", found.rows, collector.streams.rows)
+            yield StepProgress("streams", found.rows, collector.streams.rows)
     if found != collector.streams:
         _raise_difference(source, "stream", "the stream")
     _check_newest(stream, sequence, newest)
@@ -160,14 +160,16 @@ class FloorVerifier:
 def _check_newest(stream: tuple[int, str] | None, sequence: int, newest: Iterator[RowTuple]) -> None:
     if stream is None:
         return
-    said = next(newest, None)
-    if said is None or said[:2] > stream:
+    stored = next(newest, None)
+    if stored is None or stored[:2] > stream:
         raise InconsistencyError(f"the stream {stream[1]!r} has records, but is not in the table of streams", stream[0])
-    if said[:2] != stream:
-        raise InconsistencyError(f"the stream {said[1]!r} is said to have {said[2]} records, and has none", said[0])
-    if said[2] != sequence:
+    if stored[:2] != stream:
         raise InconsistencyError(
-            f"the stream {stream[1]!r} ends at {sequence}, and is said to end at {said[2]}", stream[0]
+            f"the stream {stored[1]!r} is said to have {stored[2]} records, and has none", stored[0]
+        )
+    if stored[2] != sequence:
+        raise InconsistencyError(
+            f"the stream {stream[1]!r} ends at {sequence}, and is said to end at {stored[2]}", stream[0]
         )
 
 

@@ -18,7 +18,7 @@ from oncelog.storage.verify.findings import (
     ExportedHead,
     Finding,
     InconsistencyError,
-    Progress,
+    StepProgress,
     VerifyOptions,
 )
 from oncelog.storage.verify.postgres_key_columns import HashColumnVerifier
@@ -39,7 +39,7 @@ class DatabaseSource:
         self.metadata = metadata
         self.keys = HashColumnVerifier(session, metadata.index_secret)
 
-    def check_structure(self) -> Iterator[Progress]:
+    def check_structure(self) -> Iterator[StepProgress]:
         """As `Source` says. Indexes are not compared with their tables: `pg_amcheck` of PostgreSQL does that."""
         check_schema(self._session)
         check_lanes(self.load_heads(), self.metadata.settings.lanes)
@@ -69,8 +69,8 @@ class DatabaseSource:
             return self._session.iterate_rows(f"SELECT {columns} FROM oncelog_{table.name} {order}")  # noqa: S608
         # Apart, so that the short keys come from their index and are not sorted.
         both = [
-            f"(SELECT {columns}, digest FROM oncelog_{table.name} WHERE digest IS {which} {order})"  # noqa: S608
-            for which in ("NULL", "NOT NULL")
+            f"(SELECT {columns}, digest FROM oncelog_{table.name} WHERE digest IS {nullness} {order})"  # noqa: S608
+            for nullness in ("NULL", "NOT NULL")
         ]
         return self._strip_digests(table, self._session.iterate_rows(f"{' UNION ALL '.join(both)} {order}"))
 
@@ -115,5 +115,5 @@ def verify_database(
 
 
 def _verify_database(address: str, head: ExportedHead | None, options: VerifyOptions) -> Iterator[Finding]:
-    with open_read_transaction(address) as (session, about):
-        yield from verification.verify(DatabaseSource(session, about), head, options)
+    with open_read_transaction(address) as (session, metadata):
+        yield from verification.verify(DatabaseSource(session, metadata), head, options)

@@ -82,17 +82,17 @@ class SideStateReplay:
 
     def _replay_batch(self, pending: list[_PendingRecord]) -> None:
         needs = ReadSet()
-        for one in pending:
-            if one.submission.policy.client_sequence:
-                needs.clients.add(client_identity(one.submission))
-            add_effects(one.submission, needs)
+        for pending_record in pending:
+            if pending_record.submission.policy.client_sequence:
+                needs.clients.add(client_identity(pending_record.submission))
+            add_effects(pending_record.submission, needs)
         needs.horizons.clear()
         snapshot = self._scratch.load(needs)
-        desk = BatchState(snapshot, 0)
+        state = BatchState(snapshot, 0)
         self._unknown_scopes.clear()
-        for one in pending:
-            self._replay(one, desk)
-        self._scratch.save(desk.collect_changes(), snapshot)
+        for pending_record in pending:
+            self._replay(pending_record, state)
+        self._scratch.save(state.collect_changes(), snapshot)
 
     def _replay(self, pending: _PendingRecord, state: BatchState) -> None:
         record, submission = pending.record, pending.submission

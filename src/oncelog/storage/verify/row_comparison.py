@@ -59,10 +59,10 @@ class RowComparison:
         self, lane: int, scope: str, stored: Row | None, fold: tuple[int, FoldedRow], horizon: int
     ) -> ComparisonOutcome | None:
         """Compare a row with the digest that compaction committed; None if unknown deltas may have changed it since."""
-        sequence, folded = fold
-        if row_digest(stored) == folded.digest:
+        sequence, fold_digest = fold
+        if row_digest(stored) == fold_digest.digest:
             return ComparisonState.ABSENT if stored is None else ComparisonState.SAME
-        if stored is None and folded.deleted_hlc is not None and int(folded.deleted_hlc) <= horizon:
+        if stored is None and fold_digest.deleted_hlc is not None and int(fold_digest.deleted_hlc) <= horizon:
             return ComparisonState.ABSENT  # a dropped tombstone
         if self._scratch.has_unfolded(lane, scope, sequence):
             return None

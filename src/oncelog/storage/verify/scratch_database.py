@@ -229,8 +229,8 @@ def list_directories(temp_dir: str | None, log_directory: str | None) -> list[st
     """
     if temp_dir is not None:
         return [temp_dir]
-    told = os.environ.get("TMPDIR")
-    return [one for one in (told, log_directory, tempfile.gettempdir()) if one]
+    tmpdir = os.environ.get("TMPDIR")
+    return [directory for directory in (tmpdir, log_directory, tempfile.gettempdir()) if directory]
 
 
 def _connect(directories: Iterable[str]) -> sqlite3.Connection:

@@ -8,7 +8,7 @@ from oncelog.core.hlc import HLC_MAX, check_drift
 from oncelog.core.policy import Policy
 from oncelog.core.rules.rates import FULL_AFTER_US_MAX
 from oncelog.storage.side_state import STORED_TABLES, USAGE_TABLE, SideStateTable, lane_of_scope
-from oncelog.storage.verify.findings import InconsistencyError, Progress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.indexes import REPORT_ROWS, check_order
 from oncelog.storage.verify.source import LogRules, VerificationSource
 
@@ -27,7 +27,7 @@ def decode_policies(declarations: Iterable[tuple[str, str]]) -> dict[str, Policy
     return policies
 
 
-def check_side_state(source: VerificationSource, rules: LogRules) -> Iterator[Progress]:
+def check_side_state(source: VerificationSource, rules: LogRules) -> Iterator[StepProgress]:
     """Everything else can be read, is in its lane, and is not beyond its stream or lane."""
     lanes = {lane for lane, head in source.load_heads().items() if head.revision}
     for table in STORED_TABLES:
@@ -108,7 +108,7 @@ def _check_members(source: VerificationSource) -> None:
 
 def _check_table(
     source: VerificationSource, table: SideStateTable, rules: LogRules, lanes: Set[int]
-) -> Iterator[Progress]:
+) -> Iterator[StepProgress]:
     where = f"the table oncelog_{table.name}"
     width = 1 + len(table.keys)
     for count, row in enumerate(check_order(source.iterate_table(table), width, where), 1):
@@ -123,4 +123,4 @@ def _check_table(
         if not is_written or lane_of_scope(table.get_scope(key), rules.settings.lanes) != row[0]:
             raise InconsistencyError(f"{where} has {row[:width]!r} in a lane where it does not belong", row[0])
         if count % REPORT_ROWS == 0:
-            yield Progress(table.name, count)
+            yield StepProgress(table.name, count)

@@ -11,7 +11,7 @@ from oncelog.storage.leaps import LaneGaps
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.store import Consumer
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 
 RowTuple = tuple[Any, ...]
 
@@ -37,7 +37,7 @@ class RecordCollector(Protocol):
 class KeyVerifier(RecordCollector, Protocol):
     """What a database finds identities by."""
 
-    def check(self, rules: LogRules) -> Iterator[Progress]:
+    def check(self, rules: LogRules) -> Iterator[StepProgress]:
         """Every identity is found, at its place; and none was stored again while it was remembered."""
 
     def get_counts(self) -> Mapping[str, int]:
@@ -56,7 +56,7 @@ class VerificationSource(Protocol):
     def keys(self) -> KeyVerifier:
         """By what identities are found."""
 
-    def check_structure(self) -> Iterator[Progress]:
+    def check_structure(self) -> Iterator[StepProgress]:
         """Check files, tables and indexes in the way of this database. Raises InconsistencyError."""
 
     def load_heads(self) -> dict[int, LaneHead]:

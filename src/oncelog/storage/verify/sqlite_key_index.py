@@ -14,7 +14,7 @@ from oncelog.storage.sqlite.key_index.key_run import find_in_segment, unpack_run
 from oncelog.storage.sqlite.key_index.segments import IndexJob, Segment, decode_job
 from oncelog.storage.sqlite.record_queries import decode_record
 from oncelog.storage.sqlite.statements import SQL
-from oncelog.storage.verify.findings import InconsistencyError, Progress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.identities import check_uniqueness
 from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum
 from oncelog.storage.verify.source import LogRules
@@ -59,12 +59,14 @@ class SegmentMap:
         levels = {segment.segment: segment.level for segment in self.segments}
         keys = {segment.segment: segment.keys for segment in self.segments}
         for job in self.jobs.values():
-            if levels.get(job.target) != job.level or any(levels.get(one) != job.level - 1 for one in job.sources):
+            if levels.get(job.target) != job.level or any(
+                levels.get(source) != job.level - 1 for source in job.sources
+            ):
                 raise InconsistencyError(
                     f"the key index notes work on level {job.level} with segments that do not exist"
                 )
-            is_odd = len(set(job.sources)) != len(job.sources) or job.keys != keys[job.target]
-            if is_odd or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
+            is_inconsistent = len(set(job.sources)) != len(job.sources) or job.keys != keys[job.target]
+            if is_inconsistent or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
                 raise InconsistencyError(f"the key index notes work on level {job.level} that cannot be")
 
 
@@ -81,13 +83,13 @@ class SegmentKeyVerifier:
     def add(self, record: Record) -> None:
         """As `RecordCollector` says."""
         place = encode_place(record.lane, record.position)
-        for one in self._segments.hash_record(record):
-            if self._segments.is_sealed(one, place):
-                self._sealed.add(one, place)
+        for key_hash in self._segments.hash_record(record):
+            if self._segments.is_sealed(key_hash, place):
+                self._sealed.add(key_hash, place)
             else:
-                self._unsealed.append((one, place))
+                self._unsealed.append((key_hash, place))
 
-    def check(self, rules: LogRules) -> Iterator[Progress]:
+    def check(self, rules: LogRules) -> Iterator[StepProgress]:
         """As `Keys` says. A key that is sealed is in one segment only."""
         connection, segments = self._connection, self._segments
         segments.check()
@@ -96,9 +98,9 @@ class SegmentKeyVerifier:
         sealed = [_iterate_segment(connection, segment, segments, found) for segment in segments.segments]
         before = (-1, -1)
         group: list[int] = []
-        hot = ((one, place, False) for one, place in sorted(self._unsealed))
-        for one, place, is_left in heapq.merge(*sealed, hot):
-            is_twice = (one, place) == before
+        unsealed = ((key_hash, place, False) for key_hash, place in sorted(self._unsealed))
+        for key_hash, place, is_left in heapq.merge(*sealed, unsealed):
+            is_twice = (key_hash, place) == before
             if is_left:
                 if not is_twice:
                     raise InconsistencyError(
@@ -107,13 +109,13 @@ class SegmentKeyVerifier:
                 continue
             if is_twice:
                 raise InconsistencyError("the key of the record is in the key index twice", *decode_place(place))
-            if one != before[0]:
+            if key_hash != before[0]:
                 self._check_uniqueness(group, rules)
                 group = []
             group.append(place)
-            before = one, place
+            before = key_hash, place
             if found.rows % REPORT_ROWS == 0:
-                yield Progress("keys", found.rows, self._sealed.rows)
+                yield StepProgress("keys", found.rows, self._sealed.rows)
         if found != self._sealed:
             _raise_difference(connection, segments)
         self._check_uniqueness(group, rules)
@@ -191,9 +193,9 @@ def _raise_difference(connection: Any, segments: SegmentMap) -> None:
     """Says which key is missing, or points to another record."""
     numbers = [segment.segment for segment in segments.segments]
     for place, *identity in connection.execute(SQL["all_identities"]):
-        for one in segments.index.hash_record(*identity):
-            places = [found for number in numbers for _, found in find_in_segment(connection, number, [one])]
-            if segments.is_sealed(one, place) and place not in places:
+        for record_hash in segments.index.hash_record(*identity):
+            places = [found for number in numbers for _, found in find_in_segment(connection, number, [record_hash])]
+            if segments.is_sealed(record_hash, place) and place not in places:
                 raise InconsistencyError("the key of the record is not in the key index", *decode_place(place))
     for segment in segments.segments:
         for key_hash, place in _iterate_keys(connection, segment):

@@ -11,7 +11,7 @@ from oncelog.sql_files import split_script
 from oncelog.storage.sqlite.key_index.index import POSITION_BITS, encode_place
 from oncelog.storage.sqlite.record_queries import load_heads
 from oncelog.storage.sqlite.statements import SQL, load_migrations
-from oncelog.storage.verify.findings import InconsistencyError, Progress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.schema_definitions import check_definitions
 
 
@@ -20,14 +20,14 @@ def check_structure(connection: Any) -> None:
     _check_by_sqlite(connection, "PRAGMA quick_check(1)")
 
 
-def check_indexes(connection: Any) -> Iterator[Progress]:
+def check_indexes(connection: Any) -> Iterator[StepProgress]:
     """Let SQLite compare the indexes of Oncelog's tables with the tables: an entry that is missing hides a row.
 
     Other tables are an application's. Their indexes may need functions that only the application defines.
     """
     tables = [name for (name,) in connection.execute(SQL["indexed_tables"])]
     for done, name in enumerate(tables):
-        yield Progress("structure", done, len(tables))
+        yield StepProgress("structure", done, len(tables))
         _check_by_sqlite(connection, f"PRAGMA integrity_check({name})")
 
 
@@ -44,11 +44,11 @@ def check_schema(connection: Any) -> None:
 
 @cache
 def _build_expected_schema() -> dict[str, str]:
-    with closing(sqlite3.connect(":memory:")) as made:
+    with closing(sqlite3.connect(":memory:")) as expected:
         for _, script in load_migrations():
-            for one in split_script(script):
-                made.execute(one)
-        return _load_schema(made)
+            for statement in split_script(script):
+                expected.execute(statement)
+        return _load_schema(expected)
 
 
 def _load_schema(connection: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.sqlite.record_queries import list_consumers, load_gaps, load_heads, load_leaps
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.store import Consumer
-from oncelog.storage.verify.findings import Progress
+from oncelog.storage.verify.findings import StepProgress
 from oncelog.storage.verify.source import RowTuple
 from oncelog.storage.verify.sqlite_key_index import SegmentKeyVerifier
 from oncelog.storage.verify.sqlite_schema import check_indexes, check_schema, check_structure
@@ -25,7 +25,7 @@ class FileSource:
         self.keys = SegmentKeyVerifier(connection, metadata.index_secret)
         connection.text_factory = _decode_text
 
-    def check_structure(self) -> Iterator[Progress]:
+    def check_structure(self) -> Iterator[StepProgress]:
         """As `Source` says."""
         check_structure(self._connection)
         check_schema(self._connection)

@@ -24,8 +24,8 @@ from oncelog.storage.verify.findings import (
     Finding,
     Inconsistency,
     InconsistencyError,
-    Progress,
     SideStateError,
+    StepProgress,
     VerificationSummary,
     VerifyOptions,
 )
@@ -68,7 +68,7 @@ def report_inconsistency(findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except SideStateError as error:
-        named = tuple(_to_printable(one) for one in error.findings)
+        named = tuple(_to_printable(finding) for finding in error.findings)
         yield Inconsistency(_to_printable(error), error.lane, findings=named, findings_total=error.total)
     except InconsistencyError as error:
         yield Inconsistency(_to_printable(error), error.lane, error.position)
@@ -87,26 +87,26 @@ class _CombinedCollector:
         self._collectors = collectors
 
     def add(self, record: Record) -> None:
-        for books in self._collectors:
-            books.add(record)
+        for collector in self._collectors:
+            collector.add(record)
 
 
 def _verify(
     source: VerificationSource, head: ExportedHead | None, options: VerifyOptions, directories: Sequence[str]
 ) -> Iterator[Finding]:
-    yield Progress("structure")
+    yield StepProgress("structure")
     yield from source.check_structure()
-    about = source.metadata
-    if len(about.index_secret) != SECRET_BYTES:
+    metadata = source.metadata
+    if len(metadata.index_secret) != SECRET_BYTES:
         raise InconsistencyError(f"the secret of the key index has not {SECRET_BYTES} bytes")
     policies = decode_policies((name, declaration) for name, declaration in source.iterate_rows("policies"))
     leaps = source.load_leaps()
     if list(leaps) != sorted(set(leaps)):
         raise InconsistencyError(f"the log's leaps are not in ascending order: {list(leaps)}")
-    rules = LogRules(about.settings, policies, leaps, source.load_gaps())
+    rules = LogRules(metadata.settings, policies, leaps, source.load_gaps())
     indexes = IndexCollector()
     marks = {} if head is None else {mark.lane: mark for mark in head.lanes}
-    with closing(ScratchDatabase(about.settings, directories)) as scratch:
+    with closing(ScratchDatabase(metadata.settings, directories)) as scratch:
         replay = SideStateReplay(rules, scratch, with_effects=options.side_state)
         chains = ChainVerifier(source, rules, _CombinedCollector(indexes, source.keys, replay), marks)
         yield from chains.verify()
@@ -117,9 +117,9 @@ def _verify(
         yield from check_side_state(source, rules)
         comparison = SideStateComparison(source, scratch, with_effects=options.side_state)
         yield from comparison.run()
-    if head is not None and head.epoch != about.epoch:
+    if head is not None and head.epoch != metadata.epoch:
         raise InconsistencyError(
-            f"the log has epoch {about.epoch}, the exported head {head.epoch}: the log was restored from a backup "
+            f"the log has epoch {metadata.epoch}, the exported head {head.epoch}: the log was restored from a backup "
             "since then, or is another one. (Every block that was exported is there, and has its hash.)"
         )
     yield VerificationSummary(
@@ -129,7 +129,7 @@ def _verify(
         lanes=chains.counts.lanes,
         blocks=chains.counts.blocks,
         erased=chains.counts.erased,
-        epoch=about.epoch,
+        epoch=metadata.epoch,
         same=comparison.same_counts,
         not_checkable=comparison.unknown_counts,
         **source.keys.get_counts(),

@@ -55,9 +55,9 @@ def start(
         _fail("--loop-wait and twice --retry-timeout must fit in --ttl")
     if not is_free(directory):
         _fail(f"{directory} is in use, by a cluster or by something else; see `stop`, or choose another --directory")
-    ended = threading.Event()
+    is_ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: is_ended.set())
     settings = ClusterSettings(ttl_s=ttl, loop_wait_s=loop_wait, retry_timeout_s=retry_timeout)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True, mode=0o711)
@@ -69,10 +69,10 @@ def start(
         _fail(f"{error}{hint if isinstance(error, PortError) else ''}")
     try:
         typer.echo("Starting three etcd, three Patroni and three PostgreSQL, which takes about 20 seconds …")
-        cluster.start(ended.is_set)
-        if not ended.is_set():
+        cluster.start(is_ended.is_set)
+        if not is_ended.is_set():
             typer.echo(_format_instructions(cluster, directory))
-        while not ended.wait(REVIVE_S):
+        while not is_ended.wait(REVIVE_S):
             for name in cluster.revive():
                 typer.echo(f"{name} had ended and is started again")
     except ClusterError as error:
@@ -145,7 +145,7 @@ def is_free(directory: Path) -> bool:
 
 
 def _format_instructions(cluster: Cluster, directory: Path) -> str:
-    here = f"{_get_python()} -m oncelog.testing.cluster"
+    command = f"{_get_python()} -m oncelog.testing.cluster"
     options = "" if directory == DEFAULT_DIRECTORY else f" --directory {directory}"
     return f"""
 {_format_state(cluster.state())}
@@ -157,8 +157,8 @@ Load on both, and a reader:
   .venv/bin/oncelog load --seconds 60 --url http://127.0.0.1:7171
   .venv/bin/oncelog tail --partition load/0 --url http://127.0.0.1:7172
 How it stands, and the end of the primary:
-  {here} state{options}
-  {here} kill{options}
+  {command} state{options}
+  {command} kill{options}
 Logs are in {directory}. Ctrl-C stops all of it.
 """
 
@@ -172,10 +172,13 @@ def _get_python() -> str:
 
 def _format_state(cluster_state: ClusterState) -> str:
     lines = [f"{'server':8} {'port':>6}  {'role':13} {'state':10} {'timeline':>8} {'lag':>8}"]
-    for one in cluster_state.members:
-        lag = "" if one.lag_bytes is None else str(one.lag_bytes)
-        role = {"leader": "primary"}.get(one.role, one.role)
-        lines.append(f"{one.name:8} {one.port:>6}  {role:13} {one.state:10} {one.timeline or '':>8} {lag:>8}".rstrip())
+    for member in cluster_state.members:
+        lag = "" if member.lag_bytes is None else str(member.lag_bytes)
+        role = {"leader": "primary"}.get(member.role, member.role)
+        lines.append(
+            f"{member.name:8} {member.port:>6}  {role:13} {member.state:10} "
+            f"{member.timeline or '':>8} {lag:>8}".rstrip()
+        )
     leader = "nobody" if cluster_state.etcd_leader is None else f"etcd{cluster_state.etcd_leader}"
     return "\n".join([*lines, f"etcd is led by {leader}"])
 

@@ -187,13 +187,20 @@ class Cluster:
         for number in range(MEMBERS):
             name = f"node{number + 1}"
             port, rest_port = take(first_port and first_port + number), take()
-            wire_ports, ways = (port, rest_port), tuple(client for client, _ in etcd_ports)
+            wire_ports, etcd_client_ports = (port, rest_port), tuple(client for client, _ in etcd_ports)
             if self._links is not None:
                 wire_ports = (self._links.add(name, port), self._links.add(name, rest_port))
-                ways = tuple(self._links.add(f"{name} etcd", client) for client in ways)
+                etcd_client_ports = tuple(self._links.add(f"{name} etcd", client) for client in etcd_client_ports)
             data = str(self._directory / name / "data")
             nodes.append(
-                Node(name=name, data=data, port=port, rest_port=rest_port, wire_ports=wire_ports, etcd_ports=ways)
+                Node(
+                    name=name,
+                    data=data,
+                    port=port,
+                    rest_port=rest_port,
+                    wire_ports=wire_ports,
+                    etcd_ports=etcd_client_ports,
+                )
             )
         return Layout(
             directory=str(self._directory),
@@ -220,22 +227,22 @@ class Cluster:
         return commands
 
     def _make_directory(self, name: str) -> None:
-        made = self._directory / name
-        made.mkdir()
-        chown_to_nobody(self._directory, made)
+        path = self._directory / name
+        path.mkdir()
+        chown_to_nobody(self._directory, path)
 
     def _start_process(self, name: str) -> None:
         place = self._directory / name
-        kept = {
-            one: value
-            for one, value in os.environ.items()
-            if not one.lower().endswith("_proxy") and not one.startswith(("PATRONI_", "ETCD_", "PG"))
+        environment = {
+            variable: value
+            for variable, value in os.environ.items()
+            if not variable.lower().endswith("_proxy") and not variable.startswith(("PATRONI_", "ETCD_", "PG"))
         }
         with (self._directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603
                 self._commands[name],
                 cwd=place,
-                env={**kept, "HOME": str(place), "PYTHONUNBUFFERED": "1"},
+                env={**environment, "HOME": str(place), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -273,8 +280,8 @@ class Cluster:
         if server and pid is not None:
             # The one that makes the others comes first: nobody is born who is not found.
             send_signal(pid, number)
-            for one in list_children(pid):
-                send_signal(one, number)
+            for child in list_children(pid):
+                send_signal(child, number)
 
     def _list_link_names(self, node: Node, with_etcd: bool) -> list[str]:
         return [node.name, f"{node.name} etcd"] if with_etcd else [node.name]

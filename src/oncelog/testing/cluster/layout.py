@@ -95,16 +95,16 @@ class Ports:
     def take(self, port: int = 0) -> int:
         """Any that is free, or this one. Raises PortError if that cannot be had."""
         try:
-            held = reserve_port(port)
+            reserved = reserve_port(port)
         except OSError as error:
             raise PortError(f"port {port} cannot be had: {error.strerror}") from error
-        self._sockets.append(held)
-        return int(held.getsockname()[1])
+        self._sockets.append(reserved)
+        return int(reserved.getsockname()[1])
 
     def close(self) -> None:
         """They are free again when their servers have ended."""
-        for held in self._sockets:
-            held.close()
+        for reserved in self._sockets:
+            reserved.close()
 
 
 def build_etcd_arguments(layout: Layout, index: int) -> list[str]:
@@ -156,7 +156,7 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
         "postgresql": {"use_pg_rewind": True, "use_slots": True, "parameters": parameters},
     }
     anybody = [f"host all all {HOST}/32 trust", f"host replication all {HOST}/32 trust", "local all all trust"]
-    told = {
+    configuration = {
         "scope": SCOPE,
         "name": node.name,
         "restapi": {"listen": f"{HOST}:{node.rest_port}", "connect_address": f"{HOST}:{node.wire_ports[1]}"},
@@ -184,4 +184,4 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
         },
         "watchdog": {"mode": "off"},
     }
-    return json.dumps(told, indent=1)
+    return json.dumps(configuration, indent=1)

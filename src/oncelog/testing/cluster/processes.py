@@ -46,17 +46,17 @@ def stop_all(layout: Layout) -> None:
     writers = [
         pid for pid, arguments in _iterate_commands() if any(_is_writer(node, arguments) for node in layout.nodes)
     ]
-    own = {one for pid in (*starters, *writers) for one in (pid, *_iterate_helpers(layout, pid))}
-    for pid in own:
+    process_ids = {process_id for pid in (*starters, *writers) for process_id in (pid, *_iterate_helpers(layout, pid))}
+    for pid in process_ids:
         send_signal(pid, signal.SIGKILL)
-    for pid in own:
+    for pid in process_ids:
         wait_for_exit(pid)
     # Then the servers, at once but so that they leave no memory behind; again, for one that was just being started.
     while servers := _list_servers(layout):
         for pid in servers:
             send_signal(pid, signal.SIGQUIT)
-            for one in (pid, *list_children(pid)):
-                send_signal(one, signal.SIGCONT)
+            for process_id in (pid, *list_children(pid)):
+                send_signal(process_id, signal.SIGCONT)
         for pid in servers:
             wait_for_exit(pid)
 
@@ -78,11 +78,11 @@ def _is_starter(layout: Layout, arguments: list[str]) -> bool:
     """Whether it is one of its etcd or Patroni, to the last argument: who only names its files is somebody else."""
     if "--" in arguments and _get_program_name(arguments) == "setpriv":  # which is about to become one of them
         arguments = arguments[arguments.index("--") + 1 :]
-    told = arguments[1:]
+    options = arguments[1:]
     if _get_program_name(arguments) == "etcd":
-        return any(told == build_etcd_arguments(layout, index) for index in range(len(layout.etcd_ports)))
+        return any(options == build_etcd_arguments(layout, index) for index in range(len(layout.etcd_ports)))
     return "python" in _get_program_name(arguments) and any(
-        told == build_patroni_arguments(node) for node in layout.nodes
+        options == build_patroni_arguments(node) for node in layout.nodes
     )
 
 
@@ -107,7 +107,7 @@ def _iterate_commands() -> Iterator[tuple[int, list[str]]]:
 def _read_arguments(pid: int) -> list[str]:
     """Nothing where it has ended. Unlike its program and its environment they can be read of any user's process."""
     try:
-        told = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        command_line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return []
-    return told.removesuffix("\0").split("\0") if told else []
+    return command_line.removesuffix("\0").split("\0") if command_line else []

@@ -38,27 +38,27 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     @property
     def primary(self) -> Member | None:
         """Who is written to, and says that it runs."""
-        return next((one for one in self.members if one.role == "leader" and one.state == "running"), None)
+        return next((member for member in self.members if member.role == "leader" and member.state == "running"), None)
 
     @property
     def is_whole(self) -> bool:
         """A primary, all others follow it, and one of them is waited for at each commit."""
         primary = self.primary
-        others = [one for one in self.members if one is not primary]
+        others = [member for member in self.members if member is not primary]
         return (
             primary is not None
-            and all(one.state == STREAMING and one.timeline == primary.timeline for one in others)
-            and any(one.role == "sync_standby" for one in others)
+            and all(member.state == STREAMING and member.timeline == primary.timeline for member in others)
+            and any(member.role == "sync_standby" for member in others)
         )
 
 
 def fetch_state(layout: Layout) -> ClusterState:
     """By the first Patroni that answers; those it does not know of are away."""
     ports = {node.name: node.port for node in layout.nodes}
-    told = next(_iterate_answers(layout), [])
-    found = {one.name: one for one in (_parse_member(entry, ports) for entry in told)}
-    away = (Member(name=name, role="", state="away", port=port) for name, port in ports.items() if name not in found)
-    members = sorted([*found.values(), *away], key=lambda one: one.name)
+    entries = next(_iterate_answers(layout), [])
+    found = {member.name: member for member in (_parse_member(entry, ports) for entry in entries)}
+    absent = (Member(name=name, role="", state="away", port=port) for name, port in ports.items() if name not in found)
+    members = sorted([*found.values(), *absent], key=lambda member: member.name)
     return ClusterState(members=tuple(members), etcd_leader=_find_etcd_leader(layout))
 
 
@@ -83,16 +83,16 @@ def _parse_member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
 def is_etcd_ready(layout: Layout) -> bool:
     """Whether all members have agreed on what they are. A Patroni that asks one before that ends with an error."""
     with suppress(*_FAULTS):
-        said = [_request_json("GET", port, "/version")["etcdcluster"] for port, _ in layout.etcd_ports]
-        return "not_decided" not in said
+        versions = [_request_json("GET", port, "/version")["etcdcluster"] for port, _ in layout.etcd_ports]
+        return "not_decided" not in versions
     return False
 
 
 def _find_etcd_leader(layout: Layout) -> int | None:
     for index, (port, _) in enumerate(layout.etcd_ports):
         with suppress(*_FAULTS):
-            said = _request_json("POST", port, "/v3/maintenance/status", "{}")
-            if said.get("leader") == said["header"]["member_id"]:
+            status = _request_json("POST", port, "/v3/maintenance/status", "{}")
+            if status.get("leader") == status["header"]["member_id"]:
                 return index
     return None
 

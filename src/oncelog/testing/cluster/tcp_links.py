@@ -57,14 +57,17 @@ class TcpLink:
 
     async def _forward(self, reader: StreamReader, writer: StreamWriter) -> None:
         await self._connected.wait()
-        there, back = await asyncio.open_connection(HOST, self._target)
-        ways = [asyncio.create_task(self._copy(reader, back)), asyncio.create_task(self._copy(there, writer))]
+        target_reader, target_writer = await asyncio.open_connection(HOST, self._target)
+        copy_tasks = [
+            asyncio.create_task(self._copy(reader, target_writer)),
+            asyncio.create_task(self._copy(target_reader, writer)),
+        ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(copy_tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            back.close()
+            for copy_task in copy_tasks:
+                copy_task.cancel()
+            target_writer.close()
 
     async def _copy(self, reader: StreamReader, writer: StreamWriter) -> None:
         with suppress(OSError):
@@ -88,28 +91,28 @@ class TcpLinks:
         """One more to a port; gives its own."""
 
         async def open_link() -> TcpLink:
-            wire = TcpLink(target)
-            await wire.start()
-            return wire
+            link = TcpLink(target)
+            await link.start()
+            return link
 
-        wire = self._run(open_link())
-        self._links.setdefault(name, []).append(wire)
-        return wire.port
+        link = self._run(open_link())
+        self._links.setdefault(name, []).append(link)
+        return link.port
 
     def cut(self, name: str) -> None:
         """All of a name."""
-        for wire in self._links[name]:
-            self._loop.call_soon_threadsafe(wire.cut)
+        for link in self._links[name]:
+            self._loop.call_soon_threadsafe(link.cut)
 
     def mend(self, name: str) -> None:
         """All of a name."""
-        for wire in self._links[name]:
-            self._loop.call_soon_threadsafe(wire.mend)
+        for link in self._links[name]:
+            self._loop.call_soon_threadsafe(link.mend)
 
     def close(self) -> None:
         """All of them, and the thread."""
-        for wire in (wire for wires in self._links.values() for wire in wires):
-            self._run(wire.close())
+        for link in (link for links in self._links.values() for link in links):
+            self._run(link.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -172,7 +172,7 @@ class AuditContract(Contract):
             assert log.run(log.store.erase(0, [1, 2], erase)) == 2
             assert log.run(log.store.erase(0, [1, 2], erase)) == 0, "nothing is left, and nothing is recorded"
             log.reopen()
-            (entry,) = [decode_audit_entry(one) for one in _list_acts(log)]
+            (entry,) = [decode_audit_entry(item) for item in _list_acts(log)]
             assert (entry.act, entry.target, entry.position) == (ERASE, "partition", 4)
             assert entry.details == {"partition": "p", "records": 2}
             assert [record.erased for record in log.read_all()] == [True, True, False, False]
@@ -198,7 +198,7 @@ class AuditContract(Contract):
             assert log.run(log.store.set_tenants([Tenant(prefix="acme")], change))
             assert not log.run(log.store.set_tenants([Tenant(prefix="acme")], change)), "they are the same"
             log.reopen()
-            assert [decode_audit_entry(one).act for one in _list_acts(log)] == [QUOTA_CHANGE]
+            assert [decode_audit_entry(entry).act for entry in _list_acts(log)] == [QUOTA_CHANGE]
             assert log.run(log.store.set_tenants([]))
             assert len(_list_acts(log)) == 1
 
@@ -239,7 +239,7 @@ class AuditContract(Contract):
             assert log(Release(**release, fence=granted.fence)) == Applied(changed=False)
             log.reopen()
             assert isinstance(log(claim(1, "h2")), Granted)
-            (entry,) = [decode_audit_entry(one) for one in _list_acts(log)]
+            (entry,) = [decode_audit_entry(item) for item in _list_acts(log)]
             assert (entry.act, entry.actor, entry.scope, entry.target) == (LEASE_RELEASED, ROOT, CAMPAIGN, key(1).hex())
             assert entry.details == {"fence": granted.fence, "policy": "runs"}
 

@@ -53,10 +53,10 @@ class CommitContract(Contract):
 
     def test_a_new_write_gets_its_place_and_is_read_back(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
-            decided = log.commit_batch(Request((event(1, "hello", actor="user:ann", partitions=("p",)),)))
-            receipt = assert_committed(decided.verdicts[0][0])
+            batch_result = log.commit_batch(Request((event(1, "hello", actor="user:ann", partitions=("p",)),)))
+            receipt = assert_committed(batch_result.verdicts[0][0])
             assert receipt == Receipt(0, 1, 0, log.clock.wall_ms(), 1, 0)
-            assert log.read_all() == decided.changes.records
+            assert log.read_all() == batch_result.changes.records
             (record,) = log.read_all()
             assert (record.body, record.actor, record.partitions, record.erased) == (
                 b"hello",
@@ -79,8 +79,8 @@ class CommitContract(Contract):
             log(SetMember("chat/1", "user:ann"))
             before = log.heads()
             log.clock.advance(1)
-            decided = log.commit_batch(Request((SetMember("chat/1", "user:ann"), message(1, actor="user:eve"))))
-            assert decided.changes.is_empty
+            batch_result = log.commit_batch(Request((SetMember("chat/1", "user:ann"), message(1, actor="user:eve"))))
+            assert batch_result.changes.is_empty
             assert log.commit_batch().verdicts == []
             assert log.heads() == before
 
@@ -111,8 +111,8 @@ class CommitContract(Contract):
 
             async def all_at_once() -> list[object]:
                 batch = [Request((event(1),))]
-                decided = await asyncio.gather(*[log.store.commit(batch) for _ in range(5)])
-                return [type(one.verdicts[0][0]).__name__ for one in decided]
+                batch_result = await asyncio.gather(*[log.store.commit(batch) for _ in range(5)])
+                return [type(one.verdicts[0][0]).__name__ for one in batch_result]
 
             assert sorted(log.run(all_at_once()), key=str) == ["Committed"] + ["Replayed"] * 4
             assert list_positions(log.read_all()) == [1]
@@ -130,8 +130,8 @@ class CommitContract(Contract):
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             streams = ["a", "b", "a", "c", "b", "a"]
             receipts = [assert_committed(log(write(number, stream))) for number, stream in enumerate(streams)]
-            assert [(it.lane, it.position) for it in receipts] == [(1, place) for place in range(1, 7)]
-            assert [it.sequence for it in receipts] == [1, 1, 2, 1, 2, 3]
+            assert [(receipt.lane, receipt.position) for receipt in receipts] == [(1, place) for place in range(1, 7)]
+            assert [receipt.sequence for receipt in receipts] == [1, 1, 2, 1, 2, 3]
             assert_committed(log(event(1)))
             assert {lane: head.position for lane, head in log.heads().items()} == {0: 1, 1: 6}
 
@@ -139,15 +139,15 @@ class CommitContract(Contract):
         with self.open_store(tmp_path) as log:
             for start in (0, 300):
                 items = tuple(event(start + number, f"{number}", partitions=("p", "q")) for number in range(300))
-                assert [assert_committed(it).position for it in log.commit_items(*items)] == [
+                assert [assert_committed(commit_item).position for commit_item in log.commit_items(*items)] == [
                     *range(start + 1, start + 301)
                 ]
             log.reopen()
             assert [record.key for record in log.read_all(limit=7)] == [key(number) for number in range(600)]
             assert list_positions(log.read_all(partitions=("q",), limit=11)) == [*range(1, 601)]
             assert all(
-                assert_replayed(it)
-                for it in log.commit_items(*[event(number, f"{number % 300}") for number in range(600)])
+                assert_replayed(commit_item)
+                for commit_item in log.commit_items(*[event(number, f"{number % 300}") for number in range(600)])
             )
 
     def test_every_record_is_proven_by_a_block_and_blocks_are_a_chain(self, tmp_path: Path) -> None:
@@ -162,12 +162,14 @@ class CommitContract(Contract):
 
     def test_what_was_decided_is_what_is_stored(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
-            decided = log.commit_batch(Request((event(1), event(2), transaction(1, 1))))
-            assert {lane: log.heads()[lane] for lane in decided.changes.heads} == decided.changes.heads
-            for block in decided.sealed.blocks:
+            batch_result = log.commit_batch(Request((event(1), event(2), transaction(1, 1))))
+            assert {lane: log.heads()[lane] for lane in batch_result.changes.heads} == batch_result.changes.heads
+            for block in batch_result.sealed.blocks:
                 stored, evidence = log.run(log.store.block(block.lane, block.height))
                 assert stored == block
-                assert [it.record for it in evidence] == [it for it in decided.changes.records if it.lane == block.lane]
+                assert [it.record for it in evidence] == [
+                    it for it in batch_result.changes.records if it.lane == block.lane
+                ]
 
     def test_a_block_that_is_not_there_is_not_found(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -320,10 +322,13 @@ def chain(log: StoreDriver, lane: int, height: int) -> list[int]:
     proven = []
     for block, evidence in found:
         assert len(evidence) == block.count
-        leaves = [hash_leaf(encode_record_header(it.record), it.body_hash) for it in evidence]
-        for it, proof in zip(evidence, prove_all(leaves), strict=True):
-            assert verify(it.record, it.salt, proof, block)
-            proven.append(it.record.position)
+        leaves = [
+            hash_leaf(encode_record_header(evidence_entry.record), evidence_entry.body_hash)
+            for evidence_entry in evidence
+        ]
+        for evidence_entry, proof in zip(evidence, prove_all(leaves), strict=True):
+            assert verify(evidence_entry.record, evidence_entry.salt, proof, block)
+            proven.append(evidence_entry.record.position)
     blocks = [block for block, _ in found]
     assert [block.previous for block in blocks[:1]] == [NO_HASH]
     assert all(after.previous == before.hash for before, after in pairwise(blocks))

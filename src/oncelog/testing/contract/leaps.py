@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
-from oncelog.core.limits import GIVEN_ABOVE_MAX
+from oncelog.core.limits import REQUESTED_ABOVE_MAX
 from oncelog.core.rules.leaps import LEAP_MIN, LEAP_PER_SECOND
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Acknowledge, Applied, Granted, Reason, Request, SetCursor, SetMember, Settings
@@ -216,12 +216,12 @@ class LeapContract(Contract):
         with self.open_store(tmp_path, TWO_LANES) as log:
             epoch = _fill(log)
             heads = log.heads()
-            for above in (0, max(head.revision for head in heads.values()) - 1, GIVEN_ABOVE_MAX + 1):
+            for above in (0, max(head.revision for head in heads.values()) - 1, REQUESTED_ABOVE_MAX + 1):
                 assert isinstance(log.catch_error(log.store.renew_epoch(above)), SettingsError), above
             assert (log.store.epoch, log.heads()) == (epoch, heads)
-            assert _renew_epoch(log, GIVEN_ABOVE_MAX).above == GIVEN_ABOVE_MAX
-            assert assert_committed(log(event(4))).position == GIVEN_ABOVE_MAX + 2
-            assert _renew_epoch(log, GIVEN_ABOVE_MAX + 10).above == GIVEN_ABOVE_MAX + 10
+            assert _renew_epoch(log, REQUESTED_ABOVE_MAX).above == REQUESTED_ABOVE_MAX
+            assert assert_committed(log(event(4))).position == REQUESTED_ABOVE_MAX + 2
+            assert _renew_epoch(log, REQUESTED_ABOVE_MAX + 10).above == REQUESTED_ABOVE_MAX + 10
 
     def test_a_leap_passes_over_evictions(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:

@@ -77,7 +77,7 @@ class MembersContract(Contract):
         while True:
             page = log.run(log.store.members(scope, found[-1][0] if found else "", limit))
             assert len(page.members) <= limit
-            found += [(one.name, one.acknowledged) for one in page.members]
+            found += [(member.name, member.acknowledged) for member in page.members]
             if not page.has_more:
                 return found
 
@@ -130,7 +130,7 @@ class MembersContract(Contract):
             gone = MemberChange(last, CHANNEL, "user:bob", MEMBERSHIP, False, 0, None)
             assert self._list_changes(log, acknowledged) == [gone]
             # Each is there once, as it stands now, where it changed last.
-            assert [(one.member, one.kind) for one in self._list_changes(log, 0)] == [
+            assert [(change.member, change.kind) for change in self._list_changes(log, 0)] == [
                 ("user:ann", MEMBERSHIP),
                 ("user:ann", ACKNOWLEDGEMENT),
                 ("user:bob", MEMBERSHIP),

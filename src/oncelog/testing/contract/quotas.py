@@ -139,7 +139,8 @@ class QuotasContract(Contract):
             assert get_usage(log) == {"acme": (0, 0), "acme/a": (0, 0)}
             # Three at once are more than the burst, and are paid back before the next.
             assert [
-                assert_committed(one).position for one in log.commit_items(*events[:3], is_admitted_whole=True)
+                assert_committed(commit_item).position
+                for commit_item in log.commit_items(*events[:3], is_admitted_whole=True)
             ] == [1, 2, 3]
             late = assert_refused(log(event(5, partitions=("acme/a",))), Reason.QUOTA_EXCEEDED)
             assert late.tenant == "acme"

@@ -20,10 +20,10 @@ from oncelog.testing.contract.writes import ORGANISATION, event, transaction
 EVENT_COUNT = 12
 
 
-def encode_views(briefs: Sequence[RecordView]) -> bytes:
+def encode_views(views: Sequence[RecordView]) -> bytes:
     """Some records in brief, so that they can be compared. There are never none."""
-    assert briefs
-    return repr(list(briefs)).encode()
+    assert views
+    return repr(list(views)).encode()
 
 
 class ReadContract(Contract):
@@ -62,10 +62,17 @@ class ReadContract(Contract):
                 log(transaction(number, number, scope="org/2"))
             for limit in (1, 2, 100):
                 records = log.read_all(stream="org/2", limit=limit)
-                assert [(it.scope, it.sequence) for it in records] == [("org/2", number) for number in range(1, 6)]
+                assert [(record.scope, record.sequence) for record in records] == [
+                    ("org/2", number) for number in range(1, 6)
+                ]
                 assert list_positions(records) == [2, 4, 6, 8, 10]
             page = log.read_page(stream="org/2", after=2, upto=4)
-            assert ([it.sequence for it in page.records], page.next, page.upto, page.newest) == ([3, 4], 4, 4, 5)
+            assert ([record.sequence for record in page.records], page.next, page.upto, page.newest) == (
+                [3, 4],
+                4,
+                4,
+                5,
+            )
             empty = log.read_page(stream="nobody")
             assert (empty.records, empty.next, empty.upto, empty.has_more, empty.newest) == ([], 0, 0, False, 0)
 
@@ -131,7 +138,7 @@ class ReadContract(Contract):
                 assert (list_positions(page.records), page.next, page.has_more) == ([1], 1, True)
             for lane in (0, 1):
                 page = log.read_page(lane=lane, after=-5, limit=1)
-                assert [(it.lane, it.position) for it in page.records] == [(lane, 1)]
+                assert [(record.lane, record.position) for record in page.records] == [(lane, 1)]
             assert log.read_page(upto=-1).records == []
             assert log.read_page(lane=7).records == []
 
@@ -204,10 +211,10 @@ class ReadContract(Contract):
         after, has_more = 0, True
         while has_more:
             page = log.run(log.store.read_views(Query(after=after, **query), "events", encode_views))
-            briefs = [brief for part in page.encoded for brief in ast.literal_eval(part.decode())]
-            assert len(briefs) == page.count
+            views = [view for part in page.encoded for view in ast.literal_eval(part.decode())]
+            assert len(views) == page.count
             assert page.count or not page.has_more or len(query.get("partitions", ())) != 1
-            found += briefs
+            found += views
             after, has_more = page.next, page.has_more
         return found
 

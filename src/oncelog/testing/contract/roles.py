@@ -169,9 +169,9 @@ class RolesContract(Contract):
             log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann"))
             log.reopen()
             entries = [decode_audit_entry(record) for record in log.run(log.store.internal_records({}, 1000))]
-            assert {one.scope for one in entries} == {CHANNEL}
+            assert {entry.scope for entry in entries} == {CHANNEL}
             owner, member = {"role": "owner"}, {"role": "member"}
-            assert [(one.act, one.actor, one.target, one.details) for one in entries] == [
+            assert [(entry.act, entry.actor, entry.target, entry.details) for entry in entries] == [
                 (MEMBER_ADDED, "user:ann", "user:ann", owner),
                 (MEMBER_ADDED, "user:ann", "user:bob", member),
                 (MEMBER_ADDED, APPLICATION_ACTOR, "user:eve", member),
@@ -266,10 +266,10 @@ class RolesContract(Contract):
 
     def _list_roles(self, log: StoreDriver) -> dict[str, Role]:
         members = log.run(log.store.members(CHANNEL, "", 100)).members
-        for one in members:
-            page = log.run(log.store.memberships(one.name, CHANNEL, "", 10))
-            assert [membership.role for membership in page.memberships] == [one.role]
-        return {one.name: one.role for one in members}
+        for member in members:
+            page = log.run(log.store.memberships(member.name, CHANNEL, "", 10))
+            assert [membership.role for membership in page.memberships] == [member.role]
+        return {member.name: member.role for member in members}
 
     def _list_owners(self, log: StoreDriver) -> list[str]:
         return [name for name, role in self._list_roles(log).items() if role is Role.OWNER]

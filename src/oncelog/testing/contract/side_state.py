@@ -125,8 +125,8 @@ class SideStateContract(Contract):
             log.run(sibling.open())
             log.clock.advance(900)
             renewal = Renew(policy=RUNS, scope=CAMPAIGN, key=key(1), holder="h", fence=1, lease_ms=1000)
-            decided = log.run(sibling.commit([Request((renewal,))]))
-            assert decided.verdicts == [[Granted(1, log.clock.wall_ms() + 1000)]]
+            batch_result = log.run(sibling.commit([Request((renewal,))]))
+            assert batch_result.verdicts == [[Granted(1, log.clock.wall_ms() + 1000)]]
             log.clock.advance(900)
             assert_refused(log(claim(1, "i")), Reason.IN_FLIGHT)
             assert_committed(log(result(1, "h", 1)))
@@ -208,7 +208,8 @@ class SideStateContract(Contract):
             log.clock.advance(1000)
             log.reopen()
             assert [
-                assert_committed(one).position for one in log.commit_items(*events[2:], is_admitted_whole=True)
+                assert_committed(commit_item).position
+                for commit_item in log.commit_items(*events[2:], is_admitted_whole=True)
             ] == [3, 4, 5]
             log.reopen()
             assert (
@@ -258,9 +259,9 @@ class SideStateContract(Contract):
                 (known,) = log.run(log.store.find_keys([identity(event(1))]))
                 assert known is not None
                 assert known.erased
-                standing = log.run(log.store.get_key_status(identity(event(1))))
-                assert standing.record is not None
-                assert (standing.record.erased, standing.record.body) == (True, b"")
+                key_status = log.run(log.store.get_key_status(identity(event(1))))
+                assert key_status.record is not None
+                assert (key_status.record.erased, key_status.record.body) == (True, b"")
                 log.reopen()
 
     def test_erasures_are_counted_and_change_the_revision(self, tmp_path: Path) -> None:
@@ -308,7 +309,10 @@ def check_headers(log: StoreDriver, lane: int) -> None:
     """Every record of the lane, erased or not, stands in its block by the hash that is kept of its body."""
     for height in range(1, log.heads()[lane].height + 1):
         block, evidence = log.run(log.store.block(lane, height))
-        leaves = [hash_leaf(encode_record_header(it.record), it.body_hash) for it in evidence]
-        for it, proof in zip(evidence, prove_all(leaves), strict=True):
-            assert verify_header(it.record, it.body_hash, proof, block)
-            assert it.record.erased is (it.salt == b"")
+        leaves = [
+            hash_leaf(encode_record_header(evidence_entry.record), evidence_entry.body_hash)
+            for evidence_entry in evidence
+        ]
+        for evidence_entry, proof in zip(evidence, prove_all(leaves), strict=True):
+            assert verify_header(evidence_entry.record, evidence_entry.body_hash, proof, block)
+            assert evidence_entry.record.erased is (evidence_entry.salt == b"")

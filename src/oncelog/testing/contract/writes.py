@@ -36,8 +36,8 @@ def key(number: int, length: int = 16) -> bytes:
 
 def event(number: int, content: str = "x", **more: Any) -> Submission:
     """A write to lane 0."""
-    given: dict[str, Any] = {"scope": "", "body": content.encode(), **more}
-    return Submission(policy=EVENTS, key=key(number), fingerprint=content.encode(), **given)
+    fields: dict[str, Any] = {"scope": "", "body": content.encode(), **more}
+    return Submission(policy=EVENTS, key=key(number), fingerprint=content.encode(), **fields)
 
 
 def message(number: int, content: str = "x", actor: str = "user:ann", scope: str = CHANNEL, **more: Any) -> Submission:
@@ -48,14 +48,14 @@ def message(number: int, content: str = "x", actor: str = "user:ann", scope: str
 
 def transaction(number: int, sequence: int, *operations: Operation, content: str = "x", **more: Any) -> Submission:
     """A write to a ledger, numbered by its client; with number 0 it comes without a key."""
-    given: dict[str, Any] = {"scope": ORGANISATION, "client": "c1", "body": content.encode(), **more}
+    fields: dict[str, Any] = {"scope": ORGANISATION, "client": "c1", "body": content.encode(), **more}
     return Submission(
         policy=LEDGER,
         key=key(number) if number else b"",
         fingerprint=content.encode(),
         client_sequence=sequence,
         operations=operations or (DeleteEntity("nothing"),),
-        **given,
+        **fields,
     )
 
 

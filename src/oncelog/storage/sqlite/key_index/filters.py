@@ -38,9 +38,9 @@ class LayeredBloomFilter:
 
     def possible_members(self, hashes: Iterable[int]) -> list[int]:
         """Those of them that may be sealed."""
-        asked = list(hashes)
-        found = {one for layer in self._layers for one in asked if one in layer}
-        return [one for one in asked if one in found] if found else []
+        candidates = list(hashes)
+        hits = {key_hash for layer in self._layers for key_hash in candidates if key_hash in layer}
+        return [key_hash for key_hash in candidates if key_hash in hits] if hits else []
 
     @property
     def memory_bytes(self) -> int:
@@ -65,13 +65,13 @@ def load_filters(connection: Any, keys: int) -> KeyFilters:
     sealed = LayeredBloomFilter(keys)
     segments = {}
     being_filled = {row[1] for row in connection.execute(SQL["jobs"]).fetchall()}
-    for segment, _, its_keys in connection.execute(SQL["segments"]).fetchall():
-        inside = create_segment_filter(its_keys)
+    for segment, _, segment_keys in connection.execute(SQL["segments"]).fetchall():
+        segment_filter = create_segment_filter(segment_keys)
         cursor = connection.execute(SQL["segment_runs"], (segment,))
         while rows := cursor.fetchmany(_FILL_BATCH_ROWS):
             hashes = unpack_hashes(rows)
             sealed.add(hashes)
-            inside.update(hashes)
+            segment_filter.update(hashes)
         if segment not in being_filled:
-            segments[segment] = inside
+            segments[segment] = segment_filter
     return KeyFilters(sealed, segments)

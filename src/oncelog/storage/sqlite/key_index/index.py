@@ -161,19 +161,23 @@ class KeyIndex:
         found: dict[int, list[int]] = {}
         for keys in (self._memtable, self._sealing_memtable):
             if not keys.keys().isdisjoint(hashes):  # new ones, as most are, are asked for all at once
-                for one in hashes:
-                    places = keys.get(one)
+                for key_hash in hashes:
+                    places = keys.get(key_hash)
                     if places is not None:
-                        found.setdefault(one, []).extend(list_places(places))
+                        found.setdefault(key_hash, []).extend(list_places(places))
         # Also what was found: another identity of the same hash may be sealed.
         sealed = (
             [] if not self._segments else [*hashes] if self._filter is None else self._filter.possible_members(hashes)
         )
-        for segment, some in self._select_segments(sorted(sealed)) if sealed else ():
-            inside = self._segment_filters.get(segment)
-            likely = some if inside is None else [one for one in some if one in inside]
-            for one, place in key_run.find_in_segment(connection, segment, likely) if likely else ():
-                found.setdefault(one, []).append(place)
+        for segment, segment_hashes in self._select_segments(sorted(sealed)) if sealed else ():
+            segment_filter = self._segment_filters.get(segment)
+            candidates = (
+                segment_hashes
+                if segment_filter is None
+                else [key_hash for key_hash in segment_hashes if key_hash in segment_filter]
+            )
+            for key_hash, place in key_run.find_in_segment(connection, segment, candidates) if candidates else ():
+                found.setdefault(key_hash, []).append(place)
         return found
 
     def _select_segments(self, hashes: list[int]) -> Iterator[tuple[int, list[int]]]:
@@ -234,8 +238,8 @@ class KeyIndex:
         if len(added) == len(self._staged) and self._memtable.keys().isdisjoint(added):
             self._memtable.update(added)
         else:
-            for one, place in self._staged:
-                add_place(self._memtable, one, place)
+            for key_hash, place in self._staged:
+                add_place(self._memtable, key_hash, place)
         if state.sealed_segment:
             self._end_sealing(state.sealed_segment)
         self._jobs, self._segments = state.jobs, state.segments
@@ -259,8 +263,10 @@ class KeyIndex:
         filters.sealed.add(self._unfiltered)
         self._unfiltered = []
         self._filter = filters.sealed
-        there = {segment.segment for segment in self._segments}
-        self._segment_filters |= {one: inside for one, inside in filters.segments.items() if one in there}
+        existing = {segment.segment for segment in self._segments}
+        self._segment_filters |= {
+            number: segment_filter for number, segment_filter in filters.segments.items() if number in existing
+        }
 
     # --- figures
 
@@ -278,13 +284,13 @@ class KeyIndex:
     @property
     def memory_bytes(self) -> int:
         """What all of it takes, to within the interpreter's own book-keeping."""
-        hot = sum(sys.getsizeof(keys) for keys in (self._memtable, self._sealing_memtable))
+        memtables = sum(sys.getsizeof(keys) for keys in (self._memtable, self._sealing_memtable))
         numbers = 2 * sys.getsizeof(2**62) * self.memtable_keys
         sealing_order = self._sealing_order  # once: the writer's thread may let go of it at any moment
         order = sealing_order.memory_bytes if sealing_order is not None else 0
         merges = sum(merge.memory_bytes for merge in list(self._merges.values()))
-        filters = sum(one.size_in_bits // 8 for one in list(self._segment_filters.values()))
-        return hot + numbers + order + merges + filters + (self._filter.memory_bytes if self._filter else 0)
+        filters = sum(segment_filter.size_in_bits // 8 for segment_filter in list(self._segment_filters.values()))
+        return memtables + numbers + order + merges + filters + (self._filter.memory_bytes if self._filter else 0)
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -296,21 +302,21 @@ class KeyIndex:
     def _reassign_keys(self, lanes: Mapping[int, LaneIndexState]) -> None:
         """Moves hot keys to where the lanes say they are by now: being sealed, or sealed."""
         job = self._jobs.get(0)
-        hot: Memtable = {}
+        memtable: Memtable = {}
         sealing: Memtable = {}
         sealed: list[int] = []
-        for one, places in chain(self._sealing_memtable.items(), self._memtable.items()):
+        for key_hash, places in chain(self._sealing_memtable.items(), self._memtable.items()):
             for place in list_places(places):
                 number, position = decode_place(place)
                 lane = lanes[number]
                 if position <= lane.sealed_position:
-                    sealed.append(one)
+                    sealed.append(key_hash)
                 elif job is not None and position <= lane.sealing_position:
-                    add_place(sealing, one, place)
+                    add_place(sealing, key_hash, place)
                 else:
-                    add_place(hot, one, place)
+                    add_place(memtable, key_hash, place)
         self._add_to_filter(sealed)
-        self._memtable, self._sealing_memtable, self._sealing_order = hot, sealing, None
+        self._memtable, self._sealing_memtable, self._sealing_order = memtable, sealing, None
 
     def _add_rows(self, rows: Iterable[tuple[Any, ...]], lane: LaneIndexState) -> None:
         sealing_position = lane.sealing_position if 0 in self._jobs else 0
@@ -324,8 +330,8 @@ class KeyIndex:
             target = self._memtable
             if position <= sealing_position:
                 target, self._sealing_order = self._sealing_memtable, None
-            for one in hashes:
-                add_place(target, one, place)
+            for key_hash in hashes:
+                add_place(target, key_hash, place)
         self._add_to_filter(sealed)
 
     def hash_record(self, policy: str, scope: str, client: str, client_sequence: int, key: bytes) -> list[int]:
@@ -364,12 +370,14 @@ class KeyIndex:
         hashes = order.list_after(job.cursor, count + 1)
         has_more = len(hashes) > count
         del hashes[count:]
-        places = [keys[one] for one in hashes]
+        places = [keys[key_hash] for key_hash in hashes]
         if are_single(places):
             key_run.write_runs(connection, job.target, (hashes, cast("list[int]", places)))
         else:
-            pairs = [(one, place) for one in hashes for place in sorted(list_places(keys[one]))]
-            key_run.write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
+            pairs = [(key_hash, place) for key_hash in hashes for place in sorted(list_places(keys[key_hash]))]
+            key_run.write_runs(
+                connection, job.target, ([key_hash for key_hash, _ in pairs], [place for _, place in pairs])
+            )
         if has_more:
             delta.advance_job(connection, job, hashes[-1])
         else:
@@ -410,8 +418,8 @@ class KeyIndex:
         """Takes them into the filters all at once: slice by slice, among other work, it takes several times as long."""
         hashes = list(self._sealing_memtable)
         self._add_to_filter(hashes)
-        self._segment_filters[segment] = inside = create_segment_filter(len(hashes))
-        inside.update(hashes)
+        self._segment_filters[segment] = segment_filter = create_segment_filter(len(hashes))
+        segment_filter.update(hashes)
         self._sealing_memtable, self._sealing_order = {}, None
 
     def _add_to_filter(self, hashes: list[int]) -> None:

@@ -64,17 +64,17 @@ def unpack_run(packed: bytes, last: int | None = None) -> KeyPairs:
 
 def find_in_segment(connection: Any, segment: int, hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Of some hashes those that are in a segment, each with its place."""
-    sought = {"hashes": orjson.dumps(hashes).decode(), "segment": segment}
-    for one, packed in connection.execute(SQL["find_runs"], sought).fetchall():
+    parameters = {"hashes": orjson.dumps(hashes).decode(), "segment": segment}
+    for key_hash, packed in connection.execute(SQL["find_runs"], parameters).fetchall():
         if packed is None:
             continue
         numbers = _unpack_numbers(packed)
         middle = len(numbers) // 2
-        if numbers[middle - 1] < one:
+        if numbers[middle - 1] < key_hash:
             raise CorruptError(_WRONG_LAST_HASH)
-        at = bisect_left(numbers, one, 0, middle)
-        while at < middle and numbers[at] == one:
-            yield one, numbers[middle + at]
+        at = bisect_left(numbers, key_hash, 0, middle)
+        while at < middle and numbers[at] == key_hash:
+            yield key_hash, numbers[middle + at]
             at += 1
 
 
@@ -89,8 +89,8 @@ def unpack_hashes(runs: Iterable[tuple[int, bytes]]) -> list[int]:
 def _unpack_numbers(packed: bytes) -> "array[int]":
     """The hashes, and as many places."""
     if not packed or len(packed) % (2 * _NUMBER_BYTES):
-        what = f"the key index has a run of {len(packed)} bytes, which are no whole keys"
-        raise CorruptError(f"{what}; {VERIFY_HINT}")
+        message = f"the key index has a run of {len(packed)} bytes, which are no whole keys"
+        raise CorruptError(f"{message}; {VERIFY_HINT}")
     numbers = array(NUMBER_TYPECODE, packed)
     if _IS_SWAPPED:
         numbers.byteswap()

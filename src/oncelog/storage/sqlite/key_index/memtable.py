@@ -21,8 +21,8 @@ class HashOrder:
         self._parts: list[list[int]] = [[] for _ in range(1 << _PART_BITS)]
         self._sorted = [False] * len(self._parts)
         add = [part.append for part in self._parts]
-        for one in hashes:
-            add[one >> _PART_SHIFT](one)
+        for key_hash in hashes:
+            add[key_hash >> _PART_SHIFT](key_hash)
 
     def list_after(self, cursor: int, count: int) -> list[int]:
         """The first ones above the cursor, at most so many."""

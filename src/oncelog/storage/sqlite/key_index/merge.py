@@ -29,9 +29,9 @@ class SegmentMerge:
         hashes: list[int] = []
         places: list[int] = []
         for source in self._sources:
-            some = source.take(connection, upto)
-            hashes += some[0]
-            places += some[1]
+            taken = source.take(connection, upto)
+            hashes += taken[0]
+            places += taken[1]
         write_runs(connection, self.target, _sort_pairs(hashes, places))
         if self.filter is not None:
             self.filter.update(hashes)
@@ -59,10 +59,10 @@ class _SegmentReader:
         while self._read_upto < upto and not self._is_at_end:
             self._read(connection)
         end = bisect_right(self._hashes, upto)
-        some = self._hashes[:end], self._places[:end]
+        taken = self._hashes[:end], self._places[:end]
         del self._hashes[:end], self._places[:end]
         self._cursor = upto
-        return some
+        return taken
 
     def _read(self, connection: Any) -> None:
         row = (self._segment, self._read_upto, READ_RUNS)
@@ -86,6 +86,6 @@ def _sort_pairs(hashes: list[int], places: list[int]) -> KeyPairs:
     place_of = dict(zip(hashes, places, strict=True))
     if len(place_of) == len(hashes):  # as nearly always: numbers are sorted sooner than pairs
         hashes.sort()
-        return hashes, [place_of[one] for one in hashes]
+        return hashes, [place_of[key_hash] for key_hash in hashes]
     pairs = sorted(zip(hashes, places, strict=True))
-    return [one for one, _ in pairs], [place for _, place in pairs]
+    return [key_hash for key_hash, _ in pairs], [place for _, place in pairs]

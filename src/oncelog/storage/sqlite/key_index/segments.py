@@ -48,10 +48,10 @@ def decode_job(row: tuple[Any, ...]) -> IndexJob:
 
 def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
     """Memory is made for as many keys as they say. Raises CorruptError if there are not so many records."""
-    for one in chain[Segment | IndexJob](segments, jobs):
-        if not 0 <= one.keys <= KEYS_PER_RECORD_MAX * records:
-            what = f"a segment with {one.keys} keys, of {records} records"
-            raise CorruptError(f"the key index says that it has {what}; {VERIFY_HINT}")
+    for counted in chain[Segment | IndexJob](segments, jobs):
+        if not 0 <= counted.keys <= KEYS_PER_RECORD_MAX * records:
+            problem = f"a segment with {counted.keys} keys, of {records} records"
+            raise CorruptError(f"the key index says that it has {problem}; {VERIFY_HINT}")
 
 
 class IndexDelta:
