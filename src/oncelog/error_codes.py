@@ -1,4 +1,4 @@
-"""The codes that both ends say: the server (`doors`) and its clients (`client`)."""
+"""Error codes that the server and its clients share."""
 
 from typing import Final
 

@@ -68,7 +68,7 @@ class Remote(Struct, frozen=True):
 
     @property
     def events_url(self) -> str:
-        """Of the events door."""
+        """URL of the WebSocket of the Events API."""
         return f"{self.url}/v1/events"
 
     @property

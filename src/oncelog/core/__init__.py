@@ -1,1 +1,1 @@
-"""The pure heart: what is equal, who a write is, and what becomes of it. No I/O, no clock, no randomness."""
+"""Pure decisions: what is equal, the identity of a write, and its verdict. No I/O, no clock, no randomness."""

@@ -1,7 +1,7 @@
-"""Where a batch is worked out: what the store remembers, with what this batch has changed so far laid over it.
+"""State of a batch while it is decided: the snapshot, overlaid with the changes of the batch so far.
 
-Nothing here decides anything. It reads, writes, forgets by log time, and can be put back to an earlier state when a
-request that is all or nothing turns out to be nothing.
+This module decides nothing. It reads, writes, forgets by log time, and can roll back to a savepoint when a request that
+is all or nothing is refused.
 """
 
 from collections.abc import Iterator, Mapping

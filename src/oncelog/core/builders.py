@@ -1,4 +1,4 @@
-"""Submissions for those who have JSON in hand. What cannot be one raises CanonicalError with the path of the fault."""
+"""Build submissions from JSON values. Raises CanonicalError with the path of the fault."""
 
 from collections.abc import Sequence
 from hashlib import sha256

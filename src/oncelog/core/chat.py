@@ -1,4 +1,4 @@
-"""Messages of chats: what they are in the log, and what a chat is called there."""
+"""Messages of chats: their scopes, ids, bodies and submissions."""
 
 import re
 from hashlib import sha256

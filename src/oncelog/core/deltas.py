@@ -171,7 +171,7 @@ def decode_delta(text: bytes, path: str = "$") -> RowDelta:
     except msgspec.ValidationError as error:
         raise _to_canonical_error(error, path) from error
     identity = delta_json.compute_id()
-    change = to_row_delta(delta_json, identity, path)  # what is no delta at all is told first, as the door does
+    change = to_row_delta(delta_json, identity, path)  # reports a malformed delta first, as the Deltas API does
     check_delta_id(delta_json, identity, path)
     return change
 
@@ -341,7 +341,7 @@ def encode_delta(delta: RowDelta) -> bytes:
 def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
     """A delta under the policy DELTAS. Its id is its key; its op is all that two deltas of one id can differ in.
 
-    Raises CanonicalError for a delta that no door would take.
+    Raises CanonicalError for a delta that the Deltas API would refuse.
     """
     check_delta(change)
     return build_submission(scope, change, encode_delta(change), actor=actor, rate=rate)

@@ -1,4 +1,4 @@
-"""Who a write is, and what it says.
+"""Identities and fingerprints of writes.
 
 Two ways of hashing, and no third. Where a rule names JSON, the hash is over its canonical form. Where a rule names
 fields, they are framed: label, length, value. A frame's length is fixed before its value is read, so no shift of a

@@ -1,4 +1,4 @@
-"""Limits that the core itself keeps, each with a name and its unit. Doors have more of their own."""
+"""Limits of the core, each with a name and its unit. The APIs of the server have further limits."""
 
 from typing import Final
 

@@ -34,7 +34,7 @@ class Op(Enum):
     __hash__ = object.__hash__  # of an enum it is a function of Python's, and this is asked for every delta
 
 
-_DELETE: Final = Op.DELETE  # as in `desk`: Python 3.11 takes long to find an enum's member
+_DELETE: Final = Op.DELETE  # as in `batch_state`: Python 3.11 takes long to find an enum's member
 
 _utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # the same clients come again and again
 

@@ -1,4 +1,4 @@
-"""The one decision: what becomes of each item of a batch, and what to save for it.
+"""The one place that decides: duplicates, conflicts, order, leases, quotas. Returns verdicts and changes.
 
 `plan` sees a batch, what the store remembers about it, and a time. It does no I/O, reads no clock and draws no random
 number: the same input gives the same output on every engine, in a replay and in a simulation. Outcomes are values.
@@ -11,7 +11,7 @@ A submission is checked in one order, whatever its policy:
 A known identity is answered at its check and nothing below it is looked at again: a retry of a committed write gets
 its answer though its expectation is stale by now, the validation stricter or the limits used up.
 
-Items are decided one after the other, each on what the ones before it leave behind (`desk`).
+Items are decided in their order, each on the state that the items before it left (`BatchState`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -97,9 +97,9 @@ def plan(
     validate: Validate | None = None,
     faults: Mapping[int, Refused] | None = None,
 ) -> Plan:
-    """Decides a batch. `snapshot` must hold what `footprint` names; `now_ms` is the time it is proposed at.
+    """Decide a batch. `snapshot` must hold what `build_read_set` names; `now_ms` is the proposed log time.
 
-    `faults` are those that the batch's footprint found, so that shapes are checked once.
+    `faults` are those that `build_read_set` found, so that each item is validated once.
     """
     state = BatchState(snapshot, now_ms, faults)
     verdicts = [_decide_request(request, state, validate) for request in batch]

@@ -1,6 +1,6 @@
 """Policies: what identifies a write, how long that is remembered, and what a second write under it is told.
 
-A policy is a frozen value. Five are built in, one for each door; an application declares its own the same way:
+A policy is a frozen value. Five are built in, one for each API; an application declares its own the same way:
 
     payments = Policy(
         name="payments",

@@ -1,4 +1,4 @@
-"""What a store must load before a batch can be decided, named all at once: a constant number of statements."""
+"""The read set of a batch: what a store loads before `plan` decides, in a constant number of statements."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -44,7 +44,7 @@ from oncelog.core.values import (
     stream_rate_identity,
 )
 
-_STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+_STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
 
 
 class ReadSet(Struct):
@@ -54,12 +54,12 @@ class ReadSet(Struct):
     """What is malformed, by the item's `id`, for as long as the batch lives: `plan` need not check again."""
     lanes: set[int] = field(default_factory=set)
     keys: set[KeyIdentity] = field(default_factory=set)
-    """Those of events in other scopes are not named by `footprint`, as `usage` (`collect_event_identities`)."""
+    """Those of events in other scopes are not named by `build_read_set`, as `usage` (`collect_event_identities`)."""
     sequences: set[SequenceIdentity] = field(default_factory=set)
     clients: set[ClientIdentity] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
     floors: set[str] = field(default_factory=set)
-    """Not named by `footprint`: the streams of the batch, in a log that has leapt (core/rules/leaps.py)."""
+    """Not named by `build_read_set`: the streams of the batch, in a log that has leapt (core/rules/leaps.py)."""
     entities: set[EntityIdentity] = field(default_factory=set)
     relationships: set[RelationshipIdentity] = field(default_factory=set)
     rows: set[RowIdentity] = field(default_factory=set)
@@ -76,7 +76,7 @@ class ReadSet(Struct):
     horizons: set[str] = field(default_factory=set)
     rates: set[RateIdentity] = field(default_factory=set)
     usage: set[str] = field(default_factory=set)
-    """By prefix. Not named by `footprint`: the tenants are known once the lanes are locked (`collect_usage_keys`)."""
+    """By prefix. Added once the lanes are locked and the tenants known (`collect_usage_keys`)."""
     past_members: set[MemberIdentity] = field(default_factory=set)
     """Also named by `collect_usage_keys`."""
 

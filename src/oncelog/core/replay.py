@@ -74,7 +74,7 @@ def _drop_condition(operation: Operation) -> Operation:
 def replay_record(
     record: Record, submission: Submission, eviction_time_ms: int, state: BatchState
 ) -> Refused | Replayed | None:
-    """Apply a record to the desk, at its log time and after the lane's last eviction before it.
+    """Apply a record to the batch state, at its log time and after the lane's last eviction before it.
 
     Return None, or the answer that the write would have got instead of its commit.
     """

@@ -1,7 +1,7 @@
-"""The shape of an item against its policy and the named limits.
+"""Validation of an item against its policy and the named limits.
 
-Doors check what their wire says; this is what the core and the stores rely on. Nothing that passes here can make a
-later step fail, so that one bad submission never costs the others of its group commit anything.
+The APIs check their messages; the core and the stores rely on the checks of this module. An item that passes cannot
+make a later step fail, so that a bad submission does not affect the other submissions of its group commit.
 """
 
 import re
@@ -58,7 +58,7 @@ from oncelog.core.values import (
 )
 from oncelog.errors import CanonicalError
 
-_STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+_STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
 _ACT_NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{ACT_CHARACTERS_MAX - 1}}}")
 T = TypeVar("T")
 

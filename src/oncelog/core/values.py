@@ -1,4 +1,4 @@
-"""The words of the house as values: what goes into the decision and what comes out of it.
+"""Values that go into `plan` and come out of it: submissions, verdicts, records and side state.
 
 Everything here is frozen but Snapshot and Changes, which are the stores' tables: mappings from the keys below to
 the values below. Times are log time in milliseconds, and names end in their unit. None of the values can be part of a
@@ -40,7 +40,7 @@ class Rate(Struct, frozen=True, gc=False):
 
 
 class Submission(Struct, frozen=True, gc=False, kw_only=True):
-    """A write as a door hands it over. Its shape, its sender and the sender's rights are already checked."""
+    """A write as an API hands it to the log. Its shape, its sender and the sender's rights are already checked."""
 
     policy: Policy
     scope: str
@@ -322,7 +322,7 @@ class Applied(Struct, frozen=True, gc=False):
 
 
 class Reason(Enum):
-    """Why something was refused. Each door has one table from these to the words of its wire."""
+    """Why an item was refused. Each API has one table from these to its error codes."""
 
     MALFORMED = "malformed"
     NOT_A_MEMBER = "not_a_member"

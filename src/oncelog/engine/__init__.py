@@ -1,1 +1,1 @@
-"""Where core and stores meet: committer, answer cache, tailers, and the log that an application opens."""
+"""The running log: committer, answer cache, tailers, leases, and the `Log` that an application opens."""

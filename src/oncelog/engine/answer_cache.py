@@ -1,4 +1,4 @@
-"""Complete answers in memory: a retry of one of the newest writes is answered without the store.
+"""Cache of answers: a retry of one of the newest writes is answered without the store.
 
 An answer enters when its write is durable, never before. It is given only while nobody, on whatever knowledge, could
 say that the identity has been forgotten: by age alone, which is stricter than any eviction. What its proof is made

@@ -1,12 +1,11 @@
-"""When the next group commit begins: at once, unless others are on their way.
+"""When the next group commit begins: at once, unless further callers are expected. `committer` forms the batch.
 
-Who was answered together comes back together, and the first one back would take a whole transaction for itself while
-the others wait. So it waits for half of them, for as long as they keep coming. Who comes alone, or long after them,
-waits for nobody: there is no timer on the idle path.
+Clients whose writes were answered by one commit tend to submit again together. Without a wait, the first of them would
+get a transaction of its own while the others queue. So a batch waits for half of them, for as long as they keep
+arriving. A lone submission, or one that comes much later, commits at once: there is no timer on the idle path.
 
-What a transaction costs beside its items is paid by all that come in it. While the thread of the event loop has no time
-to spare, few in each would leave less of it for everybody: then they wait for all who were there last time, or until
-enough has come.
+A transaction has a fixed cost, which its items share. While the thread of the event loop is busy, small batches would
+leave it less time. Then a batch waits for as many callers as the previous one had, or until it is large enough.
 
 And when all that there are have come in one transaction, the thread has nothing to do while it is made durable. Then
 they are divided: one half is made durable while the other is answered and comes back, by turns from then on. That is

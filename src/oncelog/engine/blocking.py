@@ -441,7 +441,7 @@ class BlockingStateReader:
         return self._portal.call(self._state_reader.record, lane, position)
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
-        """As `StateReader.attested`."""
+        """As `StateReader.find_attestation`."""
         return self._portal.call(self._find_attestation, receipt, now_ms)
 
     async def _find_attestation(self, receipt: Receipt, now_ms: int | None) -> Attestation | None:

@@ -1,4 +1,4 @@
-"""A piece of work that is done once, the right to do it, and what those who call are told if it is refused."""
+"""Work that is done once: what identifies it, the lease that a caller holds, and the errors of a refusal."""
 
 import asyncio
 from collections.abc import Iterator

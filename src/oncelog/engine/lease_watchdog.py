@@ -1,6 +1,6 @@
 """Leases that this process holds, and their renewal while the event loop is blocked.
 
-The event loop renews leases in rounds (`engine.working`). A function that blocks the loop stops the rounds as well. The
+The event loop renews leases in rounds (`engine.leases`). A function that blocks the loop stops the rounds as well. The
 watchdog is a thread that notices a missing round and renews the leases by itself, through a second store on the same
 log. It runs only while leases are held, and opens the second store only while the loop is blocked. It ends when the
 loop is closed, because work of a closed loop never completes.

@@ -1,12 +1,12 @@
-"""Work that is done once: who may do it, what became of it, and those who wait.
+"""Acquires, renews and releases leases, and waits for work of others. `core.rules.leases` decides when a lease expires.
 
 The key is claimed before the work begins, so that one caller at a time does it, in whatever process. While it goes on
 its lease is renewed. Its result is committed under the lease's fencing number, so that a caller who lost the lease
 cannot. `core.plan` decides; this module submits the claims, renewals and results. While a function blocks the event
 loop, `engine.lease_watchdog` renews the leases.
 
-Callers of one process that want the same meet here and ask the store once. Those of other processes ask again and
-again, with growing pauses: a lease says nothing when it ends.
+Callers of one process that want the same key share one claim. Callers in other processes poll with growing pauses,
+because the end of a lease is not announced.
 """
 
 import asyncio

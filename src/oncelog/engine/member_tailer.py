@@ -1,4 +1,4 @@
-"""Who comes, goes and acknowledges, told to those who follow a lane: by revision, as records are by position.
+"""Delivers changes of members to the followers of a lane: by revision, as records are delivered by position.
 
 What this process has committed is told at once. What others have is found by the look at the lanes' heads, whose
 revision says that something has changed, and is then read from the store: as much as has changed, and no more.

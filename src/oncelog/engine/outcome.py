@@ -1,4 +1,4 @@
-"""What became of an identity, and why: the answer to the first question that anybody asks who looks into a log."""
+"""Outcome of one identity for `Log.lookup`: committed, forgotten, leased or unknown, and why."""
 
 from enum import Enum
 from typing import Final

@@ -1,4 +1,4 @@
-"""What readers of a log hold in their hands: cursors, pages, proofs."""
+"""Results of reading a log: pages, cursors and proofs."""
 
 from msgspec import Struct
 

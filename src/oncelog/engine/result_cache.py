@@ -1,6 +1,6 @@
-"""Results of work in memory: a repeated call is answered without the store, on whatever thread it comes.
+"""Cache of results of work: a repeated call is answered without the store, on any thread.
 
-A result enters when it is durable. It is given only while it is certainly not forgotten, as with `engine.cache`.
+A result enters when it is durable. It is given only while it is certainly not forgotten, as with `engine.answer_cache`.
 """
 
 import threading

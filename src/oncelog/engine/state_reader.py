@@ -1,4 +1,4 @@
-"""Reading what the records of a scope have left: clients, entities, relationships, and the blocks of its lane."""
+"""Reads the state that records left: clients, entities, relationships, and the blocks of a lane."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence

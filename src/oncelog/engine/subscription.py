@@ -1,4 +1,4 @@
-"""One reader of a lane, and the queue of what waits for it."""
+"""One reader of a lane, and the bounded queue of its records."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Whether new writes are taken: there is room for them, and no operator has said otherwise.
+"""Whether new writes are accepted: enough disk space, and not set read-only by an operator.
 
 What is known is answered all the same, and so is who reads. Whatever ends or frees something goes on too: work under
 a lease, cursors, erasure, members that leave or are removed. For these the limit leaves room.

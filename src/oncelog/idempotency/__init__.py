@@ -1,1 +1,1 @@
-"""Idempotency for any Python code: functions, runs of tools, HTTP requests. All of it stands on `engine.working`."""
+"""Idempotency for Python functions, runs of tools and HTTP requests, on top of `engine.leases`. `core.plan` decides."""

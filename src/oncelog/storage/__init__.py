@@ -1,1 +1,1 @@
-"""Where a log is kept."""
+"""Stores of a log: SQLite, PostgreSQL and memory. They load and save; `core.plan` decides."""

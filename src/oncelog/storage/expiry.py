@@ -1,4 +1,4 @@
-"""What log time has made absent: ended leases, forgotten clients, expired entities, rates of which nothing is taken.
+"""Deletes rows that log time has expired: leases, clients, entities, full rates. `core.rules` decides expiry.
 
 It counts as absent from the moment that the core says so, whether or not its row is there (docs/decisions/0004 and
 0005). So a store can remove the rows whenever it suits.

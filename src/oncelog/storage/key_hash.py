@@ -1,4 +1,4 @@
-"""What an identity is known by where there are many: a keyed hash of 63 bits.
+"""Keyed hashes of identities, of 63 bits, for indexes.
 
 A hit is checked against the record itself. So a collision costs a look, never an answer, and nobody who does not know
 the log's secret can make one.

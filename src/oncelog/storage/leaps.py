@@ -1,4 +1,4 @@
-"""Leaps as a store keeps them: their numbers in one text, stored with the log's state. `core.leaps` defines leaps.
+"""Leaps as stored: their numbers in one text, with the log's state. `core.rules.leaps` defines leaps.
 
 The text is in the row that every transaction reads anyway, so a log that was never restored pays nothing for it.
 """

@@ -1,4 +1,4 @@
-"""What the stores share when they read a ledger page by page."""
+"""Shared by the stores: grouping of positions by block."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a log says about itself, in whatever store."""
+"""Metadata of a log: schema version, epoch, settings."""
 
 import secrets
 from typing import Final

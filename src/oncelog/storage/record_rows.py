@@ -1,4 +1,4 @@
-"""Records from rows that begin with lane and position, as most databases have them, and damage in rows."""
+"""Decodes records and evidence from rows, and names the errors that mean damage."""
 
 from collections.abc import Iterable
 from functools import lru_cache

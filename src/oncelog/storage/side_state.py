@@ -1,4 +1,4 @@
-"""Side state as rows: how each mapping of a snapshot lies in a table of its own, the same in every database."""
+"""Side state as rows: one table for each mapping of a snapshot, the same in every database."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence

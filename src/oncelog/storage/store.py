@@ -1,7 +1,7 @@
 """What every store does: memory, SQLite, and what comes after them. `oncelog.testing.contract` says it in tests.
 
 A store keeps tables and transactions; it decides nothing. `commit` is the one way in for a batch: load what
-`footprint` names, hand it to `plan`, close the blocks, save the changes, all in one transaction.
+`build_read_set` names, hand it to `plan`, close the blocks, save the changes, all in one transaction.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -487,7 +487,7 @@ class Store(Protocol):
         """Blocks of a lane above a height, in order, at most so many."""
 
     async def side_state(self, read_set: ReadSet) -> SideState:
-        """The side state that a footprint names, as of now. Keys and sequences are not looked for."""
+        """Return the present side state that a read set names. Keys and sequences are not loaded."""
 
     async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
         """Entities whose keys begin with the prefix and come after a key. A page ends early when it is that large."""
@@ -551,8 +551,8 @@ class Store(Protocol):
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """Start a new history after a restore: another epoch, and numbers that continue above those of the lost one.
 
-        Without `above` it is computed from the time since the newest commit (`core.leaps`). Nothing else may use the
-        log: others would continue with the old epoch. The restore records name the `operator`. Raises SettingsError
+        Without `above` it is computed from the time since the newest commit (`core.rules.leaps`). Nothing else may use
+        the log: others would continue with the old epoch. The restore records name the `operator`. Raises SettingsError
         for an `above` that is below a number of the log.
         """
 

@@ -2,16 +2,15 @@
 
     async with PostgresProxy(server.address) as proxy:
         store = PostgresStore(proxy.address)
-        proxy.fates.append(Fate.CUT_AT_ANSWER)  # the next COMMIT is made, and nobody is told
+        proxy.commit_faults.append(CommitFault.CUT_AT_ANSWER)  # the next COMMIT succeeds; its answer is lost
         ...
-        assert proxy.done[Fate.CUT_AT_ANSWER]
+        assert proxy.done[CommitFault.CUT_AT_ANSWER]
 
 It reads the messages that pass (a type, a length, a body; before the session begins a length and a code) and knows a
-COMMIT that is sent as a simple query. What becomes of a COMMIT is what `fates` says next, else what the faults and the
-seed say: that follows from the number of the connection and the place of the message there, and from nothing else.
-Answers can be held back (`hold`), sessions can be left open and deaf (`stall_all`, `stalled_sessions`), and the server
-can be out of reach (`is_unreachable`). Requests to cancel a statement are counted. It speaks no TLS: the server must
-not either.
+COMMIT that is sent as a simple query. The next entry of `commit_faults` decides what becomes of a COMMIT, else the
+faults and the seed: that follows from the number of the connection and the place of the message there, and from
+nothing else. Answers can be held back (`hold`), sessions can be left open without answers (`stall_all`,
+`stalled_sessions`), and the server can be out of reach (`is_unreachable`). Requests to cancel a statement are counted. It speaks no TLS: the server must not either.
 """
 
 import asyncio
@@ -70,7 +69,7 @@ class PostgresFaults:
     refuse_rate: float = 0.0
     """Per connection."""
     commit_rate: float = 0.0
-    """Per COMMIT: one of the fates, any of them."""
+    """Per COMMIT: one of `CommitFault`, chosen at random."""
     cut_rate: float = 0.0
     """Per other message to the server."""
 

@@ -32,7 +32,7 @@ Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long
 
 
 class DeltasRefusedError(ServerRefusedError):
-    """The door says no."""
+    """The Deltas API refused the request."""
 
     def __init__(
         self, code: str, message: str, retry_after_ms: int = 0, index: int | None = None, *, is_compacted: bool = False
@@ -185,7 +185,7 @@ class Gateway:
 
 
 def decode_error(payload: bytes) -> DeltasRefusedError:
-    """The error in the door's own words. Raises msgspec.MsgspecError for what is none."""
+    """Decode an error of the Deltas API. Raises msgspec.MsgspecError for a malformed one."""
     error = _ERROR_DECODER.decode(payload)
     code = error.code.lower()
     return DeltasRefusedError(code, error.error, error.retry_after_ms, error.index, is_compacted=error.snapshot)

@@ -1,4 +1,4 @@
-"""Named consumers: readers that keep in the log how far they have read it."""
+"""Named consumers: readers whose cursor is stored in the log."""
 
 from oncelog.core.batch_state import BatchState
 from oncelog.core.values import Applied, Reason, Refused, SetCursor

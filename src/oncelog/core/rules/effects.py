@@ -1,4 +1,4 @@
-"""What a write does to entities, relationships and rows: worked out first, applied when everything has been checked."""
+"""Effects of a write on entities, relationships and rows: computed first, applied when all checks have passed."""
 
 from msgspec import Struct, field
 

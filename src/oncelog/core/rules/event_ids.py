@@ -30,7 +30,7 @@ def iterate_other_identities(submission: Submission, tenants: Tenants) -> Iterat
 def collect_event_identities(
     batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]
 ) -> set[KeyIdentity]:
-    """Return the other identities of all events of a batch, for its footprint."""
+    """Return the other identities of all events of a batch, for its read set."""
     if not tenants.event_scopes:
         return set()
     return {

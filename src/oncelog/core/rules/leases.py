@@ -1,9 +1,9 @@
-"""Leases: one caller at a time works on a key, and who lost the lease cannot complete.
+"""Leases: who may work on a key, when a lease expires, and why a caller that lost it cannot complete.
 
-Every lease has a holder, which only the caller that claimed it knows, and a fencing number, drawn from its lane and
-never drawn again. A lease that has ended still belongs to its holder until another caller claims the key: work that
-took too long is not thrown away for nothing. After LEASE_MEMORY_MS more it is forgotten, by log time, whether or not
-its row is still on disk.
+Every lease has a holder, which only the caller that claimed it knows, and a fencing number, unique in its lane. A lease
+expires by log time (`_is_active`). An expired lease still belongs to its holder until another caller claims the key, so
+that slow work is not lost without need. After LEASE_MEMORY_MS more it is forgotten (`is_forgotten`), whether or not its
+row is still on disk.
 """
 
 from msgspec.structs import replace

@@ -30,7 +30,7 @@ from oncelog.core.values import (
     is_audited,
 )
 
-_STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+_STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
 _MILLISECOND_US: Final = 1000
 _NO_USAGE: Final = Usage()
 SYSTEM_ACTOR_PREFIX: Final = "system:"
@@ -55,7 +55,7 @@ def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream |
 def collect_usage_keys(
     batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]
 ) -> tuple[set[str], set[MemberIdentity]]:
-    """Return the tenants whose usage a batch may change, and the members that it may add, for its footprint.
+    """Return the tenants whose usage a batch may change, and the members that it may add, for its read set.
 
     A write that is held back anyway needs no usage: a look-up must not wait for rows that others have locked.
     """

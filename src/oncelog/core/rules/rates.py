@@ -41,7 +41,7 @@ def take_tokens(submission: Submission, lane: LaneDraft, state: BatchState) -> R
     """Takes a token for a new write that will be committed, of each rate that it has.
 
     Refused where one has none, and then takes nothing. Where the request is admitted as a whole, the token is taken and
-    `desk.admission` learns of it.
+    `BatchState.admission` records it.
     """
     if submission.fence:
         return None  # as above

@@ -1,4 +1,4 @@
-"""Clients that number their own writes: 1, 2, 3… in each scope, with no gap and no number twice."""
+"""Client sequences: a client numbers its writes 1, 2, 3… in each scope, with no gap and no number twice."""
 
 from oncelog.core.batch_state import BatchState, LaneDraft
 from oncelog.core.values import ClientEntry, Reason, Refused, Remembered, Replayed, Submission, client_identity

@@ -2,8 +2,8 @@
 
 Compaction drops old tombstones. The gateway then keeps one clock reading, the tombstone horizon, which is above the
 clock of every DELETE that was dropped. A row without state counts as deleted at the horizon, by a DELETE that every
-replica can merge (`horizon_delete`). A delta that loses to this DELETE is committed with the DELETE as its body: its
-readers merge the DELETE, so that all replicas have the rows of the gateway, in any order of arrival. The row gets a
+replica can merge (`build_horizon_delete`). A delta that loses to this DELETE is committed with the DELETE as its body:
+its readers merge the DELETE, so that all replicas have the rows of the gateway, in any order of arrival. The row gets a
 tombstone again: a client that read a snapshot without it would restore the row with its own delta.
 """
 
@@ -33,7 +33,7 @@ def build_horizon_delete(horizon: int, table: str, row_id: str) -> RowDelta:
 
 
 def is_horizon_delete(stamp: Stamp, table: str, row_id: str) -> bool:
-    """Whether this is the stamp of a `horizon_delete` of the row."""
+    """Whether this is the stamp of a `build_horizon_delete` of the row."""
     # A client of this very name may have sent a DELETE with columns: that one is a delta as any other.
     return stamp[1] == _HORIZON_SORT_KEY and stamp == build_horizon_delete(stamp[0], table, row_id).stamp
 

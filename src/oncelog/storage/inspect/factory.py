@@ -1,4 +1,4 @@
-"""Who looks at a log, by what names it."""
+"""Chooses the inspector of a log by its address."""
 
 from oncelog.storage.address import import_with_driver, is_address
 from oncelog.storage.inspect.inspector import Inspector

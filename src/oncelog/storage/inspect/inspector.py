@@ -1,4 +1,4 @@
-"""What the commands that look at a log need of it, whatever database it lies in."""
+"""What the commands that inspect a log need of it, for both databases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager

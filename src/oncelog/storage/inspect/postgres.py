@@ -1,4 +1,4 @@
-"""Looking at a log in a database, for the command line."""
+"""Inspection of a log in a PostgreSQL database, for the command line."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence

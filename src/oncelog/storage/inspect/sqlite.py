@@ -1,4 +1,4 @@
-"""Looking at a log in a file, for the command line."""
+"""Inspection of a log in an SQLite file, for the command line."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""Runs what a signal may end at any moment, whatever it waits for."""
+"""Runs a coroutine that a signal can cancel at any moment."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The move itself: while the file is in use, then under its write lock, then the end.
+"""The migration: copies while the file is in use, completes under its write lock, then switches over.
 
 Records are only ever added, so they are copied while others go on writing. Then the write lock of the file is taken:
 what has come since is copied, bodies that were erased meanwhile are erased, and everything that is no record is copied

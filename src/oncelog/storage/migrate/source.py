@@ -1,4 +1,4 @@
-"""The file that a log is moved out of. Until the end it is in use: every look at it is a short one."""
+"""Source of a migration: an SQLite file. It stays in use until the end, so every read is short."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The database that a log is moved into. Until the end no gateway opens it (`oncelog_state.move`).
+"""Target of a migration: a PostgreSQL database. No server opens it before the end (`oncelog_state.move`).
 
 Whatever comes here comes in transactions that leave it fit to go on from: how far a move has come is known by what is
 there, and by nothing else. Every call to it comes to an end (`timeout_connection.py`).
@@ -39,7 +39,7 @@ from oncelog.storage.postgres.statements import SCHEMA_VERSION, SQL
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
 
 LOCK_TIMEOUT_MS: Final = 10_000
-"""For another mover, which may be one that was killed and whose session the server has not ended yet."""
+"""Wait for another migration, possibly a killed one whose session the server has not ended yet."""
 CALL_TIMEOUT_MS: Final = 60_000
 """For the answer to a statement, or for a COPY of a slice. Then the session is let go."""
 LOCKED_CALL_TIMEOUT_MS: Final = 30_000
@@ -52,7 +52,7 @@ _MOVE_DECODER: Final = msgspec.json.Decoder(PendingMove)
 
 @asynccontextmanager
 async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
-    """A database that can be written to, for one mover. Raises OncelogErrors, never an error of PostgreSQL's."""
+    """Open the database for one migration at a time. Raises OncelogErrors, never an error of PostgreSQL's."""
     name = redact_address(address)
     try:
         connection = TimeoutConnection(await connect(address, _TIMEOUTS), CALL_TIMEOUT_MS)

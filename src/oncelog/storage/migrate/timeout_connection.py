@@ -1,4 +1,4 @@
-"""A session of which every call comes to an end: with its answer, or with an error when its time is over.
+"""A PostgreSQL connection whose every call ends: with its answer, or with an error at its time limit.
 
 Whoever moves a log holds the write lock of a file at the end. Nothing that becomes of the network, or of the server,
 may make that last for ever.

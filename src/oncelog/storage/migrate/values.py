@@ -1,4 +1,4 @@
-"""What goes from a file into a database, and what the two are compared by."""
+"""Rows that a migration copies, and the counts by which source and target are compared."""
 
 from collections.abc import Mapping
 from importlib.resources import files

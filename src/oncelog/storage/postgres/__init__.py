@@ -1,4 +1,4 @@
-"""A log in a PostgreSQL database, for any number of gateways."""
+"""A log in a PostgreSQL database, shared by any number of servers."""
 
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.storage.postgres.store import PostgresStore

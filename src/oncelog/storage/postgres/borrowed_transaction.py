@@ -1,4 +1,4 @@
-"""A log through its caller's own session: what it writes and what the caller writes are one transaction.
+"""Commits to a log in a transaction of the application, on the application's connection.
 
 Callers of one key take turns by a lock on the key; the lane is held only at the end, while the memory of the call is
 written, so that a function that takes long keeps nobody else from the lane. The caller's function must not end the

@@ -1,4 +1,4 @@
-"""Sessions with the server: how each is set up, and what it must do before anything that it reads is believed."""
+"""Connections to PostgreSQL: settings, timeouts, and the barrier that comes before a read."""
 
 import asyncio
 import errno

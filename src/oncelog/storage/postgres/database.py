@@ -1,4 +1,4 @@
-"""The database: is there a log in it, is it one we can read, and how a log is made."""
+"""The database: creates the log's tables, migrates them, and refuses what it cannot read."""
 
 import secrets
 from typing import Any

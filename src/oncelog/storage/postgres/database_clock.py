@@ -1,4 +1,4 @@
-"""The time of a log in a database: the database's, checked against the steady clock of the gateway's machine.
+"""Clock of a log in a database: the database's time, checked against the steady clock of the server's machine.
 
 All gateways write by one clock, and none by its own. A gateway remembers what that clock showed when it looked last,
 and writes it down now and then for those who are started on its machine later: so each of them notices a jump.

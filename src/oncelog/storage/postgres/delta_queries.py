@@ -1,4 +1,4 @@
-"""Reading merged rows page by page."""
+"""Queries for merged rows, page by page."""
 
 from typing import Any
 

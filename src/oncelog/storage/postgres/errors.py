@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL's means: the connection's, the server's for now, or the statement's own."""
+"""Translation of PostgreSQL errors: connection lost, server unavailable, or statement at fault."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What log time has made absent goes from the database: a slice in some of the commits, of a lane that they hold."""
+"""Deletes expired rows from the database: a slice in some of the commits, of a lane that the commit holds."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a database knows about one identity, for `Log.lookup` and `oncelog show`."""
+"""Status of one identity in a database, for `Log.lookup` and `oncelog show`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reading side state, and blocks by height: what a ledger's readers ask for."""
+"""Queries for side state, and for blocks by height."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ async def list_blocks(connection: Any, lane: int, after: int, limit: int, scope:
 
 
 async def load_side_state(connection: Any, read_set: ReadSet, settings: Settings, clock: DatabaseClock) -> SideState:
-    """What a footprint names. The heads come first: whoever is seen after them is judged no later than they say."""
+    """Load the entries of a read set. The heads are read first, so that no entry is newer than they are."""
     database_ms, _, confirmations, *stored_clock = await connection.fetchrow(SQL["look_at_state"], clock.boot)
     mark, jumped = clock.propose(database_ms, confirmations, (stored_clock[0], stored_clock[1]))
     known = await record_queries.load_heads(connection)

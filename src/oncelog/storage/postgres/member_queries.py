@@ -1,4 +1,4 @@
-"""Reading members of streams, streams of members, and who of them has changed."""
+"""Queries for members of streams, streams of members, and changes of members."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gateways wake each other: NOTIFY after a commit and outside of it, where it makes no lane wait for another.
+"""Servers wake each other: NOTIFY after a commit and outside of it, so that no lane waits for another.
 
 It is a wake-up and no data: who misses one looks by himself before long. One is sent for all commits that were made
 while the one before was on its way.

@@ -1,4 +1,4 @@
-"""The statements of a writer, made known to the server before the session holds anything.
+"""Prepares the statements of a writer before its session holds locks.
 
 asyncpg makes a statement known at its first use, and waits for the answer without an end of its request: the server
 takes that session for a busy one. A gateway that is frozen just there, inside of a transaction, would not be idle in

@@ -1,4 +1,4 @@
-"""Looking at a log that is there, for the command line: nothing is made, migrated or changed.
+"""A read-only session for commands: creates, migrates and changes nothing.
 
 Commands have no event loop. So a session has one of its own, which runs while an answer is waited for.
 """

@@ -1,4 +1,4 @@
-"""Reading records: pages by cursor, blocks with their evidence.
+"""Queries for records by cursor, and for blocks with their evidence.
 
 No transaction is needed for a page: positions become visible in their order, so whatever is at or below the newest of
 one statement is there for the next.

@@ -1,4 +1,4 @@
-"""Sessions that may be believed: with the log that was opened, and behind a barrier.
+"""Creates sessions that are safe to read from: with the log that was opened, and behind a barrier.
 
 While a server waits for a standby that is away, no barrier is passed. So only one session at a time is being made with
 each server, and one that stands at its barrier is waited for again rather than left there: sessions that nobody uses

@@ -145,7 +145,7 @@ _KEY_TEXT_GETTERS: Final = {
 
 
 async def load_tables(connection: Any, read_set: ReadSet, snapshot: Snapshot) -> None:
-    """Fills the snapshot's side state with what the footprint names."""
+    """Fill the snapshot with the side state that the read set names."""
     for table in TABLES:
         wanted = getattr(read_set, table.name)
         if wanted:

@@ -1,4 +1,4 @@
-"""The PostgreSQL store: one session that writes, a few that read, one that is woken by other gateways."""
+"""The PostgreSQL store: one session that writes, a few that read, one that listens for other servers."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Tenants of a log in a database: who they are, what they have, and what they get back."""
+"""Tenants of a log in a database: their quotas, their usage, and the bytes that erasures return."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

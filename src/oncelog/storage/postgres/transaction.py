@@ -1,7 +1,7 @@
-"""What happens inside of a write transaction, whoever began it and on whose session: load, decide, save.
+"""A write transaction, on the writer's or a borrowed session: load, decide, save.
 
-The lanes have been locked, in ascending order, and nothing that is remembered from before is believed. Nothing follows
-in memory before COMMIT has returned (`confirm`).
+The lanes have been locked, in ascending order, and nothing from memory is used. Memory follows only after COMMIT has
+returned (`confirm`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

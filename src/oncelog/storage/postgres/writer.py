@@ -1,8 +1,8 @@
-"""The writer's session: one transaction at a time, begun anew on another session when one is lost.
+"""The writer: one transaction at a time, durable at COMMIT; a lost session is replaced, and its COMMIT resolved.
 
-A COMMIT is never cancelled: a server that waits for a standby would stop waiting, and show the commit to everybody as
-if a standby had it. The socket is let go instead, and what became of the COMMIT is found out on a new session, behind
-the locks that the old one had. Nothing is told before that is known.
+A COMMIT is never cancelled: a server that waits for a standby would stop waiting, and show the commit to every reader
+as if a standby had it. The writer closes the socket instead, and finds the outcome of the COMMIT on a new session,
+behind the locks of the old one. No verdict is sent before the outcome is known.
 """
 
 import asyncio

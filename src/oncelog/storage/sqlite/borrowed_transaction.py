@@ -1,4 +1,4 @@
-"""A log through its caller's own connection: what it writes and what the caller writes are one transaction.
+"""Commits to a log in a transaction of the application, on the application's connection.
 
 The write lock of the file is taken before anything is looked at and kept until the end, so nobody else can come in
 between. The caller's function must not end the transaction: SQLite's authorizer refuses that while it runs.

@@ -1,4 +1,4 @@
-"""The file: is it a log, is it one we can read, and how a connection to it is made.
+"""The file: creates the log's tables, checks that it is a log this version can read, and opens connections.
 
 Whatever is not ours is left as it is. The first look is at the header's bytes, without SQLite, because even opening a
 file in WAL mode can write beside it.

@@ -1,4 +1,4 @@
-"""Reading merged rows page by page, inside a transaction."""
+"""Queries for merged rows, page by page, inside a transaction."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What log time has made absent goes from the disk: a slice in some of the commits, as much as is being written."""
+"""Deletes expired rows from the file: a slice in some of the commits, as many rows as are being written."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a file knows about one identity, for `Log.lookup` and `oncelog show`."""
+"""Status of one identity in a file, for `Log.lookup` and `oncelog show`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reading side state, and blocks by height: what a ledger's readers ask for. All of it inside a transaction."""
+"""Queries for side state, and for blocks by height, inside a transaction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ def list_blocks(connection: Any, lane: int, after: int, limit: int, scope: str) 
 
 
 def load_side_state(connection: Any, read_set: ReadSet, settings: Settings, get_time: GetTime) -> SideState:
-    """What a footprint names."""
+    """Load the entries of a read set."""
     _, _, *clock = connection.execute(SQL["state"]).fetchone()
     known = load_heads(connection)
     snapshot = Snapshot(settings=settings, heads={lane: known.get(lane) or LaneHead() for lane in read_set.lanes})

@@ -1,4 +1,4 @@
-"""Reading members of streams, streams of members, and who of them has changed. All of it inside a transaction."""
+"""Queries for members of streams, streams of members, and changes of members, inside a transaction."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where a copy is made before it has its name, and what becomes of one whose maker was killed."""
+"""Unfinished copies: where a copy is written before it has its name, and the removal of abandoned ones."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Looking at a log that is there, for the command line: nothing is made, migrated or changed."""
+"""A read-only transaction for commands: creates, migrates and changes nothing."""
 
 import sqlite3
 from collections.abc import Iterator

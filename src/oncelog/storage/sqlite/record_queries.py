@@ -1,4 +1,4 @@
-"""Reading records: pages by cursor, blocks with their evidence. All of it on a connection inside a transaction."""
+"""Queries for records by cursor, and for blocks with their evidence, inside a transaction."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

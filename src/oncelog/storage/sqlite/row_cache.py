@@ -1,4 +1,4 @@
-"""Side state that was read or written last, kept in memory for as long as nobody else commits.
+"""Cache of side state that was read or written last, valid until another connection commits.
 
 Clients number one write after the other, and streams grow by one: what a batch needs is most often what the one before
 it left. So it need not be asked for, which for each row costs more than the decision.

@@ -1,4 +1,4 @@
-"""Bringing a file of an older schema up to date."""
+"""Migrates a file from an older schema."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final

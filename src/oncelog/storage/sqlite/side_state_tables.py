@@ -90,7 +90,7 @@ DELETE_SQL: Final = {table.name: _build_delete_sql(table) for table in TABLES}
 def load_tables(
     connection: Any, read_set: ReadSet, snapshot: Snapshot, cache: RowCache | None = None
 ) -> dict[str, list[Any]]:
-    """Fills the snapshot's side state with what the footprint names. Gives what of `recent`'s had to be asked for."""
+    """Fill the snapshot with the side state that the read set names. Return the keys that `cache` did not have."""
     keys_by_table: dict[str, list[Any]] = {}
     named = _get_tables(read_set)
     if not any(named):

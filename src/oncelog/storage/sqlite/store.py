@@ -133,7 +133,7 @@ class SqliteStore:
         self._process = os.getpid()
         self._writer_thread = WorkerThread("oncelog-writer")
         self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer_thread
-        self._checkpointer = ThreadPoolExecutor(1, "oncelog-mover") if self._driver.is_shared else None
+        self._checkpointer = ThreadPoolExecutor(1, "oncelog-checkpointer") if self._driver.is_shared else None
         try:
             await self._write(self._file_writer.open, self._requested_settings)
             await self._recount_usage()
@@ -238,7 +238,9 @@ class SqliteStore:
 
     async def scrub(self) -> bool:
         """As `Store` says."""
-        async with self._checkpoint_lock:  # or the mover would be taken for a reader that is in the way
+        async with (
+            self._checkpoint_lock
+        ):  # otherwise the checkpointer would count as a reader that blocks the truncation
             return await self._write(self._file_writer.scrub)
 
     def free_bytes(self) -> int | None:
@@ -456,7 +458,7 @@ class SqliteStore:
         move, and then he is in the way of the checkpoint.
         """
         try:
-            reader, checkpointer = self._reader_connection(), self._reader_connection("mover")
+            reader, checkpointer = self._reader_connection(), self._reader_connection("checkpointer")
             reader.execute("BEGIN")
             try:
                 reader.execute(SQL["state"]).fetchone()
@@ -465,7 +467,7 @@ class SqliteStore:
                 reader.execute("ROLLBACK")
         except BaseException:
             self._close_reader_connection()
-            self._close_reader_connection("mover")
+            self._close_reader_connection("checkpointer")
             raise
 
     # --- the filter of the key index, filled beside the commits

@@ -1,4 +1,4 @@
-"""Tenants of a log in a file: who they are, what they have, and what they get back. All of it inside a transaction."""
+"""Tenants of a log in a file: their quotas, their usage, and the bytes that erasures return. Inside a transaction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

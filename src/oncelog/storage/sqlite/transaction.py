@@ -1,7 +1,7 @@
-"""What happens inside of a write transaction, whoever began it and on whose connection: load, decide, save.
+"""A write transaction, on the writer's or a borrowed connection: load, decide, save.
 
-Nothing that is remembered here is believed before the transaction has taken the write lock and what others have written
-since has been seen (`state`, `caught_up`); and nothing follows in memory before COMMIT has returned (`confirm`).
+Memory is used only after the transaction has taken the write lock and seen what other processes have written since
+(`load_state`, `get_current_index`). Memory follows only after COMMIT has returned (`confirm`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other for an event loop.
+"""A thread that runs the calls of an event loop in their order.
 
 It is an executor of one thread with less in between: a commit has two changes of threads, and what `concurrent.futures`
 does around them takes as long as a small commit itself.

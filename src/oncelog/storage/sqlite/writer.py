@@ -1,7 +1,7 @@
-"""The writer: one connection, one thread, one transaction at a time.
+"""The writer: one connection, one thread, one transaction at a time; COMMIT syncs the file (`synchronous=FULL`).
 
-Several processes may have a writer on one file. So nothing that this one remembers is believed before it has taken the
-write lock (BEGIN IMMEDIATE) and seen what the others have written since.
+Several processes may have a writer on one file. So a writer uses its memory only after it has taken the write lock
+(BEGIN IMMEDIATE) and seen what the other processes have written since.
 """
 
 import logging

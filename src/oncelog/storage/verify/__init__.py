@@ -1,1 +1,1 @@
-"""Is a log what it says it is? What is checked, whatever database it lies in."""
+"""Verification of a log: all checks, for both databases."""

@@ -1,4 +1,4 @@
-"""Blocks, records and heads: the chain of every lane, computed anew from what is stored (docs/proofs.md)."""
+"""Verifies blocks, records and heads: the hash chain of every lane, computed again (docs/proofs.md)."""
 
 import struct
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What `verify` says on its way through a log, and the head that a log can be held against."""
+"""Progress, findings and summary of a verification, and the exported head that a log is compared with."""
 
 from typing import Final
 

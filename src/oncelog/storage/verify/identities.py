@@ -1,4 +1,4 @@
-"""What the index of keys is for: one record an identity while it is remembered."""
+"""Verifies uniqueness: one record for each identity while it is remembered."""
 
 from collections.abc import Callable, Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""The tables that are made from the records, held against the records: partitions and streams.
+"""Compares the tables that are derived from records with the records: partitions and streams.
 
 Neither side fits into memory, and each has an order of its own. So both are added up: the sum of a keyed hash of every
 row, which comes out equal only for equal rows. Only where the sums differ is the row looked for that is wrong.

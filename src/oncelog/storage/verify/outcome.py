@@ -1,4 +1,4 @@
-"""The outcome of comparing one entry of side state with what the records make it."""
+"""Outcome of comparing one entry of side state with its rebuilt value."""
 
 from enum import Enum
 

@@ -1,4 +1,4 @@
-"""Is a database the log it says it is? In one read transaction: gateways may go on writing meanwhile."""
+"""Verifies a log in a database, in one read transaction; servers may go on writing meanwhile."""
 
 from collections.abc import Iterator
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The columns that identities are found by, and their indexes, held against the records."""
+"""Compares the hash columns of identities, and their indexes, with the records."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final

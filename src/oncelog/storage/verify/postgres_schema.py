@@ -1,4 +1,4 @@
-"""The tables and indexes of a log, held against those that the migrations make."""
+"""Compares the tables and indexes of a log with those that the migrations create."""
 
 from importlib.resources import files
 from typing import Final

@@ -1,6 +1,6 @@
-"""Side state, rebuilt from the records of a log in a temporary file.
+"""Rebuilds side state from the records of a log, in a temporary file.
 
-Records come in the order of places. They are replayed in batches on a desk, as a commit decides them, so that memory
+Records come in the order of places. They are replayed in batches on a `BatchState`, as in a commit, so that memory
 holds the entries of one batch only.
 """
 

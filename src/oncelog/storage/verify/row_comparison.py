@@ -1,4 +1,4 @@
-"""Rows of deltas, compared with what the deltas of the log make them.
+"""Compares rows of the Deltas API with the rows that the deltas of the log produce.
 
 Two acts change rows without a delta: compaction drops deltas' bodies, and then tombstones. A row that is built of
 deltas without a body is not checkable as a whole. Its stamps still are: each is that of a delta of the log, and no

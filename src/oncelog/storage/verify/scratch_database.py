@@ -79,7 +79,7 @@ class ScratchDatabase:
         return _translate_errors()
 
     def load(self, read_set: ReadSet) -> Snapshot:
-        """Return the rebuilt entries that a footprint names."""
+        """Return the rebuilt entries that a read set names."""
         snapshot = Snapshot(settings=self._settings)
         for table in REBUILT_TABLES:
             wanted = getattr(read_set, table.name)

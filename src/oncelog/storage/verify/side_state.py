@@ -1,4 +1,4 @@
-"""What a log knows besides records: members, leases, consumers, rates, policies."""
+"""Checks side state that records do not determine: members, leases, consumers, rates, policies."""
 
 from collections.abc import Iterable, Iterator, Set
 

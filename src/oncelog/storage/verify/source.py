@@ -1,4 +1,4 @@
-"""What a verification reads, and what it hands to those who keep books on it."""
+"""Interfaces of a verification: the source of rows, and the collectors of records."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Is a file the log it says it is? `verify_file` goes through all of it, in one read transaction, in bounded memory."""
+"""Verifies a log in a file, in one read transaction and in bounded memory."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The key index of a file, held against the records."""
+"""Compares the key index of a file with the records."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence

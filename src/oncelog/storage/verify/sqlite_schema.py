@@ -1,4 +1,4 @@
-"""Checks of SQLite itself, the definitions of the tables, and the quick check of a backup."""
+"""SQLite's integrity checks, the definitions of the tables, and the quick check of a backup."""
 
 import sqlite3
 from collections.abc import Iterator

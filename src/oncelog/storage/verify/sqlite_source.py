@@ -1,4 +1,4 @@
-"""A file as a verification reads it."""
+"""An SQLite file as the source of a verification."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The verification of a log, from one end to the other, in one read transaction and in bounded memory.
+"""Verifies a log completely, in one read transaction and in bounded memory.
 
 Whoever can write to a log can also compute hashes: a history that was rewritten from some record on, or cut off, is
 consistent in itself. It is found only by a head that was exported before and kept elsewhere.

@@ -1,4 +1,4 @@
-"""Filters of the key index: in memory, so that most looks at the segments can be spared."""
+"""Bloom filters of the key index: in memory, so that most lookups read no segment."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple

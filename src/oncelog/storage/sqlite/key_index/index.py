@@ -1,10 +1,10 @@
-"""The key index: at which places the record of an identity may stand.
+"""The key index: maps the hash of an identity to the places where its record may be.
 
 The records are the truth, this is derived from them. A B-tree over millions of random keys costs more with every
 million, because every insert touches a page of its own. So keys come to it in three steps:
 
-    hot       the newest keys, in memory alone; made anew from the records when a file is opened
-    sealed    sorted into a segment of their own, in runs of some dozens (runs.py), appended in one direction
+    memtable  the newest keys, in memory only; rebuilt from the records when a file is opened
+    sealed    sorted into a segment of their own, in runs of some dozens (key_run.py), appended in one direction
     merged    FAN_OUT segments of a level become one of the next, so that there are never many
 
 Sealing and merging are done in slices inside the transactions of commits, in proportion to what each commit adds: no
@@ -47,7 +47,7 @@ from oncelog.storage.sqlite.key_index.segments import (
 from oncelog.storage.sqlite.statements import SQL
 
 SEAL_KEYS: Final = 32_768
-"""A segment of the lowest level has about this many keys; about twice as many can be hot."""
+"""A segment of the lowest level has about this many keys; the memtable holds up to about twice as many."""
 FAN_OUT: Final = 16
 """Each level is so many times larger than the one below, and every key is written once more for each of them: with 16
 twice from 8 million keys on. There may be as many segments of each to look for a known key in."""
@@ -300,7 +300,7 @@ class KeyIndex:
     # --- inside
 
     def _reassign_keys(self, lanes: Mapping[int, LaneIndexState]) -> None:
-        """Moves hot keys to where the lanes say they are by now: being sealed, or sealed."""
+        """Move keys of the memtable to where the lanes say they are now: being sealed, or sealed."""
         job = self._jobs.get(0)
         memtable: Memtable = {}
         sealing: Memtable = {}
@@ -346,7 +346,7 @@ class KeyIndex:
 
     def _begin_jobs(self, connection: Any, delta: IndexDelta) -> None:
         if 0 not in delta.jobs and not self._sealing_memtable and len(self._memtable) >= self._seal_keys:
-            # What this transaction adds stays hot: the border is where the lanes stood before it.
+            # What this transaction adds stays in the memtable: the border is where the lanes stood before it.
             connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
             delta.begin_job(connection, 0, (), count_places(self._memtable))
             delta.began_sealing = True

@@ -1,4 +1,4 @@
-"""Runs: sorted keys of the key index, some dozens in one row.
+"""Key runs: sorted keys of the key index, about 60 in one row.
 
 A row for each key costs SQLite more than the key is worth: to write, to move when segments are merged, and to take out
 again. In a run it is sixteen bytes among others. `last` is the highest hash of a run, so the run that may have a hash

@@ -1,4 +1,4 @@
-"""Keys that are in memory: by their hash, the place of a record, or of several."""
+"""The memtable: keys in memory, from a hash to the place of a record, or of several."""
 
 import sys
 from bisect import bisect_right

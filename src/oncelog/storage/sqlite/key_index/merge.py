@@ -1,4 +1,4 @@
-"""Several segments of the key index become one, slice by slice."""
+"""Merges segments of the key index into one, slice by slice."""
 
 import sys
 from array import array

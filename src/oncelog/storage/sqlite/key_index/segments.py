@@ -1,4 +1,4 @@
-"""The segments of the key index, and the work on them that is under way."""
+"""Segments of the key index, and the sealing and merging under way."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
