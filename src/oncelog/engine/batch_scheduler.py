@@ -7,9 +7,9 @@ arriving. A lone submission, or one that comes much later, commits at once: ther
 A transaction has a fixed cost, which its items share. While the thread of the event loop is busy, small batches would
 leave it less time. Then a batch waits for as many callers as the previous one had, or until it is large enough.
 
-And when all that there are have come in one transaction, the thread has nothing to do while it is made durable. Then
-they are divided: one half is made durable while the other is answered and comes back, by turns from then on. That is
-worth a transaction more only where the disk is quick: on a slower one they stay together, and come together again.
+When one transaction holds the writes of all callers, the thread is idle while it is made durable. Then the batch is
+split in two halves (pipelining): one is made durable while the other is answered and submits again. The additional
+transaction pays off only on a fast disk; on a slow one the callers stay in one batch.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from collections.abc import Callable
 from typing import Final
 
 RETURNING_CALLERS_MIN: Final = 16
-"""Below so many nobody waits for anybody."""
+"""With fewer callers no batch waits."""
 RETURN_WINDOW_S: Final = 0.01
-"""Who comes later after the last commit than this has not come back from it."""
+"""A submission that arrives later after a commit does not count as a caller that returns from it."""
 IDLE_GAP_S: Final = 0.001
-"""A wait ends when nobody has come for so long,"""
+"""Idle gap that ends the wait."""
 IDLE_GAP_BUSY_S: Final = 0.002
-"""or for so long where the thread is busy: it takes longer from one to the next,"""
+"""Idle gap while the thread is busy: callers then arrive at longer intervals."""
 WAIT_S_MAX: Final = 0.01
-"""and so long after that in any case."""
+"""Longest wait."""
 BUSY_CPU_FRACTION: Final = 0.7
 """A thread that computes for more than this part of the time has none to spare,"""
 BATCH_ITEMS_TARGET: Final = 64

@@ -1,9 +1,10 @@
 """The committer: forms batches (group commit), hands each to the store, and answers.
 
 While one transaction is being made durable, submissions queue for the next batch (`_form_batch`); a lone one commits at
-once. No timer decides anything. Equal submissions in flight wait for one outcome. When the queue is full, new writes are answered as
-busy, and what is already known is still answered. If a batch fails for a reason that is not the store's, it is
-bisected until the submission at fault fails alone. A write that the store cannot hold is refused for good.
+once. No timer decides anything. Equal submissions in flight wait for one outcome. When the queue is full, new writes
+are answered as busy, and what is already known is still answered. If a batch fails for a reason that is not the
+store's, it is bisected until the submission at fault fails alone. A write that the store cannot hold is refused for
+good.
 """
 
 import asyncio
