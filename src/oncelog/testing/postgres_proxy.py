@@ -10,7 +10,8 @@ It reads the messages that pass (a type, a length, a body; before the session be
 COMMIT that is sent as a simple query. The next entry of `commit_faults` decides what becomes of a COMMIT, else the
 faults and the seed: that follows from the number of the connection and the place of the message there, and from
 nothing else. Answers can be held back (`hold`), sessions can be left open without answers (`stall_all`,
-`stalled_sessions`), and the server can be out of reach (`is_unreachable`). Requests to cancel a statement are counted. It speaks no TLS: the server must not either.
+`stalled_sessions`), and the server can be out of reach (`is_unreachable`). Requests to cancel a statement are counted.
+It speaks no TLS: the server must not either.
 """
 
 import asyncio
