@@ -223,7 +223,7 @@ async def test_stopping_server_answers_accepted_requests(
         client.send(post(write(1)))
         await soon(gate.reached.wait())
         stopping = asyncio.ensure_future(served.server.stop())
-        await until(lambda: served.server.ledger.is_closing)
+        await until(lambda: served.server.is_closing)
         assert not stopping.done()
         gate.open()
         await soon(stopping)

@@ -27,8 +27,7 @@ from oncelog.server.auth_gate import AuthGate
 from oncelog.server.cached_document import CachedDocument
 from oncelog.server.chat.ack_queue import AckQueue
 from oncelog.server.chat.codec import to_error_response as chat_error_response
-from oncelog.server.chat.endpoints import PATH as CHAT_PATH
-from oncelog.server.chat.endpoints import ChatEndpoints
+from oncelog.server.chat.endpoints import WEBSOCKET_PATH, ChatEndpoints
 from oncelog.server.chat.hub import ChatHub
 from oncelog.server.chat.service import ChatService
 from oncelog.server.chat.session import ChatSession
@@ -41,9 +40,10 @@ from oncelog.server.connection_limiter import (
     to_connection_limits,
 )
 from oncelog.server.deltas.codec import to_error_response as deltas_error_response
-from oncelog.server.deltas.endpoints import LIVE_PATH, PATH, DeltasEndpoints
+from oncelog.server.deltas.endpoints import DeltasEndpoints
 from oncelog.server.deltas.schemas import TableSchemas, combine_validators
 from oncelog.server.deltas.service import DeltasService
+from oncelog.server.endpoint import Endpoint, EndpointRouter
 from oncelog.server.errors import ApiError, shutdown_error
 from oncelog.server.event_validator import load_validator
 from oncelog.server.events.dialect import NativeDialect
@@ -56,8 +56,7 @@ from oncelog.server.http_fast_path import HttpFastPath
 from oncelog.server.http_headers import add_response_headers
 from oncelog.server.http_log import new_http_logger
 from oncelog.server.http_protocol import HttpProtocol
-from oncelog.server.http_requests import check_single_authorization, get_credential, to_error_response
-from oncelog.server.ledger.endpoints import Handler as LedgerHandler
+from oncelog.server.http_requests import check_single_authorization, to_error_response
 from oncelog.server.ledger.endpoints import LedgerEndpoints
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.ledger.service import LedgerService
@@ -67,7 +66,8 @@ from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts, Metrics
 from oncelog.server.metrics_listener import MetricsListener
 from oncelog.server.open_files import raise_limit
-from oncelog.server.openapi.document import build_document
+from oncelog.server.openapi import build_document
+from oncelog.server.operator_endpoints import METRICS_PATH, OperatorHandler, list_endpoints
 from oncelog.server.origins import (
     find_client_address,
     get_scheme,
@@ -92,8 +92,6 @@ KEEP_ALIVE_S: Final = 75.0
 """How long a connection without a request is kept for the next one."""
 METRICS_TIMEOUT_S: Final = 1.0
 """Longest wait for the store before metrics show the positions of the previous request."""
-METRICS_GRANT: Final = "oncelog/metrics"
-"""A credential needs a read grant for this name to read `/metrics`."""
 READY_TIMEOUT_S: Final = 5.0
 """How long a store may take before a server says that it is not ready: whoever asks waits for seconds, not for ever."""
 CREDENTIALS_POLL_S: Final = 1.0
@@ -172,7 +170,7 @@ class Server:
         self.event_sessions = WebSocketSessions(
             self._auth_gate, settings.door_limits, self.counts, partial(EventsSession, self._events_service)
         )
-        self.events = EventsEndpoints(self._events_service)
+        self.events = EventsEndpoints(self._events_service, self.event_sessions.serve)
         self._trusted_networks = settings.proxy_networks
         self._find_refusal_cached = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._find_refusal)
         self._to_network_cached = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._to_network)
@@ -185,7 +183,7 @@ class Server:
         self._chat_hub = ChatHub(self.log, settings.door_limits, self.counts, self._on_chat_failure)
         new_session = partial(ChatSession, self._chat_service, self._chat_hub, AckQueue(self.log))
         self.chat_sessions = WebSocketSessions(self._auth_gate, settings.door_limits, self.counts, new_session)
-        self.chat = ChatEndpoints(self._chat_service)
+        self.chat = ChatEndpoints(self._chat_service, self.chat_sessions.serve)
         self.grpc_service = self._new_grpc_service(ledger_door) if settings.grpc else None
         self.metrics = Metrics(
             self.counts,
@@ -209,11 +207,14 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self._fast_path = HttpFastPath(
-            {f"/v1/ledger/{path}": handler for path, handler in self.ledger.list_fast_routes().items()},
+            self.ledger.list_fast_routes(),
             check_host=self._check_host_and_origin,
             count_failure=self._count_failure,
             body_bytes_max=settings.door_limits.frame_bytes_max,
             varies_by_origin=bool(self._allowed_origins),
+        )
+        self._router = EndpointRouter(
+            self._auth_gate, self.counts, find_caller=self._get_caller, admit_stream=self._admit_stream
         )
         self._check_task: asyncio.Task[None] | None = None
         self._poll_task: asyncio.Task[None] | None = None
@@ -269,6 +270,11 @@ class Server:
         """Who is connected to stay."""
         streams = len(self.events.streams) + len(self.ledger.streams) + len(self.deltas)
         return len(self.event_sessions) + len(self.chat_sessions) + streams + len(self.grpc_service or ())
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the server is being stopped."""
+        return self._router.is_closing
 
     @property
     def connections_closed(self) -> int:
@@ -338,9 +344,8 @@ class Server:
         if self._runner is None:
             return
         self._is_ready = False
-        self._events_service.is_closing = self.ledger.is_closing = self.deltas.is_closing = (
-            self._chat_service.is_closing
-        ) = True
+        self._events_service.is_closing = self.deltas.is_closing = self._chat_service.is_closing = True
+        self._router.is_closing = True
         self._fast_path.start_shutdown()
         lingers_until_s = asyncio.get_running_loop().time() + min(LINGER_S, self.settings.shutdown_ms / 1000)
         runner, self._runner = self._runner, None
@@ -441,7 +446,9 @@ class Server:
         app = web.Application(
             client_max_size=self.settings.door_limits.frame_bytes_max, middlewares=[self._handle_request]
         )
-        self._add_routes(app)
+        self._router.add_routes(app, self.list_endpoints())
+        if self.settings.development:
+            WebChat().add_routes(app)
         app.on_response_prepare.append(self._add_cors_headers)
         app.on_response_prepare.append(add_response_headers)
         # aiohttp waits for it twice. Accepted requests have been waited for before.
@@ -488,30 +495,26 @@ class Server:
         """Return the address that a peer is counted by, and whether it is a trusted proxy."""
         return self._to_network_cached(host, None), is_trusted(host, self._trusted_networks)
 
-    def _add_routes(self, app: web.Application) -> None:
-        app.router.add_get("/", self._handle_hello)
-        app.router.add_get("/healthz", self._handle_healthz)
-        app.router.add_get("/readyz", self._handle_readyz)
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the HTTP operations that this server offers."""
+        handlers: dict[str, OperatorHandler] = {
+            "/": self._handle_hello,
+            "/healthz": self._handle_healthz,
+            "/readyz": self._handle_readyz,
+        }
         if self.settings.metrics and self.settings.metrics_port is None:
-            app.router.add_get("/metrics", self._handle_metrics)
+            handlers[METRICS_PATH] = self._serve_metrics
         if self.settings.openapi:
-            document = CachedDocument(lambda: build_document(self.settings.door_limits))
-            app.router.add_get("/openapi.json", document.serve)
-        if self.settings.development:
-            WebChat().add_routes(app)
-        app.router.add_get("/v1/events", self._handle_events)
-        app.router.add_post("/v1/events", self._handle_submit)
-        app.router.add_get("/v1/events/stream", self._handle_stream)
-        audit = AuditEndpoints(self.log, self._auth_gate, self.counts)
-        app.router.add_get("/v1/audit", partial(self._handle_plain, audit.get_page))
-        for path, (method, handler) in self.ledger.list_routes().items():
-            app.router.add_route(method, f"/v1/ledger/{path}", partial(self._handle_ledger, handler))
-        for path, (method, handler) in self.deltas.list_routes().items():
-            app.router.add_route(method, f"/v1/sync/{{gateway}}/{path}", partial(self._handle_deltas, handler, path))
-
-        app.router.add_get(CHAT_PATH, self._handle_chat_socket)
-        for method, path, chat_handler in self.chat.list_routes():
-            app.router.add_route(method, path, partial(self._handle_plain, chat_handler))
+            document = CachedDocument(lambda: build_document(self.list_endpoints(), self.settings.door_limits))
+            handlers["/openapi.json"] = document.serve
+        return [
+            *list_endpoints(handlers, has_public_metrics=self.settings.metrics_public),
+            *self.events.list_endpoints(),
+            *AuditEndpoints(self.log).list_endpoints(),
+            *self.ledger.list_endpoints(),
+            *self.deltas.list_endpoints(),
+            *self.chat.list_endpoints(),
+        ]
 
     def reload(self) -> None:
         """Reload settings, certificate, schemas and credential files, each by itself, and check open connections.
@@ -738,34 +741,6 @@ class Server:
             return connection
         return self._limiter.open_stream(self._get_address(request), connection)
 
-    # --- the doors
-
-    async def _handle_events(self, request: web.Request) -> web.StreamResponse:
-        if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self.event_sessions.serve(request, self._admit_stream(request))
-        return await self.events.get_page(request, self._get_caller(request))
-
-    async def _handle_submit(self, request: web.Request) -> web.StreamResponse:
-        return await self.events.submit(request, self._get_caller(request))
-
-    async def _handle_stream(self, request: web.Request) -> web.StreamResponse:
-        return await self.events.follow(request, self._admit_stream(request))
-
-    async def _handle_ledger(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
-        stays = request.path.endswith("/stream")
-        return await handler(request, self._admit_stream(request) if stays else self._get_caller(request))
-
-    async def _handle_deltas(self, handler: LedgerHandler, path: str, request: web.Request) -> web.StreamResponse:
-        return await handler(request, self._admit_stream(request) if path == LIVE_PATH else self._get_caller(request))
-
-    async def _handle_chat_socket(self, request: web.Request) -> web.StreamResponse:
-        if request.headers.get("Upgrade", "").lower() != "websocket":
-            raise ApiError(error_codes.BAD_REQUEST, "Upgrade: must be websocket", field="Upgrade", status=426)
-        return await self.chat_sessions.serve(request, self._admit_stream(request))
-
-    async def _handle_plain(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
-        return await handler(request, self._get_caller(request))
-
     # --- for operators
 
     async def _handle_hello(self, _: web.Request) -> web.Response:
@@ -775,7 +750,7 @@ class Server:
                 "events": "/v1/events",
                 "ledger": "/v1/ledger",
                 "deltas": "/v1/sync",
-                "chat": CHAT_PATH,
+                "chat": WEBSOCKET_PATH,
                 "health": "/readyz",
             }
         )
@@ -807,13 +782,6 @@ class Server:
         """The newest position of each lane. In lane 0 it is the newest that this server has delivered."""
         return {**{lane: head.position for lane, head in self._heads.items()}, 0: self.hub.position}
 
-    async def _handle_metrics(self, request: web.Request) -> web.Response:
-        if not self.settings.metrics_public:
-            principal = self._auth_gate.authenticate(get_credential(request), self._get_caller(request))
-            if not principal.grants.may_read(METRICS_GRANT):
-                raise ApiError(error_codes.FORBIDDEN, f"metrics: need the grant to read {METRICS_GRANT}")
-        return await self._serve_metrics(request)
-
     async def _serve_metrics(self, _: web.Request) -> web.Response:
         if not self.settings.tenants:
             self.metrics.usage = ()
@@ -832,7 +800,7 @@ def _find_api_name(path: str) -> str:
     return "events"
 
 
-_API_NAMES: Final = {"/v1/ledger/": "ledger", PATH: "deltas", CHAT_PATH: "chat"}
+_API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
 _ERROR_RESPONSES: Final = {"deltas": deltas_error_response, "chat": chat_error_response}
 """How errors look, where a door has words of its own."""
 

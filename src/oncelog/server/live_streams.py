@@ -97,12 +97,13 @@ class WebSocketStreamTransport:
 
 
 class LiveStreams:
-    """All readers of a door."""
+    """All streams of an API."""
 
-    def __init__(self, auth_gate: AuthGate, limits: ApiLimits, counts: Counts) -> None:
+    def __init__(self, auth_gate: AuthGate, limits: ApiLimits, counts: Counts, api: str) -> None:
         self._auth_gate = auth_gate
         self._limits = limits
         self._counts = counts
+        self._api = api
         self._streams: set[_LiveStream] = set()
 
     def __len__(self) -> int:
@@ -117,6 +118,7 @@ class LiveStreams:
         encode: Callable[[ApiError], bytes] = encode_error,
     ) -> web.StreamResponse:
         """Answers with what comes out of `chunks`, for as long as the reader may have it."""
+        self._counts.requests[self._api, "http", "ok"] += 1
         response = web.StreamResponse(headers=SSE_HEADERS)
         await response.prepare(request)
         if request.method == "HEAD":

@@ -185,7 +185,7 @@ async def test_push_is_refused_if_the_key_is_revoked_while_the_body_is_read(
         door.server.reload()
         return await read_body(request)
 
-    monkeypatch.setattr("oncelog.server.deltas.endpoints.read_body", slow)
+    monkeypatch.setattr("oncelog.server.endpoint.read_body", slow)
     answer = await shared_server.gateway(credential=made.text).push(mine(1))
     assert refusal(answer) == (401, "AUTH_FAILED")
     assert await door.log.state.newest(shared_server.scope) == 0
@@ -256,7 +256,7 @@ async def test_stopping_server_refuses_new_deltas(tmp_path: Path) -> None:
     async with opened(tmp_path) as door:
         gateway = door.gateway()
         await gateway.pushed(change(1, a=1))
-        door.server.deltas.is_closing = True
+        door.server._router.is_closing = True
         answer = await gateway.push(change(2, a=2))
         assert refusal(answer) == (503, "SERVER_BUSY")
         assert answer.json["retryAfterMs"] > 0

@@ -123,7 +123,7 @@ async def test_stopping_server_refuses_requests_of_open_connections_with_a_retry
         held = asyncio.ensure_future(ledger.write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
         stopping = asyncio.ensure_future(door.server.stop())
-        await until(lambda: door.server.ledger.is_closing)
+        await until(lambda: door.server.is_closing)
         error = await refused(other.write(1, SET, key=key(1)))
         assert (error.http_status, error.code, error.retry_after_ms) == (503, "server_busy", 1000)
         assert error.message == "the server is being stopped"
@@ -168,7 +168,7 @@ async def test_writes_accepted_before_shutdown_are_answered_and_stored(
         held = [asyncio.ensure_future(ledger.write(1, SET, key=key(1))) for ledger in ledgers]
         await until(lambda: door.log.queue_length == 5)
         stopping = asyncio.ensure_future(door.server.stop())
-        await until(lambda: door.server.ledger.is_closing)
+        await until(lambda: door.server.is_closing)
         gate.open()
         answers = [success(answer) for answer in await asyncio.gather(*held)]
         await soon(stopping)

@@ -18,8 +18,7 @@ from deadlines import WAIT_S
 from oncelog.core.identity import delta_id_from_json
 from oncelog.errors import CanonicalError
 from oncelog.server.http_requests import HTTP_STATUS
-from oncelog.server.limits import ApiLimits
-from oncelog.server.openapi.document import build_document
+from oncelog.server.openapi import build_document
 from oncelog.server.settings import GeneralSettings
 from server.auth.auth_material import token
 from server.running_server import Serving, item, serving
@@ -192,10 +191,14 @@ def faults_of(found: Mapping[str, tuple[int, list[str]]]) -> str:
 # --- the document itself ---------------------------------------------------------------------------------
 
 
+def document_of(served: Serving) -> dict[str, Any]:
+    return build_document(served.server.list_endpoints(), served.server.settings.door_limits)
+
+
 async def test_document_describes_every_route_and_no_other(tmp_path: Path) -> None:
-    paths = build_document(ApiLimits())["paths"]
-    described = {(method, path) for path, operations in paths.items() for method in operations.keys() & METHODS}
     async with serving(tmp_path, tokens=True) as served:  # the development mode has a web page too
+        paths = document_of(served)["paths"]
+        described = {(method, path) for path, operations in paths.items() for method in operations.keys() & METHODS}
         runner = served.server._runner
         assert runner is not None
         routes = {
@@ -218,7 +221,7 @@ async def test_document_has_the_limits_of_the_server(tmp_path: Path) -> None:
     limits: dict[str, Any] = {"request_events_max": 7, "page_events_max": 11, "frame_bytes_max": 4321}
     async with serving(tmp_path, **limits) as served:
         found = (await served.get("/openapi.json")).json
-    assert found == build_document(ApiLimits(**limits))
+        assert found == document_of(served)
     schemas = found["components"]["schemas"]
     assert schemas["Submission"]["properties"]["events"]["maxItems"] == 7
     assert schemas["Page"]["properties"]["events"]["maxItems"] == 11
@@ -228,8 +231,9 @@ async def test_document_has_the_limits_of_the_server(tmp_path: Path) -> None:
     assert "4321" in found["paths"]["/v1/events"]["post"]["requestBody"]["description"]
 
 
-def test_document_describes_every_status() -> None:
-    paths = build_document(ApiLimits())["paths"]
+async def test_document_describes_every_status(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        paths = document_of(served)["paths"]
     for path, method, others in (
         ("/v1/events", "post", {200, 408, 413, 415, 507}),
         ("/v1/events", "get", {200, 409}),
@@ -261,8 +265,8 @@ async def test_streamed_event_equals_the_paged_event_and_matches_its_schema(tmp_
         await stream.connected()
         streamed = await stream.events(2)
         paged = (await served.page("a")).json["events"]
+        document = document_of(served)
     assert streamed == paged
-    document = build_document(ApiLimits())
     schema = {"$ref": "#/components/schemas/Event", "components": document["components"]}
     for event in streamed:
         jsonschema_rs.Draft202012Validator(schema).validate(event)

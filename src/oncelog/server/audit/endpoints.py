@@ -1,9 +1,7 @@
 """`GET /v1/audit`: pages of the administrative acts that the log has recorded (CO-43)."""
 
-from typing import Final
-
-import orjson
-from aiohttp import web
+from collections.abc import Mapping
+from typing import Any, Final
 
 from oncelog import error_codes
 from oncelog.core.canonical import canonical
@@ -14,53 +12,80 @@ from oncelog.engine.audit import AuditFilter, AuditPage, entry_to_json
 from oncelog.engine.log import Log
 from oncelog.errors import HistoryChangedError
 from oncelog.server.auth.credential_events import CredentialEvent
-from oncelog.server.auth_gate import AuthGate
-from oncelog.server.connection_limiter import Caller
+from oncelog.server.endpoint import Call, Endpoint, Parameter
 from oncelog.server.errors import ApiError, translate_errors
-from oncelog.server.http_requests import JSON, get_credential, parse_number, parse_parameters
-from oncelog.server.metrics import Counts
+from oncelog.server.http_requests import parse_number
+from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, schema_response
 
 SERVER_ACTOR: Final = "system:server"
 """Actor of acts that the server finds in its settings and files."""
 PAGE_ACTS_DEFAULT: Final = 100
 PAGE_ACTS_MAX: Final = 500
-QUERY_PARAMETERS: Final = ("act", "actor", "stream", "target", "since", "until", "after", "limit")
+_FILTERS: Final = {
+    "act": (NAME_CHARACTERS_MAX, "Only this act."),
+    "actor": (NAME_CHARACTERS_MAX, "Only acts of this actor."),
+    "stream": (NAME_CHARACTERS_MAX, "Only acts that concern this stream."),
+    "target": (TARGET_CHARACTERS_MAX, "Only acts on this target."),
+}
+"""Longest value and description of the parameters that select acts by a text."""
+_DESCRIPTION: Final = """\
+Administrative acts of all lanes by log time, oldest first. The grant `audit` must name the stream, or be `*` where no \
+stream is asked for. A page can be empty and have more. Ask again with `after` set to `cursor`; after the last page, \
+acts that are recorded later follow."""
+_LIMIT_SCHEMA: Final[Schema] = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": PAGE_ACTS_MAX,
+    "default": PAGE_ACTS_DEFAULT,
+    "description": "Acts of a page, at most.",
+}
 
 
 class AuditEndpoints:
-    """The handler. Every request is authenticated, and its grant is checked before anything is read."""
+    """The Audit API of a server."""
 
-    def __init__(self, log: Log, auth_gate: AuthGate, counts: Counts) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._auth_gate = auth_gate
-        self._counts = counts
 
-    async def get_page(self, request: web.Request, caller: Caller) -> web.Response:
-        """Answer with a page of acts, oldest first."""
-        principal = self._auth_gate.authenticate(get_credential(request), caller)
-        given = parse_parameters(request, QUERY_PARAMETERS)
-        if not principal.grants.may_audit(given.get("stream", "")):
-            what = "acts of this stream" if given.get("stream") else "acts of the whole log"
-            raise ApiError(error_codes.FORBIDDEN, f"{what} may not be read: the grant `audit` is missing")
-        limit = parse_number(given["limit"], "limit") if "limit" in given else PAGE_ACTS_DEFAULT
-        if not 1 <= limit <= PAGE_ACTS_MAX:
-            message = f"limit: must be from 1 to {PAGE_ACTS_MAX}, not {limit}"
-            raise ApiError(error_codes.BAD_REQUEST, message, field="limit", limit=PAGE_ACTS_MAX)
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the declarations."""
+        since = integer_schema("Only acts from this time on, in milliseconds since 1970.")
+        after = {**TEXT_SCHEMA, "description": "The `cursor` of an earlier page."}
+        return [
+            Endpoint(
+                method="GET",
+                path="/v1/audit",
+                api="audit",
+                name="readAudit",
+                summary="Read recorded acts",
+                description=_DESCRIPTION,
+                parameters=(
+                    *(_text_parameter(name, most, about) for name, (most, about) in _FILTERS.items()),
+                    Parameter(name="since", schema=since, parse=parse_number, default=0),
+                    Parameter(name="until", schema=integer_schema("Only acts before this time."), parse=parse_number),
+                    Parameter(name="after", schema=after, default=""),
+                    Parameter(name="limit", schema=_LIMIT_SCHEMA, parse=_parse_limit, default=PAGE_ACTS_DEFAULT),
+                ),
+                authorize=_authorize,
+                handle=self._get_page,
+                responses={200: schema_response("AuditPage", "A page.")},
+                errors=(409,),
+            )
+        ]
+
+    async def _get_page(self, call: Call) -> Mapping[str, Any]:
+        texts = {name: call[name] for name in _FILTERS}
+        audit_filter = AuditFilter(**texts, since_ms=call["since"], until_ms=call["until"])
         try:
             with translate_errors():
-                page = await self._load_page(given.get("after", ""), limit, _parse_filter(given))
+                page = await self._load_page(call["after"], call["limit"], audit_filter)
         except ValueError as error:
             raise ApiError(error_codes.BAD_REQUEST, f"after: {error}", field="after") from None
-        body = orjson.dumps(
-            {
-                "acts": [entry_to_json(entry) for entry in page.entries],
-                "cursor": self._log.audit_cursor(page),
-                "has_more": page.has_more,
-            }
-        )
-        self._counts.requests["audit", "http", "ok"] += 1
-        self._counts.bytes_sent += len(body)
-        return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})
+        return {
+            "acts": [entry_to_json(entry) for entry in page.entries],
+            "cursor": self._log.audit_cursor(page),
+            "has_more": page.has_more,
+        }
 
     async def _load_page(self, after: str, limit: int, audit_filter: AuditFilter) -> AuditPage:
         try:
@@ -90,17 +115,28 @@ def to_record_act(event: CredentialEvent) -> RecordAct | None:
     )
 
 
-def _parse_filter(parameters: dict[str, str]) -> AuditFilter:
-    for name in ("act", "actor", "stream", "target"):
-        most = TARGET_CHARACTERS_MAX if name == "target" else NAME_CHARACTERS_MAX
-        if len(parameters.get(name, "")) > most:
-            message = f"{name}: must have at most {most} characters"
-            raise ApiError(error_codes.BAD_REQUEST, message, field=name, limit=most)
-    return AuditFilter(
-        act=parameters.get("act", ""),
-        actor=parameters.get("actor", ""),
-        stream=parameters.get("stream", ""),
-        target=parameters.get("target", ""),
-        since_ms=parse_number(parameters["since"], "since") if "since" in parameters else 0,
-        until_ms=parse_number(parameters["until"], "until") if "until" in parameters else None,
-    )
+def _authorize(call: Call) -> str:
+    stream: str = call["stream"]
+    if not call.principal.grants.may_audit(stream):
+        what = "acts of this stream" if stream else "acts of the whole log"
+        raise ApiError(error_codes.FORBIDDEN, f"{what} may not be read: the grant `audit` is missing")
+    return stream
+
+
+def _text_parameter(name: str, characters_max: int, description: str) -> Parameter:
+    def parse(text: str, _: str) -> str:
+        if len(text) > characters_max:
+            message = f"{name}: must have at most {characters_max} characters"
+            raise ApiError(error_codes.BAD_REQUEST, message, field=name, limit=characters_max)
+        return text
+
+    schema = {**TEXT_SCHEMA, "maxLength": characters_max, "description": description}
+    return Parameter(name=name, schema=schema, parse=parse, default="")
+
+
+def _parse_limit(text: str, name: str) -> int:
+    limit = parse_number(text, name)
+    if not 1 <= limit <= PAGE_ACTS_MAX:
+        message = f"{name}: must be from 1 to {PAGE_ACTS_MAX}, not {limit}"
+        raise ApiError(error_codes.BAD_REQUEST, message, field=name, limit=PAGE_ACTS_MAX)
+    return limit

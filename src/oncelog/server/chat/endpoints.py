@@ -1,9 +1,9 @@
-"""The chat door over HTTP and JSON: chats, members, history, delivery state; and messages, for bots and curl."""
+"""The Chat API over HTTP and JSON: chats, members, history, delivery state; and messages, for bots and curl."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from oncelog import error_codes
@@ -19,56 +19,221 @@ from oncelog.server.chat.decode import (
     decode_user_id,
     get_acked_sequence,
 )
-from oncelog.server.chat.service import ChatService, ChatView, MessagePage
-from oncelog.server.connection_limiter import Caller
+from oncelog.server.chat.message_schemas import CHAT_ID, ERROR_SCHEMA, USER_ID
+from oncelog.server.chat.service import ChatService, ChatView
+from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler
 from oncelog.server.errors import ApiError
-from oncelog.server.http_requests import (
-    JSON,
-    check_json,
-    get_credential,
-    get_path_name,
-    parse_number,
-    parse_parameters,
-    read_body,
-)
+from oncelog.server.http_requests import parse_number
 from oncelog.server.json_fields import bad_request, decode_object, parse_json, type_error
+from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, schema_response
 
-Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
-PATH: Final = "/v1/chat"
-"""The WebSocket; what begins with it is of this door."""
+WEBSOCKET_PATH: Final = "/v1/chat"
+_CHATS: Final = "/v1/chats"
+_CHAT: Final = f"{_CHATS}/{{chat_id}}"
+_MEMBER: Final = f"{_CHAT}/members/{{user_id}}"
+_WEBSOCKET_DESCRIPTION: Final = (
+    "A WebSocket (docs/chat.md): the first frame says who has come, then messages are sent, synced, acknowledged and "
+    "delivered live. A plain request gets 426."
+)
+_CREATE_DESCRIPTION: Final = (
+    "The caller becomes its first member and its owner. The owners of an existing chat can add members with this; "
+    "other callers get 403. If two callers create it at once, one of them does."
+)
+_ADD_MEMBER_DESCRIPTION: Final = (
+    "For owners. Without a body, or without `role`, a new member is added as a plain member, and the role of an "
+    "existing member stays. The last owner cannot become a plain member: 409. With `only_if_member` a user that is not "
+    "a member is refused with 403 instead of added. A repeated request changes nothing."
+)
+_REMOVE_MEMBER_DESCRIPTION: Final = (
+    "For owners; every member may remove itself. When the last owner leaves, the member that joined first becomes an "
+    "owner. A repeated request changes nothing."
+)
+_HISTORY_DESCRIPTION: Final = (
+    "Without `after` and `before` the newest messages. Messages of a page are in ascending order. Forwards go on with "
+    "`after` = `next_sequence`, backwards with `before` = `next_before`, while `has_more`."
+)
+_SEND_DESCRIPTION: Final = (
+    "After any failure send it again under its id: what is known gets the answer that it had, and nothing is written. "
+    "Another content, content type or sender under the same id is told (`content_mismatch`)."
+)
+_EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
+_NEXT_AFTER: Final = "`next_after` of the page before."
 
 
 class ChatEndpoints:
-    """The handlers. Who comes is asked at every request."""
+    """The Chat API of a server over HTTP."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, service: ChatService, serve_websocket: WebSocketHandler) -> None:
         self._service = service
+        self._serve_websocket = serve_websocket
 
-    def list_routes(self) -> list[tuple[str, str, Handler]]:
-        """Method, path and handler."""
-        chat = "/v1/chats/{chat_id}"
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the declarations."""
+        limits = self._service.limits
+        limit_schema = {
+            **integer_schema(),
+            "default": min(limits.page_messages_default, limits.page_messages_max),
+            "description": f"How many at most. 0 is taken as 1, more than {limits.page_messages_max} as that.",
+        }
+        limit = Parameter(name="limit", schema=limit_schema, parse=parse_number)
+        after_chat = Parameter(name="after", schema=_or_empty(CHAT_ID), parse=_parse_chat_id, default="")
+        after_user = Parameter(name="after", schema=_or_empty(USER_ID), parse=_parse_user_id, default="")
+        after = integer_schema("Messages behind this sequence.")
+        before = integer_schema("Messages right before this sequence. Not beside `after`.")
+        read = partial(Endpoint, api="chat", method="GET", errors=(503,))
+        write = partial(Endpoint, api="chat", method="POST")
+        member = (_CHAT_PARAMETER, _USER_PARAMETER)
+        done = {200: schema_response("Member", "Done.")}
         return [
-            ("POST", "/v1/chats", self._create),
-            ("GET", "/v1/chats", self._list_chats),
-            ("GET", chat, self._get_chat),
-            ("PUT", f"{chat}/members/{{user_id}}", self._add_member),
-            ("DELETE", f"{chat}/members/{{user_id}}", self._remove_member),
-            ("GET", f"{chat}/messages", self._get_history),
-            ("POST", f"{chat}/messages", self._send),
-            ("GET", f"{chat}/delivery", self._get_delivery),
-            ("POST", f"{chat}/ack", self._ack),
+            Endpoint(
+                method="GET",
+                path=WEBSOCKET_PATH,
+                api="chat",
+                name="connectChat",
+                summary="Chat over a WebSocket",
+                description=_WEBSOCKET_DESCRIPTION,
+                handle=_require_upgrade,
+                responses={
+                    101: {"description": "A WebSocket."},
+                    426: schema_response(ERROR_SCHEMA, "It is no WebSocket."),
+                },
+                errors=(503,),
+                is_public=True,
+                serve_websocket=self._serve_websocket,
+            ),
+            write(
+                path=_CHATS,
+                name="createChat",
+                summary="Make a chat",
+                description=_CREATE_DESCRIPTION,
+                body=RequestBody(schema="NewChat", decode=_decode_members),
+                handle=self._create,
+                responses={
+                    200: schema_response("Chat", "It was there, and has these members too."),
+                    201: schema_response("Chat", "It was made."),
+                },
+                errors=(507,),
+            ),
+            read(
+                path=_CHATS,
+                name="listChats",
+                summary="List one's chats",
+                description="By their ids.",
+                parameters=(after_chat, limit),
+                handle=self._list_chats,
+                responses={200: schema_response("Chats", "A page.")},
+            ),
+            read(
+                path=_CHAT,
+                name="getChat",
+                summary="Read a chat and its members",
+                description="Members by their ids, in pages.",
+                parameters=(_CHAT_PARAMETER, after_user, limit),
+                authorize=self._authorize_read,
+                handle=self._get_chat,
+                responses={200: schema_response("Chat", "A page.")},
+            ),
+            write(
+                path=_MEMBER,
+                parameters=member,
+                method="PUT",
+                name="addMember",
+                summary="Add a member, or set its role",
+                description=_ADD_MEMBER_DESCRIPTION,
+                body=RequestBody(schema="NewMember", decode=_decode_members, is_required=False),
+                authorize=self._authorize_write,
+                handle=self._add_member,
+                responses=done,
+                errors=(409, 507),
+            ),
+            read(
+                path=_MEMBER,
+                parameters=member,
+                method="DELETE",
+                name="removeMember",
+                summary="Remove a member, or oneself",
+                description=_REMOVE_MEMBER_DESCRIPTION,
+                authorize=self._authorize_write,
+                handle=self._remove_member,
+                responses=done,
+            ),
+            read(
+                path=f"{_CHAT}/messages",
+                name="getMessages",
+                summary="Read messages",
+                description=_HISTORY_DESCRIPTION,
+                parameters=(
+                    _CHAT_PARAMETER,
+                    Parameter(name="after", schema=after, parse=parse_number),
+                    Parameter(name="before", schema=before, parse=parse_number),
+                    Parameter(name="epoch", schema=_EPOCH),
+                    limit,
+                ),
+                authorize=self._authorize_read,
+                handle=self._get_history,
+                responses={200: schema_response("Batch", "A page.")},
+                errors=(409, 503),
+            ),
+            write(
+                path=f"{_CHAT}/messages",
+                name="sendMessage",
+                summary="Send a message",
+                description=_SEND_DESCRIPTION,
+                parameters=(_CHAT_PARAMETER,),
+                body=RequestBody(schema="NewMessage", decode=_decode_members),
+                authorize=self._authorize_write,
+                handle=self._send,
+                responses={
+                    200: schema_response("Sent", "It is known, and this is its answer."),
+                    201: schema_response("Sent", "It is in the chat, durably."),
+                },
+                errors=(507,),
+            ),
+            read(
+                path=f"{_CHAT}/delivery",
+                name="getDelivery",
+                summary="Read how far each member is",
+                description="Members by their ids, in pages.",
+                parameters=(_CHAT_PARAMETER, after_user, limit),
+                authorize=self._authorize_read,
+                handle=self._get_delivery,
+                responses={200: schema_response("Delivery", "A page.")},
+            ),
+            write(
+                path=f"{_CHAT}/ack",
+                name="acknowledge",
+                summary="Acknowledge messages",
+                description="Says that all up to a sequence was received. It never moves back; beyond the chat's end "
+                "it gets 409.",
+                parameters=(_CHAT_PARAMETER,),
+                body=RequestBody(schema="Acknowledgement", decode=_decode_members),
+                authorize=self._authorize_read,
+                handle=self._ack,
+                responses={200: schema_response("Acknowledged", "It is kept.")},
+                errors=(409,),
+            ),
         ]
+
+    def _authorize_read(self, call: Call) -> str:
+        scope = decode_chat_id(call["chat_id"], "chat_id")
+        self._service.check_readable(scope, call.principal)
+        return scope
+
+    def _authorize_write(self, call: Call) -> str:
+        scope = decode_chat_id(call["chat_id"], "chat_id")
+        self._service.check_writable(scope, call.principal)
+        return scope
 
     # --- chats
 
-    async def _create(self, request: web.Request, caller: Caller) -> web.Response:
-        members, principal = await self._read_request(request, caller)
-        chat_id = members.get("chat_id")
+    async def _create(self, call: Call) -> Reply:
+        chat_id = call.body.get("chat_id")
         if chat_id is not None and type(chat_id) is not str:
             raise type_error("$.chat_id", chat_id, "a string")
         scope = None if chat_id is None else decode_chat_id(chat_id)
-        chat, is_new = await self._service.create(scope, self._decode_users(members.get("members")), principal)
-        return self._respond_json(_to_json(chat), 201 if is_new else 200)
+        users = self._decode_users(call.body.get("members"))
+        chat, is_new = await self._service.create(scope, users, call.principal)
+        return Reply(201 if is_new else 200, _to_json(chat))
 
     def _decode_users(self, value: JsonValue) -> list[str]:
         if value is None:
@@ -80,88 +245,63 @@ class ChatEndpoints:
             raise bad_request("$.members", f"must be at most {most}, not {len(value)}")
         return [decode_user_id(one, f"$.members[{index}]") for index, one in enumerate(value)]
 
-    async def _list_chats(self, request: web.Request, caller: Caller) -> web.Response:
-        principal = self._authenticate(request, caller)
-        given = parse_parameters(request, ("after", "limit"))
-        after = decode_chat_id(given["after"], "after") if given.get("after") else ""
-        page = await self._service.list_chats(principal, after, _get_number(given, "limit"))
+    async def _list_chats(self, call: Call) -> Mapping[str, Any]:
+        page = await self._service.list_chats(call.principal, call["after"], call["limit"])
         answer: dict[str, Any] = {"chats": codec.to_chats(page.memberships)}
         if page.following:
             answer["next_after"] = page.following
-        return self._respond_json(answer)
+        return answer
 
-    async def _get_chat(self, request: web.Request, caller: Caller) -> web.Response:
-        return self._respond_json(_to_json(await self._load_members(request, caller)))
+    async def _get_chat(self, call: Call) -> Mapping[str, Any]:
+        return _to_json(await self._service.load_chat(call.scope, call.principal, call["after"], call["limit"]))
 
-    async def _get_delivery(self, request: web.Request, caller: Caller) -> web.Response:
-        answer = _to_json(await self._load_members(request, caller))
-        del answer["last_sequence"]
-        return self._respond_json(answer)
+    async def _get_delivery(self, call: Call) -> Mapping[str, Any]:
+        return {name: value for name, value in (await self._get_chat(call)).items() if name != "last_sequence"}
 
-    async def _load_members(self, request: web.Request, caller: Caller) -> ChatView:
-        principal = self._authenticate(request, caller)
-        given = parse_parameters(request, ("after", "limit"))
-        after = decode_user_id(given["after"], "after") if given.get("after") else ""
-        return await self._service.load_chat(_get_scope(request), principal, after, _get_number(given, "limit"))
+    async def _add_member(self, call: Call) -> Mapping[str, Any]:
+        members = call.body or {}
+        role = await self._service.add_member(
+            call.scope,
+            call["user_id"],
+            call.principal,
+            decode_role(members.get("role")),
+            only_if_member=decode_only_if_member(members.get("only_if_member")),
+        )
+        answer = {"chat_id": call["chat_id"], "user_id": call["user_id"], "present": True}
+        return answer if role is None else {**answer, "role": role.value}
 
-    async def _add_member(self, request: web.Request, caller: Caller) -> web.Response:
-        principal = self._authenticate(request, caller)
-        parse_parameters(request, ())
-        user_id, scope = decode_user_id(get_path_name(request, "user_id"), "user_id"), _get_scope(request)
-        body = await read_body(request)
-        role, only_if_member = None, False
-        if body:
-            check_json(request)
-            members = decode_object(parse_json(body), "$")
-            role, only_if_member = (
-                decode_role(members.get("role")),
-                decode_only_if_member(members.get("only_if_member")),
-            )
-        principal = self._service.auth_gate.recheck_principal(principal)
-        role = await self._service.add_member(scope, user_id, principal, role, only_if_member=only_if_member)
-        answer = {"chat_id": get_path_name(request, "chat_id"), "user_id": user_id, "present": True}
-        return self._respond_json(answer if role is None else {**answer, "role": role.value})
-
-    async def _remove_member(self, request: web.Request, caller: Caller) -> web.Response:
-        principal = self._authenticate(request, caller)
-        parse_parameters(request, ())
-        user_id, scope = decode_user_id(get_path_name(request, "user_id"), "user_id"), _get_scope(request)
-        await self._service.remove_member(scope, user_id, principal)
-        return self._respond_json({"chat_id": get_path_name(request, "chat_id"), "user_id": user_id, "present": False})
+    async def _remove_member(self, call: Call) -> Mapping[str, Any]:
+        await self._service.remove_member(call.scope, call["user_id"], call.principal)
+        return {"chat_id": call["chat_id"], "user_id": call["user_id"], "present": False}
 
     # --- messages
 
-    async def _get_history(self, request: web.Request, caller: Caller) -> web.Response:
-        principal = self._authenticate(request, caller)
-        given = parse_parameters(request, ("after", "before", "limit", "epoch"))
-        after, before, limit = (_get_number(given, name) for name in ("after", "before", "limit"))
+    async def _get_history(self, call: Call) -> bytes:
+        after, before, limit = call["after"], call["before"], call["limit"]
         if after is not None and before is not None:
             raise ApiError(error_codes.BAD_REQUEST, "before: cannot stand beside after", field="before")
-        scope = _get_scope(request)
+        scope, service = call.scope, self._service
         if after is not None:
-            batch = await self._service.load_after(scope, principal, after, limit)
+            batch = await service.load_after(scope, call.principal, after, limit)
         else:
-            batch = await self._service.load_before(scope, principal, before, limit)
-        self._service.check_epoch(given.get("epoch"))
-        return self._respond_page(get_path_name(request, "chat_id"), batch, is_backwards=after is None)
-
-    def _respond_page(self, chat_id: str, batch: MessagePage, *, is_backwards: bool) -> web.Response:
+            batch = await service.load_before(scope, call.principal, before, limit)
+        service.check_epoch(call["epoch"])
         members = codec.encode_batch(
-            chat_id,
+            call["chat_id"],
             batch.records,
             has_more=batch.has_more,
             following=batch.following,
             newest=batch.newest,
             is_ahead=batch.is_ahead,
         )
-        before = b',"next_before":%d' % batch.beginning if is_backwards and batch.has_more else b""
-        return self._respond(b"{%b%b}" % (members, before))
+        is_backwards = after is None
+        next_before = b',"next_before":%d' % batch.beginning if is_backwards and batch.has_more else b""
+        return b"{%b%b}" % (members, next_before)
 
-    async def _send(self, request: web.Request, caller: Caller) -> web.Response:
-        members, principal = await self._read_request(request, caller)
-        chat_id = get_path_name(request, "chat_id")
-        send = decode_send(members, chat_id, self._service.limits.message_bytes_max, None)
-        verdict = await self._service.send(send, principal)
+    async def _send(self, call: Call) -> Reply:
+        chat_id = call["chat_id"]
+        send = decode_send(call.body, chat_id, self._service.limits.message_bytes_max, None)
+        verdict = await self._service.send(send, call.principal)
         receipt = verdict.receipt
         assert receipt is not None  # noqa: S101 - a key that is remembered has a place
         is_known = isinstance(verdict, Replayed)
@@ -173,44 +313,44 @@ class ChatEndpoints:
             mismatch=isinstance(verdict, Replayed) and verdict.mismatch,
             erased=isinstance(verdict, Replayed) and verdict.erased,
         )
-        return self._respond(b"{%b}" % said, 200 if is_known else 201)
+        return Reply(200 if is_known else 201, b"{%b}" % said)
 
-    async def _ack(self, request: web.Request, caller: Caller) -> web.Response:
-        members, principal = await self._read_request(request, caller)
-        sequence = get_acked_sequence(members)
-        changed = await self._service.acknowledge(_get_scope(request), sequence, principal)
-        return self._respond_json({"chat_id": get_path_name(request, "chat_id"), "changed": changed})
-
-    # --- requests and answers
-
-    def _authenticate(self, request: web.Request, caller: Caller) -> Principal:
-        return self._service.auth_gate.authenticate(get_credential(request), caller)
-
-    async def _read_request(self, request: web.Request, caller: Caller) -> tuple[Mapping[str, JsonValue], Principal]:
-        """The members of the body, and who sends it: rights may have been taken away while it came."""
-        principal = self._authenticate(request, caller)
-        parse_parameters(request, ())
-        check_json(request)
-        body = await read_body(request)
-        members = decode_object(parse_json(body), "$")
-        return members, self._service.auth_gate.recheck_principal(principal)
-
-    def _respond_json(self, answer: Mapping[str, Any], status: int = 200) -> web.Response:
-        return self._respond(orjson.dumps(answer), status)
-
-    def _respond(self, body: bytes, status: int = 200) -> web.Response:
-        counts = self._service.counts
-        counts.requests["chat", "http", "ok"] += 1
-        counts.bytes_sent += len(body)
-        return web.Response(body=body, status=status, content_type=JSON, headers={"Cache-Control": "no-store"})
+    async def _ack(self, call: Call) -> Mapping[str, Any]:
+        sequence = get_acked_sequence(call.body)
+        changed = await self._service.acknowledge(call.scope, sequence, call.principal)
+        return {"chat_id": call["chat_id"], "changed": changed}
 
 
-def _get_scope(request: web.Request) -> str:
-    return decode_chat_id(get_path_name(request, "chat_id"), "chat_id")
+async def _require_upgrade(_: Call) -> web.StreamResponse:
+    raise ApiError(error_codes.BAD_REQUEST, "Upgrade: must be websocket", field="Upgrade", status=426)
 
 
-def _get_number(parameters: Mapping[str, str], name: str) -> int | None:
-    return parse_number(parameters[name], name) if name in parameters else None
+def _decode_members(body: bytes, _: Principal) -> Mapping[str, JsonValue]:
+    return decode_object(parse_json(body), "$")
+
+
+def _or_empty(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "string", "maxLength": 0}], "description": _NEXT_AFTER}
+
+
+def _parse_chat_id(text: str, name: str) -> str:
+    return decode_chat_id(text, name) if text else ""
+
+
+def _parse_user_id(text: str, name: str) -> str:
+    return decode_user_id(text, name) if text else ""
+
+
+_CHAT_PARAMETER: Final = Parameter(
+    name="chat_id", place="path", schema={**CHAT_ID, "description": "Which chat. In NFC."}, is_required=True
+)
+_USER_PARAMETER: Final = Parameter(
+    name="user_id",
+    place="path",
+    schema={**USER_ID, "description": "Who: `user:…`, or `client:…` of an API key."},
+    parse=decode_user_id,
+    is_required=True,
+)
 
 
 def _to_json(chat: ChatView) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Final
@@ -13,30 +13,67 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from msgspec import Struct
 
 from oncelog import error_codes
+from oncelog.core.deltas import GATEWAY_CHARACTERS_MAX, ROW_ID_CHARACTERS_MAX
 from oncelog.core.values import Record
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.deltas import codec
+from oncelog.server.deltas.message_schemas import IDENTIFIER
 from oncelog.server.deltas.service import DeltasService, check_row_id, encode_row_token
+from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, keep
 from oncelog.server.errors import ApiError, shutdown_error
-from oncelog.server.http_requests import (
-    JSON,
-    check_json,
-    get_credential,
-    get_path_name,
-    parse_number,
-    parse_parameters,
-    read_body,
+from oncelog.server.http_requests import get_credential, get_path_name, parse_number
+from oncelog.server.json_schemas import (
+    NO_NUL,
+    SSE_RESPONSE,
+    TEXT_SCHEMA,
+    Schema,
+    integer_schema,
+    last_event_id_schema,
+    schema_response,
 )
-from oncelog.server.limits import CONNECT_BYTES_MAX
+from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, CONNECT_BYTES_MAX
 from oncelog.server.live_streams import LiveStreams, WebSocketStreamTransport
 
 logger: Final = logging.getLogger("oncelog.doors")
 
-Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
-PATH: Final = "/v1/sync/"
-LIVE_PATH: Final = "live"
-"""Behind a gateway's name: where readers stay."""
+PATH: Final = "/v1/sync/{gateway}/"
+_PUSH_DESCRIPTION: Final = (
+    "All deltas are taken, or none. One that the gateway knows is acknowledged again and changes nothing, so after any "
+    "failure push everything again that has no answer."
+)
+_COMPACT_DESCRIPTION: Final = (
+    "Drops the bodies of old deltas, then rows that were deleted long ago; rows that exist, ids and hashes stay. One "
+    f"request compacts at most {COMPACT_DELTAS_MAX} deltas and reads at most {COMPACT_ROWS_MAX} rows: ask again while "
+    "`hasMore` is true or `next` is not empty."
+)
+_PULL_DESCRIPTION: Final = (
+    "In the order of arrival at the gateway, which never changes. Ask again with `since` = `cursor` while `hasMore`. "
+    "With `snapshot` the deltas have been compacted: read the snapshot, and go on from its cursor."
+)
+_LIVE_DESCRIPTION: Final = (
+    "Server-sent events. First `connected`, with the epoch; then every delta after the cursor, and those to come. The "
+    "id of each is its `sequence`, so a browser resumes by itself where it was. An event `snapshot` says that the "
+    "cursor is older than the compaction, an event `error` why the server ends the stream. The same address is a "
+    "WebSocket too (docs/deltas.md)."
+)
+_GATEWAY: Final[Schema] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": GATEWAY_CHARACTERS_MAX,
+    "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
+    "description": "Which gateway. In NFC, without control characters, and neither `.` nor `..`.",
+}
+_TABLE: Final = {**IDENTIFIER, "description": "Of which table."}
+_SINCE: Final = {**integer_schema("The cursor: deltas after it. A `sequence`, or a `cursor`."), "default": 0}
+_EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
+_PAGE: Final = {**TEXT_SCHEMA, "description": "`next` of the page before. Nothing else."}
+_TABLE_PARAMETER: Final = Parameter(name="table", place="path", schema=_TABLE, is_required=True)
+_GATEWAY_PARAMETER: Final = Parameter(name="gateway", place="path", schema=_GATEWAY, is_required=True)
+_CURSOR_PARAMETERS: Final = (
+    Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
+    Parameter(name="epoch", schema=_EPOCH, default=""),
+)
 
 
 class _Connect(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,11 +90,11 @@ _CONNECT_DECODER: Final = msgspec.json.Decoder(_Connect)
 
 
 class DeltasEndpoints:
-    """The handlers. Who comes is asked at every request."""
+    """The Deltas API of a server over HTTP."""
 
     def __init__(self, service: DeltasService) -> None:
         self.service = service
-        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts)
+        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "deltas")
         self.is_closing = False
         self._connect_tasks: set[asyncio.Task[_Connect]] = set()
         """First frames of WebSockets that have not come yet."""
@@ -67,87 +104,126 @@ class DeltasEndpoints:
         """Who is connected to stay, also those who have not said yet who they are."""
         return len(self.streams) + self._connecting_count
 
-    def list_routes(self) -> dict[str, tuple[str, Handler]]:
-        """Method and handler of each path."""
-        return {
-            "push": ("POST", self._push),
-            "compact": ("POST", self._compact),
-            "pull": ("GET", self._pull),
-            "rows/{table}": ("GET", self._get_rows),
-            "snapshot": ("GET", self._get_snapshot),
-            LIVE_PATH: ("GET", self._handle_live),
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the declarations."""
+        limits = self.service.limits
+        limit_schema = {
+            **integer_schema(),
+            "default": min(limits.page_events_default, limits.page_events_max),
+            "description": f"How many at most. 0 is taken as 1, more than {limits.page_events_max} as that.",
         }
+        limit = Parameter(name="limit", schema=limit_schema, parse=parse_number)
+        resumed = Parameter(
+            name="Last-Event-ID", place="header", schema=last_event_id_schema("sequence"), parse=parse_number
+        )
+        after = Parameter(
+            name="after",
+            schema=_row_id_schema("Rows behind this one: `next` of the page before."),
+            parse=_parse_row_id,
+            default="",
+        )
+        row_id = Parameter(name="rowId", schema=_row_id_schema("Only this row."), parse=_parse_row_id)
+        read = partial(Endpoint, method="GET", api="deltas", authorize=self._authorize_read)
+        write = partial(Endpoint, method="POST", api="deltas", parameters=(_GATEWAY_PARAMETER,))
+        return [
+            write(
+                path=f"{PATH}push",
+                name="pushDeltas",
+                summary="Push deltas",
+                description=_PUSH_DESCRIPTION,
+                body=RequestBody(schema="Push", decode=keep),
+                authorize=lambda call: self.service.check_writable(call["gateway"], call.principal),
+                handle=self._push,
+                responses={200: schema_response("Pushed", "What became of each delta, in the order of the request.")},
+                errors=(409, 422, 507),
+            ),
+            read(
+                path=f"{PATH}pull",
+                name="pullDeltas",
+                summary="Read deltas",
+                description=_PULL_DESCRIPTION,
+                parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, limit),
+                handle=self._pull,
+                responses={200: schema_response("Pulled", "A page.")},
+                errors=(409, 503),
+            ),
+            read(
+                path=f"{PATH}rows/{{table}}",
+                name="getRows",
+                summary="Read the rows of a table",
+                description="Those that exist, merged, by `rowId`. A page may be empty though there is a `next`.",
+                parameters=(_GATEWAY_PARAMETER, _TABLE_PARAMETER, after, limit, row_id),
+                handle=self._get_rows,
+                responses={200: schema_response("Rows", "A page.")},
+                errors=(503,),
+            ),
+            read(
+                path=f"{PATH}snapshot",
+                name="getSnapshot",
+                summary="Read all rows with their stamps",
+                description="For whoever's cursor is older than the compaction: all pages, then a pull from `cursor`.",
+                parameters=(_GATEWAY_PARAMETER, Parameter(name="page", schema=_PAGE, default=""), limit),
+                handle=self._get_snapshot,
+                responses={200: schema_response("Snapshot", "A page.")},
+                errors=(409, 503),
+            ),
+            read(
+                path=f"{PATH}live",
+                name="followDeltas",
+                summary="Follow deltas",
+                description=_LIVE_DESCRIPTION,
+                parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resumed),
+                handle=self._follow_events,
+                responses={200: SSE_RESPONSE},
+                errors=(409, 503),
+                is_stream=True,
+                serve_websocket=self._serve_websocket,
+            ),
+            write(
+                path=f"{PATH}compact",
+                name="compactDeltas",
+                summary="Compact a gateway",
+                description=_COMPACT_DESCRIPTION,
+                body=RequestBody(schema="Compaction", decode=keep),
+                authorize=lambda call: self.service.check_compactable(call["gateway"], call.principal),
+                handle=self._compact,
+                responses={200: schema_response("Compacted", "How far it is.")},
+            ),
+        ]
 
-    def _authenticate(self, request: web.Request, caller: Caller) -> Principal:
-        return self.service.auth_gate.authenticate(get_credential(request), caller)
+    def _authorize_read(self, call: Call) -> str:
+        return self.service.check_readable(call["gateway"], call.principal)
 
     # --- writing
 
-    async def _push(self, request: web.Request, caller: Caller) -> web.Response:
+    async def _push(self, call: Call) -> bytes:
         door = self.service
-        scope, body, principal = await self._read_request(request, caller, door.check_writable)
-        results = await door.push(scope, body, principal)
+        results = await door.push(call.scope, call.body, call.principal)
         previous = await door.load_previous_epochs()
-        return self._respond(codec.encode_push(results, door.log.epoch, previous, door.auth_gate.clock.wall_ms()))
+        return codec.encode_push(results, door.log.epoch, previous, door.auth_gate.clock.wall_ms())
 
-    async def _compact(self, request: web.Request, caller: Caller) -> web.Response:
-        door = self.service
-        scope, body, principal = await self._read_request(request, caller, door.check_compactable)
-        done = await door.compact(scope, body, principal.actor)
-        return self._respond(codec.encode_compaction(done, encode_row_token(done.next_row)))
-
-    async def _read_request(
-        self, request: web.Request, caller: Caller, demand: Callable[[str, Principal], str]
-    ) -> tuple[str, bytes, Principal]:
-        """The stream, the body and who sends it. Rights come before the body, and may be gone when it is there."""
-        principal = self._authenticate(request, caller)
-        demand(_get_gateway(request), principal)
-        check_json(request)
-        body = await read_body(request)
-        principal = self.service.auth_gate.recheck_principal(principal)
-        if self.is_closing:
-            raise shutdown_error()
-        return demand(_get_gateway(request), principal), body, principal
+    async def _compact(self, call: Call) -> bytes:
+        done = await self.service.compact(call.scope, call.body, call.principal.actor)
+        return codec.encode_compaction(done, encode_row_token(done.next_row))
 
     # --- reading
 
-    async def _pull(self, request: web.Request, caller: Caller) -> web.Response:
+    async def _pull(self, call: Call) -> bytes:
         door = self.service
-        principal = self._authenticate(request, caller)
-        given = parse_parameters(request, ("since", "limit", "epoch"))
-        scope = door.check_readable(_get_gateway(request), principal)
-        since = parse_number(given.get("since", "0"), "since")
-        pulled = await door.pull(scope, since, _get_limit(given), given.get("epoch", ""))
-        body = codec.encode_pull(
+        pulled = await door.pull(call.scope, call["since"], call["limit"], call["epoch"])
+        return codec.encode_pull(
             pulled.deltas, pulled.cursor, door.log.epoch, has_more=pulled.has_more, is_snapshot=pulled.is_snapshot
         )
-        return self._respond(body)
 
-    async def _get_rows(self, request: web.Request, caller: Caller) -> web.Response:
-        door = self.service
-        principal = self._authenticate(request, caller)
-        given = parse_parameters(request, ("after", "limit", "rowId"))
-        scope, table = door.check_readable(_get_gateway(request), principal), get_path_name(request, "table")
-        limit, after = _get_limit(given), given.get("after", "")
-        check_row_id(after, "after")
-        if "rowId" in given:
-            return self._respond(codec.encode_rows(await door.load_row(scope, table, given["rowId"]), ""))
-        return self._respond(codec.encode_rows(*await door.load_rows(scope, table, after, limit)))
+    async def _get_rows(self, call: Call) -> bytes:
+        door, table = self.service, call["table"]
+        if call["rowId"] is not None:
+            return codec.encode_rows(await door.load_row(call.scope, table, call["rowId"]), "")
+        return codec.encode_rows(*await door.load_rows(call.scope, table, call["after"], call["limit"]))
 
-    async def _get_snapshot(self, request: web.Request, caller: Caller) -> web.Response:
-        door = self.service
-        principal = self._authenticate(request, caller)
-        given = parse_parameters(request, ("page", "limit"))
-        scope = door.check_readable(_get_gateway(request), principal)
-        found = await door.load_snapshot(scope, given.get("page", ""), _get_limit(given))
-        return self._respond(
-            codec.encode_snapshot(found.rows, found.cursor, found.following, door.log.epoch, found.horizon)
-        )
-
-    def _respond(self, body: bytes) -> web.Response:
-        self.service.counts.requests["deltas", "http", "ok"] += 1
-        self.service.counts.bytes_sent += len(body)
-        return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})
+    async def _get_snapshot(self, call: Call) -> bytes:
+        found = await self.service.load_snapshot(call.scope, call["page"], call["limit"])
+        return codec.encode_snapshot(found.rows, found.cursor, found.following, self.service.log.epoch, found.horizon)
 
     # --- live
 
@@ -157,22 +233,15 @@ class DeltasEndpoints:
         for arriving in self._connect_tasks:
             arriving.cancel()
 
-    async def _handle_live(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._serve_websocket(request, caller)
-        door = self.service
-        principal = self._authenticate(request, caller)
-        given = parse_parameters(request, ("since", "epoch"))
-        since = parse_number(given.get("since", "0"), "since")
-        resumed = request.headers.get("Last-Event-ID")
-        if resumed:
-            since = parse_number(resumed, "Last-Event-ID")
-        scope = door.check_readable(_get_gateway(request), principal)
-        await door.check_cursor(scope, since, given.get("epoch", ""))
-        principal = self._recheck_principal(principal)
-        door.counts.requests["deltas", "http", "ok"] += 1
-        chunks = partial(self._iterate_events, scope, since)
-        return await self.streams.serve(request, principal, _new_read_check(scope), chunks, codec.encode_error)
+    async def _follow_events(self, call: Call) -> web.StreamResponse:
+        resumed = call["Last-Event-ID"]
+        since = call["since"] if resumed is None else resumed
+        await self.service.check_cursor(call.scope, since, call["epoch"])
+        principal = self._recheck_principal(call.principal)
+        chunks = partial(self._iterate_events, call.scope, since)
+        return await self.streams.serve(
+            call.request, principal, _new_read_check(call.scope), chunks, codec.encode_error
+        )
 
     def _recheck_principal(self, principal: Principal) -> Principal:
         """Whoever has waited for the store is looked at once more: it does not know of him yet who ends readers."""
@@ -321,9 +390,14 @@ def _encode_error_frame(error: ApiError) -> bytes:
     return codec.encode_error(error, type="error")
 
 
+def _row_id_schema(description: str) -> Schema:
+    return {"type": "string", "maxLength": ROW_ID_CHARACTERS_MAX, "pattern": NO_NUL, "description": description}
+
+
+def _parse_row_id(text: str, name: str) -> str:
+    check_row_id(text, name)
+    return text
+
+
 def _get_gateway(request: web.Request) -> str:
     return get_path_name(request, "gateway")
-
-
-def _get_limit(parameters: dict[str, str]) -> int | None:
-    return parse_number(parameters["limit"], "limit") if "limit" in parameters else None

@@ -1,6 +1,5 @@
-"""The events door over plain HTTP (EV-16): submit, read a page, follow by server-sent events."""
+"""The Events API over plain HTTP (EV-16): submit, read a page, follow by server-sent events."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -8,67 +7,155 @@ from typing import Final
 
 from aiohttp import web
 
-from oncelog import error_codes
-from oncelog.core.canonical import JsonValue
+from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.values import Record, Submission, Verdict
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
-from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import ApiError, shutdown_error, to_api_error
+from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, WebSocketHandler
+from oncelog.server.errors import to_api_error
 from oncelog.server.events import codec
 from oncelog.server.events.codec import ItemResult, RejectedItem
 from oncelog.server.events.decode import Submit, Sync, decode_body, decode_partitions, decode_submit, get_client_id
 from oncelog.server.events.hub import is_event
 from oncelog.server.events.service import EventsService, merge_results
-from oncelog.server.http_requests import JSON, check_json, get_credential, parse_number, parse_query, read_body
-from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.server.http_requests import parse_number
+from oncelog.server.json_schemas import (
+    NO_NUL,
+    SSE_RESPONSE,
+    TEXT_SCHEMA,
+    Schema,
+    integer_schema,
+    last_event_id_schema,
+    schema_response,
+)
 from oncelog.server.live_streams import LiveStreams
 
-_STREAM_PARAMETERS: Final = frozenset({"partition", "since", "epoch"})
-_PAGE_PARAMETERS: Final = _STREAM_PARAMETERS | {"limit", "to"}
+_SUBMIT_DESCRIPTION: Final = (
+    "Each event is committed once, however often it is sent: a retry gets the answer of the first time. One that is "
+    "rejected does not stop the others. The same id twice in a request refuses all of it."
+)
+_PAGE_DESCRIPTION: Final = (
+    "Events that touch any of the partitions, ascending, each once. To read all there is: ask again with `since` = "
+    "`next_since_committed_id` and `to` = `sync_to_committed_id` while `has_more`. The bound `to` stays as it was at "
+    "the first page, so this ends however fast the log grows."
+)
+_STREAM_DESCRIPTION: Final = (
+    "Server-sent events. First `connected`, with the epoch; then every event after the cursor, and those to come. The "
+    "id of each is its `committed_id`, so a browser resumes by itself where it was. A comment comes when nothing else "
+    "has for a while. An event `error` says why the server ends the stream; without one it is being stopped."
+)
+_PARTITIONS: Final[Schema] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "string", "minLength": 1, "maxLength": PARTITION_CHARACTERS_MAX, "pattern": NO_NUL},
+    "description": f"Once for each partition. At most {PARTITIONS_MAX} different ones, in Unicode's normal form C.",
+}
+_SINCE: Final = {
+    **integer_schema("The cursor: events after it. A `committed_id`, or `next_since_committed_id`."),
+    "default": 0,
+}
+_EPOCH: Final = {
+    **TEXT_SCHEMA,
+    "description": "That of the history which the cursor is of. Another one gets 409.",
+}
+_SCOPE_PARAMETERS: Final = (
+    Parameter(name="partition", schema=_PARTITIONS, parse=decode_partitions, is_required=True),
+    Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
+    Parameter(name="epoch", schema=_EPOCH),
+)
+_TO: Final = integer_schema("The bound of a paging that has begun: `sync_to_committed_id` of its first page.")
 
 
 class EventsEndpoints:
-    """The handlers. Who comes is asked at every request."""
+    """The Events API of a server over HTTP."""
 
-    def __init__(self, service: EventsService) -> None:
+    def __init__(self, service: EventsService, serve_websocket: WebSocketHandler) -> None:
         self._service = service
-        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts)
+        self._serve_websocket = serve_websocket
+        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "events")
+
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the declarations."""
+        limits = self._service.limits
+        limit = {
+            **integer_schema(),
+            "default": min(limits.page_events_default, limits.page_events_max),
+            "description": f"Events of a page at most. 0 is taken as 1, more than {limits.page_events_max} as that.",
+        }
+        resumed = last_event_id_schema("committed_id")
+        return [
+            Endpoint(
+                method="GET",
+                path="/v1/events",
+                api="events",
+                name="page",
+                summary="Read a page of events",
+                description=_PAGE_DESCRIPTION,
+                parameters=(
+                    *_SCOPE_PARAMETERS,
+                    Parameter(name="limit", schema=limit, parse=parse_number),
+                    Parameter(name="to", schema=_TO, parse=parse_number),
+                ),
+                authorize=self._authorize_read,
+                handle=self._get_page,
+                responses={200: schema_response("Page", "A page.")},
+                errors=(409, 503),
+                serve_websocket=self._serve_websocket,
+            ),
+            Endpoint(
+                method="POST",
+                path="/v1/events",
+                api="events",
+                name="submit",
+                summary="Submit events",
+                description=_SUBMIT_DESCRIPTION,
+                body=RequestBody(schema="Submission", decode=self._decode),
+                handle=self._submit,
+                responses={200: schema_response("Results", "What became of each event, in the order of the request.")},
+                errors=(507,),
+            ),
+            Endpoint(
+                method="GET",
+                path="/v1/events/stream",
+                api="events",
+                name="follow",
+                summary="Follow events",
+                description=_STREAM_DESCRIPTION,
+                parameters=(
+                    *_SCOPE_PARAMETERS,
+                    Parameter(name="Last-Event-ID", place="header", schema=resumed, parse=parse_number),
+                ),
+                authorize=self._authorize_read,
+                handle=self._follow,
+                responses={200: SSE_RESPONSE},
+                errors=(409, 503),
+                is_stream=True,
+            ),
+        ]
 
     # --- submit
 
-    async def submit(self, request: web.Request, caller: Caller) -> web.Response:
-        """`POST /v1/events`."""
-        principal = self._authenticate(request, caller)
-        check_json(request)
-        body = await read_body(request)
-        door = self._service
-        read = partial(self._decode, body, principal)
-        # What is long is read in a thread: others must not wait for it.
-        client_id, submit = await asyncio.to_thread(read) if len(body) > LONG_FRAME_BYTES else read()
+    async def _submit(self, call: Call) -> bytes:
+        client_id, submit = call.body
         if client_id is None:
-            raise door.auth_gate.reject_client(caller, "another")
-        principal = door.auth_gate.recheck_principal(principal)
-        if door.is_closing:
-            raise shutdown_error()
-        items = door.authorize(submit, principal)
-        results = await self._submit(items)
+            raise self._service.auth_gate.reject_client(call.caller, "another")
+        items = self._service.authorize(submit, call.principal)
+        results = await self._submit_items(items)
         error = codec.find_request_error(results)
         if error is not None:
             raise error
-        door.count_results(results)
-        door.counts.requests["events", "http", "ok"] += 1
-        return web.Response(body=codec.encode_results(submit.ids, results), content_type=JSON)
+        self._service.count_results(results)
+        return codec.encode_results(submit.ids, results)
 
     def _decode(self, body: bytes, principal: Principal) -> tuple[str | None, Submit]:
-        """Whose events they are (None: not one that the principal may be), and the events. Raises ApiError."""
+        """Return the client id of the events (None if the principal may not use it) and the events."""
         members = decode_body(body)
         client_id = self._service.auth_gate.get_event_client(principal, get_client_id(members))
         return client_id, decode_submit(
             members, principal.actor, client_id or "", self._service.limits.request_events_max, "$"
         )
 
-    async def _submit(self, items: Sequence[Submission | RejectedItem]) -> Sequence[ItemResult]:
+    async def _submit_items(self, items: Sequence[Submission | RejectedItem]) -> Sequence[ItemResult]:
         new = [item for item in items if isinstance(item, Submission)]
         verdicts: Sequence[Verdict]
         try:
@@ -82,41 +169,30 @@ class EventsEndpoints:
 
     # --- read
 
-    async def get_page(self, request: web.Request, caller: Caller) -> web.Response:
-        """`GET /v1/events`."""
-        principal = self._authenticate(request, caller)
-        sync = _parse_sync(request, _PAGE_PARAMETERS)
-        door = self._service
-        door.check_readable(sync.partitions, principal)
-        door.check_epoch(sync.epoch)
+    def _authorize_read(self, call: Call) -> str:
+        self._service.check_readable(call["partition"], call.principal)
+        self._service.check_epoch(call["epoch"])
+        return ""
+
+    async def _get_page(self, call: Call) -> bytes:
+        sync = Sync(call["partition"], call["since"], call["limit"], call["epoch"], call["to"])
         # Up to what the store has, not up to what has been broadcast here: whoever got an answer, from this gateway or
         # from another, finds what it says.
-        body = b"".join(door.encode_page(sync, await door.load_page(sync, sync.upto)))
-        door.counts.requests["events", "http", "ok"] += 1
-        door.counts.bytes_sent += len(body)
-        return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})
+        return b"".join(self._service.encode_page(sync, await self._service.load_page(sync, sync.upto)))
 
     # --- follow
 
-    async def follow(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        """`GET /v1/events/stream`."""
-        principal = self._authenticate(request, caller)
-        sync = _parse_sync(request, _STREAM_PARAMETERS)
-        resumed = request.headers.get("Last-Event-ID")
-        if resumed:
-            sync = Sync(sync.partitions, parse_number(resumed, "Last-Event-ID"), epoch=sync.epoch)
-        door = self._service
-        door.check_readable(sync.partitions, principal)
-        door.check_epoch(sync.epoch)
-        await door.load_page(
-            Sync(sync.partitions, sync.since, limit=1), sync.since
-        )  # a cursor ahead of the log is told now
-        door.counts.requests["events", "http", "ok"] += 1
+    async def _follow(self, call: Call) -> web.StreamResponse:
+        resumed = call["Last-Event-ID"]
+        partitions = call["partition"]
+        sync = Sync(partitions, call["since"] if resumed is None else resumed, limit=1)
+        await self._service.load_page(sync, sync.since)  # refuses a cursor ahead of the log before the stream begins
 
         def may_read(current: Principal) -> bool:
-            return all(map(current.grants.may_read, sync.partitions))
+            return all(map(current.grants.may_read, partitions))
 
-        return await self.streams.serve(request, principal, may_read, partial(self._iterate_chunks, principal, sync))
+        chunks = partial(self._iterate_chunks, call.principal, sync)
+        return await self.streams.serve(call.request, call.principal, may_read, chunks)
 
     async def _iterate_chunks(self, principal: Principal, sync: Sync) -> AsyncGenerator[bytes, None]:
         door = self._service
@@ -134,32 +210,3 @@ class EventsEndpoints:
         return b"".join(
             b"id: %d\ndata: %b\n\n" % (record.position, event(record)) for record in filter(is_event, records)
         )
-
-    def _authenticate(self, request: web.Request, caller: Caller) -> Principal:
-        """Raises ApiError."""
-        return self._service.auth_gate.authenticate(get_credential(request), caller)
-
-
-# --- requests ------------------------------------------------------------------------------------------
-
-
-def _parse_sync(request: web.Request, parameters: frozenset[str]) -> Sync:
-    """A page as a query asks for it. Raises ApiError."""
-    partitions: list[JsonValue] = []
-    given: dict[str, str] = {}
-    for name, value in parse_query(request):
-        if name not in parameters:
-            raise ApiError(error_codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
-        if name in given:
-            raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
-        if name == "partition":
-            partitions.append(value)
-        else:
-            given[name] = value
-    return Sync(
-        decode_partitions(partitions, "partition"),
-        parse_number(given.get("since", "0"), "since"),
-        parse_number(given["limit"], "limit") if "limit" in given else None,
-        given.get("epoch"),
-        parse_number(given["to"], "to") if "to" in given else None,
-    )

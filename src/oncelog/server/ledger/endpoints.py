@@ -1,6 +1,5 @@
-"""The ledger door over plain HTTP and JSON, under /v1/ledger/. Blocks are followed by server-sent events."""
+"""The Ledger API over plain HTTP and JSON, under /v1/ledger/. Blocks are followed by server-sent events."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -8,161 +7,267 @@ from typing import Final
 
 from aiohttp import web
 
+from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX
 from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
 from oncelog.server.auth.principal import Principal
-from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import shutdown_error
-from oncelog.server.http_requests import JSON, check_json, get_credential, parse_number, parse_parameters, read_body
+from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody
+from oncelog.server.http_requests import parse_number
+from oncelog.server.json_schemas import (
+    NO_NUL,
+    SSE_RESPONSE,
+    TEXT_SCHEMA,
+    Schema,
+    integer_schema,
+    last_event_id_schema,
+    positive_integer_schema,
+    schema_response,
+)
 from oncelog.server.ledger import codec
-from oncelog.server.ledger.service import LedgerService
+from oncelog.server.ledger.message_schemas import TX_ID
+from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX, LedgerService
 from oncelog.server.ledger.values import Scope, Write, WriteAnswer
-from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.live_streams import LiveStreams
 from oncelog.storage.store import RelationshipQuery
 
-QueryParameters = dict[str, str]
-Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
-_SCOPE_PARAMETERS: Final = ("organization", "vault")
+PATH: Final = "/v1/ledger/"
+_WRITE_DESCRIPTION: Final = (
+    "A transaction is committed once, however often it is sent. The answer has what became of it: a success, or an "
+    "`error` with a code, as data."
+)
+_RELATIONSHIPS_DESCRIPTION: Final = (
+    "In the order of resource, relation and subject, page by page. A relation needs a resource or a subject."
+)
+_STREAM_DESCRIPTION: Final = (
+    "Server-sent events: every block of the scope's lane after a height, and those to come, each once and in order. "
+    "The id of each is its height, so a browser resumes by itself where it was."
+)
+_AFTER_HEIGHT: Final = {**integer_schema("The cursor: blocks above this height."), "default": 0}
+_EPOCH: Final = {
+    **TEXT_SCHEMA,
+    "description": "That of the block which the height is of. Another one gets 409.",
+}
+_PAGE_TOKEN: Final = {**TEXT_SCHEMA, "description": "`next_page_token` of the page before. Nothing else."}
 
 
 class LedgerEndpoints:
-    """The handlers. Who comes is asked at every request."""
+    """The Ledger API of a server over HTTP."""
 
     def __init__(self, service: LedgerService) -> None:
         self.service = service
-        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts)
-        self.is_closing = False
+        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "ledger")
 
-    def list_routes(self) -> dict[str, tuple[str, Handler]]:
-        """Method and handler of each path."""
-        asked = {
-            "client-state": (("client_id",), self._get_client_state),
-            "entity": (("key",), self._get_entity),
-            "entities": (("prefix", "page_token", "page_size"), self._list_entities),
-            "relationships": (("resource", "relation", "subject", "page_token", "page_size"), self._list_relationships),
-            "relationship": (("resource", "relation", "subject"), self._check_relationship),
-            "transaction": (("tx_id",), self._get_transaction),
-            "block": (("height",), self._get_block),
-            "proof": (("tx_id",), self._get_proof),
-        }
-        return {
-            "write": ("POST", partial(self._write, codec.decode_write)),
-            "batch-write": ("POST", partial(self._write, codec.decode_batch)),
-            **{name: ("GET", partial(self._get, names, answer)) for name, (names, answer) in asked.items()},
-            "blocks/stream": ("GET", self._follow_blocks),
-        }
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the declarations."""
+        return [
+            self._declare_write("write", "write", "Write", "a transaction", codec.decode_write),
+            self._declare_write("batch-write", "batchWrite", "BatchWrite", "several writes as one", codec.decode_batch),
+            *self._declare_reads(),
+            Endpoint(
+                method="GET",
+                path=f"{PATH}blocks/stream",
+                api="ledger",
+                name="watchBlocks",
+                summary="Follow blocks",
+                description=_STREAM_DESCRIPTION,
+                parameters=(
+                    *_SCOPE_PARAMETERS,
+                    Parameter(name="after_height", schema=_AFTER_HEIGHT, parse=parse_number, default=0),
+                    Parameter(name="epoch", schema=_EPOCH, default=""),
+                    Parameter(
+                        name="Last-Event-ID",
+                        place="header",
+                        schema=last_event_id_schema("height", "after_height"),
+                        parse=parse_number,
+                    ),
+                ),
+                handle=self._follow_blocks,
+                responses={200: SSE_RESPONSE},
+                errors=(409, 503),
+                is_stream=True,
+            ),
+        ]
 
     def list_fast_routes(self) -> dict[str, http_fast_path.FastHandler]:
-        """Those that come by the thousand."""
+        """Return the handlers of the operations that are called most, by path."""
         return {
-            "write": partial(self.write_fast, codec.decode_write),
-            "batch-write": partial(self.write_fast, codec.decode_batch),
+            f"{PATH}write": partial(self.write_fast, codec.decode_write),
+            f"{PATH}batch-write": partial(self.write_fast, codec.decode_batch),
         }
 
     # --- writing
 
-    async def _write(self, decode: Callable[[bytes], Write], request: web.Request, caller: Caller) -> web.Response:
-        principal = self.service.auth_gate.authenticate(get_credential(request), caller)
-        check_json(request)
-        body = await read_body(request)
-        # What is long is read in a thread: others must not wait for it.
-        asked = await asyncio.to_thread(decode, body) if len(body) > LONG_FRAME_BYTES else decode(body)
-        principal = self.service.auth_gate.recheck_principal(principal)
-        if self.is_closing:
-            raise shutdown_error()
-        answer = await self.service.write(asked, principal)
-        return self._respond(codec.encode_answer(answer))
+    def _declare_write(
+        self, path: str, name: str, schema: str, what: str, decode: Callable[[bytes], Write]
+    ) -> Endpoint:
+        return Endpoint(
+            method="POST",
+            path=f"{PATH}{path}",
+            api="ledger",
+            name=name,
+            summary=f"Commit {what}, once",
+            description=_WRITE_DESCRIPTION,
+            body=RequestBody(schema=schema, decode=lambda body, _: decode(body)),
+            handle=self._write,
+            responses={200: schema_response("WriteAnswer", "What became of it.")},
+            errors=(507,),
+        )
+
+    async def _write(self, call: Call) -> Answer:
+        return codec.encode_answer(await self.service.write(call.body, call.principal))
 
     def write_fast(self, decode: Callable[[bytes], Write], request: http_fast_path.FastRequest) -> None:
-        """The same without a task, for a body that has come as a whole and is not long."""
+        """Do the same without a task, for a short body that has arrived as a whole."""
         principal = self.service.auth_gate.authenticate(request.credential, request.caller)
         asked = decode(request.body)
-        if self.is_closing:
-            raise shutdown_error()
+        counts = self.service.counts
 
         def answer(given: WriteAnswer) -> None:
-            request.answer(self._count_response(codec.encode_answer(given)))
+            body = codec.encode_answer(given)
+            counts.requests["ledger", "http", "ok"] += 1
+            counts.bytes_sent += len(body)
+            request.answer(body)
 
         self.service.write_nowait(asked, principal, answer, request.fail)
 
     # --- reading
 
-    async def _get(
-        self,
-        names: tuple[str, ...],
-        load: Callable[[QueryParameters, Principal], Awaitable[bytes]],
-        request: web.Request,
-        caller: Caller,
-    ) -> web.Response:
-        principal = self.service.auth_gate.authenticate(get_credential(request), caller)
-        return self._respond(await load(parse_parameters(request, (*_SCOPE_PARAMETERS, *names)), principal))
+    def _declare_reads(self) -> list[Endpoint]:
+        page_size_max = self.service.limits.page_events_max
+        page_size = integer_schema(f"How many; at most {page_size_max}, and 0 is the server's default.")
+        page = (
+            Parameter(name="page_token", schema=_PAGE_TOKEN, default=""),
+            Parameter(name="page_size", schema={**page_size, "default": 0}, parse=parse_number, default=0),
+        )
+        names = ("resource", "relation", "subject")
+        wanted = [_text_parameter(name, "What it must be; without it, any.") for name in names]
+        exact = [_text_parameter(name, "Of the relationship.", is_required=True) for name in names]
+        height_schema = {**positive_integer_schema(), "description": "Of the block."}
+        height = Parameter(name="height", schema=height_schema, parse=parse_number, is_required=True)
+        tx_id = Parameter(name="tx_id", schema={**TX_ID, "description": "Of the transaction."}, is_required=True)
+        client = _text_parameter(
+            "client_id", "Whose. Without it, the credential's.", NAME_CHARACTERS_MAX - len("client:")
+        )
+        return [
+            _declare_read(
+                "client-state",
+                "Where a client stands",
+                ("ClientState", "0 for one never seen, or evicted."),
+                self._get_client_state,
+                client,
+            ),
+            _declare_read(
+                "entity",
+                "Read an entity",
+                ("EntityFound", "Null where there is none, or it has expired."),
+                self._get_entity,
+                _text_parameter("key", "Of the entity.", is_required=True),
+            ),
+            _declare_read(
+                "entities",
+                "List entities by key",
+                ("Entities", "Page by page."),
+                self._list_entities,
+                _text_parameter("prefix", "Only keys that begin with it."),
+                *page,
+            ),
+            _declare_read(
+                "relationships",
+                "List relationships",
+                ("Relationships", _RELATIONSHIPS_DESCRIPTION),
+                self._list_relationships,
+                *wanted,
+                *page,
+            ),
+            _declare_read(
+                "relationship",
+                "Look for a relationship",
+                ("RelationshipFound", "Whether it is there."),
+                self._check_relationship,
+                *exact,
+            ),
+            _declare_read(
+                "transaction",
+                "Read a transaction",
+                ("Transaction", "As it was committed."),
+                self._get_transaction,
+                tx_id,
+                errors=(404,),
+            ),
+            _declare_read(
+                "block",
+                "Read a block",
+                ("Block", "Of the scope's lane, with the scope's own transactions."),
+                self._get_block,
+                height,
+                errors=(404,),
+            ),
+            _declare_read(
+                "proof",
+                "Prove a transaction",
+                ("ProofDocument", "All that a verifier needs (docs/proofs.md)."),
+                self._get_proof,
+                tx_id,
+                errors=(404,),
+            ),
+        ]
 
-    async def _get_client_state(self, parameters: QueryParameters, principal: Principal) -> bytes:
+    async def _get_client_state(self, call: Call) -> bytes:
         return codec.encode_client_state(
-            await self.service.load_client_state(*_get_scope(parameters), parameters.get("client_id", ""), principal)
+            await self.service.load_client_state(*_get_scope(call), call["client_id"], call.principal)
         )
 
-    async def _get_entity(self, parameters: QueryParameters, principal: Principal) -> bytes:
-        return codec.encode_entity(
-            await self.service.load_entity(*_get_scope(parameters), parameters.get("key", ""), principal)
-        )
+    async def _get_entity(self, call: Call) -> bytes:
+        return codec.encode_entity(await self.service.load_entity(*_get_scope(call), call["key"], call.principal))
 
-    async def _list_entities(self, parameters: QueryParameters, principal: Principal) -> bytes:
-        prefix, page_token = parameters.get("prefix", ""), parameters.get("page_token", "")
+    async def _list_entities(self, call: Call) -> bytes:
         page = await self.service.list_entities(
-            *_get_scope(parameters), prefix, page_token, _get_page_size(parameters), principal
+            *_get_scope(call), call["prefix"], call["page_token"], call["page_size"], call.principal
         )
         return codec.encode_entities(page)
 
-    async def _list_relationships(self, parameters: QueryParameters, principal: Principal) -> bytes:
-        organization, vault = _get_scope(parameters)
+    async def _list_relationships(self, call: Call) -> bytes:
+        organization, vault = _get_scope(call)
         query = RelationshipQuery(
             scope=organization,
-            resource=parameters.get("resource", ""),
-            relation=parameters.get("relation", ""),
-            subject=parameters.get("subject", ""),
-            limit=_get_page_size(parameters),
+            resource=call["resource"],
+            relation=call["relation"],
+            subject=call["subject"],
+            limit=call["page_size"],
         )
-        page = await self.service.list_relationships(query, vault, parameters.get("page_token", ""), principal)
-        return codec.encode_relationships(page)
-
-    async def _check_relationship(self, parameters: QueryParameters, principal: Principal) -> bytes:
-        names = (parameters.get("resource", ""), parameters.get("relation", ""), parameters.get("subject", ""))
-        return codec.encode_relationship(
-            await self.service.find_relationship(*_get_scope(parameters), names, principal)
+        return codec.encode_relationships(
+            await self.service.list_relationships(query, vault, call["page_token"], call.principal)
         )
 
-    async def _get_transaction(self, parameters: QueryParameters, principal: Principal) -> bytes:
+    async def _check_relationship(self, call: Call) -> bytes:
+        names = (call["resource"], call["relation"], call["subject"])
+        return codec.encode_relationship(await self.service.find_relationship(*_get_scope(call), names, call.principal))
+
+    async def _get_transaction(self, call: Call) -> bytes:
         return codec.encode_transaction(
-            await self.service.load_transaction(*_get_scope(parameters), parameters.get("tx_id", ""), principal)
+            await self.service.load_transaction(*_get_scope(call), call["tx_id"], call.principal)
         )
 
-    async def _get_block(self, parameters: QueryParameters, principal: Principal) -> bytes:
-        height = parse_number(parameters.get("height", ""), "height")
-        return codec.encode_block(await self.service.load_block(*_get_scope(parameters), height, principal))
+    async def _get_block(self, call: Call) -> bytes:
+        return codec.encode_block(await self.service.load_block(*_get_scope(call), call["height"], call.principal))
 
-    async def _get_proof(self, parameters: QueryParameters, principal: Principal) -> bytes:
-        proven = await self.service.load_proof(*_get_scope(parameters), parameters.get("tx_id", ""), principal)
+    async def _get_proof(self, call: Call) -> bytes:
+        proven = await self.service.load_proof(*_get_scope(call), call["tx_id"], call.principal)
         return encode(proof_document(proven))
 
-    # --- watching
+    # --- following
 
-    async def _follow_blocks(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        door = self.service
-        principal = door.auth_gate.authenticate(get_credential(request), caller)
-        given = parse_parameters(request, (*_SCOPE_PARAMETERS, "after_height", "epoch"))
-        resumed = request.headers.get("Last-Event-ID")
-        name = "Last-Event-ID" if resumed else "after_height"
-        after = parse_number(resumed or given.get("after_height", "0"), name)
-        scope = door.check_watchable(*_get_scope(given), principal)
-        await door.check_height(scope, after, given.get("epoch", ""))
-        door.counts.requests["ledger", "http", "ok"] += 1
+    async def _follow_blocks(self, call: Call) -> web.StreamResponse:
+        resumed = call["Last-Event-ID"]
+        after = call["after_height"] if resumed is None else resumed
+        scope = self.service.check_watchable(*_get_scope(call), call.principal)
+        await self.service.check_height(scope, after, call["epoch"])
 
         def may_read(current: Principal) -> bool:
             return current.grants.may_read(scope.name)
 
-        return await self.streams.serve(request, principal, may_read, partial(self._iterate_chunks, scope, after))
+        chunks = partial(self._iterate_chunks, scope, after)
+        return await self.streams.serve(call.request, call.principal, may_read, chunks)
 
     async def _iterate_chunks(self, scope: Scope, after: int) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"
@@ -170,18 +275,47 @@ class LedgerEndpoints:
             async for blocks in several:
                 yield b"".join(b"id: %d\ndata: %b\n\n" % (one.block.height, codec.encode_block(one)) for one in blocks)
 
-    def _respond(self, body: bytes) -> web.Response:
-        return web.Response(body=self._count_response(body), content_type=JSON, headers={"Cache-Control": "no-store"})
 
-    def _count_response(self, body: bytes) -> bytes:
-        self.service.counts.requests["ledger", "http", "ok"] += 1
-        self.service.counts.bytes_sent += len(body)
-        return body
+def _declare_read(
+    path: str,
+    summary: str,
+    response: tuple[str, str],
+    handle: Callable[[Call], Awaitable[bytes]],
+    *parameters: Parameter,
+    errors: tuple[int, ...] = (),
+) -> Endpoint:
+    """Declare an endpoint whose response has that schema and description."""
+    return Endpoint(
+        method="GET",
+        path=f"{PATH}{path}",
+        api="ledger",
+        name=f"get{''.join(word.capitalize() for word in path.split('-'))}",
+        summary=summary,
+        description=response[1],
+        parameters=(*_SCOPE_PARAMETERS, *parameters),
+        handle=handle,
+        responses={200: schema_response(*response)},
+        errors=errors,
+    )
 
 
-def _get_scope(parameters: QueryParameters) -> tuple[str, str]:
-    return parameters.get("organization", ""), parameters.get("vault", "")
+def _text_parameter(
+    name: str, description: str, characters_max: int = ENTITY_KEY_CHARACTERS_MAX, *, is_required: bool = False
+) -> Parameter:
+    """Declare a name. `LedgerService` checks it, for gRPC too."""
+    schema: Schema = {"type": "string", "maxLength": characters_max, "pattern": NO_NUL, "description": description}
+    if is_required:
+        schema["minLength"] = 1
+    return Parameter(name=name, schema=schema, default="", is_required=is_required)
 
 
-def _get_page_size(parameters: QueryParameters) -> int:
-    return parse_number(parameters["page_size"], "page_size") if "page_size" in parameters else 0
+_SCOPE_PARAMETERS: Final = (
+    _text_parameter("organization", "Whose ledger.", SCOPE_NAME_CHARACTERS_MAX, is_required=True),
+    _text_parameter(
+        "vault", "One of the organization's. Without it, the organization itself.", SCOPE_NAME_CHARACTERS_MAX
+    ),
+)
+
+
+def _get_scope(call: Call) -> tuple[str, str]:
+    return call["organization"], call["vault"]

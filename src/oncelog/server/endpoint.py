@@ -1,0 +1,222 @@
+"""HTTP operations: one `Endpoint` declaration for each.
+
+Routes, authentication, the validation of parameters and bodies, metrics and the OpenAPI document follow from the
+declaration. A handler gets a `Call` that has passed all checks, and returns the answer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, Literal
+
+import orjson
+from aiohttp import web
+from msgspec import Struct
+
+from oncelog import error_codes
+from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import Principal
+from oncelog.server.auth_gate import AuthGate
+from oncelog.server.connection_limiter import Caller
+from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.http_requests import JSON, check_json, get_credential, get_path_name, parse_query, read_body
+from oncelog.server.json_schemas import Schema
+from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.server.metrics import Counts
+
+ANONYMOUS: Final = Principal(actor="", client_id=None, grants=parse_grants())
+"""Principal of calls to public endpoints."""
+
+
+def keep(value: Any, _: object) -> Any:
+    """Return a parameter or a body as it was sent."""
+    return value
+
+
+class Parameter(Struct, frozen=True, kw_only=True):
+    """One parameter of an endpoint."""
+
+    name: str
+    schema: Schema
+    """JSON Schema with a description. Repeated parameters are arrays."""
+    place: Literal["query", "path", "header"] = "query"
+    parse: Callable[[Any, str], Any] = keep
+    """Converts the text (a list, if repeated) of the parameter of that name. Raises ApiError."""
+    default: Any = None
+    """Value of a parameter that is left out."""
+    is_required: bool = False
+    """A required parameter that is left out is parsed as an empty one, so that `parse` names the fault."""
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the parameter may be sent several times."""
+        return self.schema.get("type") == "array"
+
+
+class RequestBody(Struct, frozen=True, kw_only=True):
+    """JSON body of a request."""
+
+    schema: str
+    """Name of its schema in the OpenAPI document."""
+    decode: Callable[[bytes, Principal], Any]
+    """Converts the body. Long bodies are decoded in a thread. Raises ApiError."""
+    is_required: bool = True
+
+
+class Call:
+    """A request that has passed the checks of its endpoint."""
+
+    def __init__(self, request: web.Request, caller: Caller, principal: Principal) -> None:
+        self.request = request
+        self.caller = caller
+        self.principal = principal
+        self.parameters: dict[str, Any] = {}
+        self.body: Any = None
+        """Decoded body; None if an optional body is empty."""
+        self.scope = ""
+        """Result of `Endpoint.authorize`."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a parameter, or its default."""
+        return self.parameters[name]
+
+
+class Reply(Struct, frozen=True):
+    """An answer with another status than 200."""
+
+    status: int
+    body: bytes | Mapping[str, Any]
+
+
+Answer = bytes | Mapping[str, Any] | Reply | web.StreamResponse
+WebSocketHandler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """One HTTP operation."""
+
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    api: str
+    """Name of the API in metrics, and tag in the OpenAPI document."""
+    name: str
+    """The `operationId`."""
+    summary: str
+    description: str = ""
+    handle: Callable[[Call], Awaitable[Answer]]
+    responses: Mapping[int, Schema]
+    """Successful answers in the OpenAPI document."""
+    parameters: tuple[Parameter, ...] | None = ()
+    """None: parameters are neither read nor checked."""
+    body: RequestBody | None = None
+    authorize: Callable[[Call], str] | None = None
+    """Checks what the parameters name, before the body is read and again when it has arrived. Raises ApiError.
+
+    Handlers whose access depends on the body check it themselves."""
+    errors: tuple[int, ...] = ()
+    """Statuses of errors that do not follow from the other fields."""
+    is_public: bool = False
+    """Whether no credential is needed."""
+    is_stream: bool = False
+    """Whether the answer does not end by itself. Streams count against the limit of connections."""
+    serve_websocket: WebSocketHandler | None = None
+    """Serves requests that ask for a WebSocket at the same path."""
+
+
+class EndpointRouter:
+    """Serves the endpoints of a server: checks each request, calls the handler, and encodes the answer."""
+
+    def __init__(
+        self,
+        auth_gate: AuthGate,
+        counts: Counts,
+        *,
+        find_caller: Callable[[web.Request], Caller],
+        admit_stream: Callable[[web.Request], Caller],
+    ) -> None:
+        self._auth_gate = auth_gate
+        self._counts = counts
+        self._find_caller = find_caller
+        self._admit_stream = admit_stream
+        self.is_closing = False
+
+    def add_routes(self, app: web.Application, endpoints: Iterable[Endpoint]) -> None:
+        """Add a route for each endpoint."""
+        for endpoint in endpoints:
+            app.router.add_route(endpoint.method, endpoint.path, partial(self._serve, endpoint))
+            if endpoint.method == "GET":
+                app.router.add_route("HEAD", endpoint.path, partial(self._serve, endpoint))
+
+    async def _serve(self, endpoint: Endpoint, request: web.Request) -> web.StreamResponse:
+        if endpoint.serve_websocket is not None and request.headers.get("Upgrade", "").lower() == "websocket":
+            return await endpoint.serve_websocket(request, self._admit_stream(request))
+        caller = self._admit_stream(request) if endpoint.is_stream else self._find_caller(request)
+        call = Call(request, caller, ANONYMOUS)
+        if not endpoint.is_public:
+            call.principal = self._auth_gate.authenticate(get_credential(request), caller)
+        if endpoint.parameters is not None:
+            call.parameters = _parse_parameters(request, endpoint.parameters)
+        _authorize(endpoint, call)
+        if endpoint.body is not None:
+            await self._read_body(endpoint, endpoint.body, call)
+        answer = await endpoint.handle(call)
+        return answer if isinstance(answer, web.StreamResponse) else self._respond(endpoint, answer)
+
+    async def _read_body(self, endpoint: Endpoint, expected: RequestBody, call: Call) -> None:
+        if expected.is_required or call.request.body_exists:
+            check_json(call.request)
+        body = await read_body(call.request)
+        if body or expected.is_required:
+            # A long body is decoded in a thread, because other requests must not wait for it.
+            decode = partial(expected.decode, body, call.principal)
+            call.body = await asyncio.to_thread(decode) if len(body) > LONG_FRAME_BYTES else decode()
+        # The credential may have ended while the body arrived.
+        call.principal = self._auth_gate.recheck_principal(call.principal)
+        if self.is_closing:
+            raise shutdown_error()
+        _authorize(endpoint, call)
+
+    def _respond(self, endpoint: Endpoint, answer: bytes | Mapping[str, Any] | Reply) -> web.Response:
+        status, content = (answer.status, answer.body) if isinstance(answer, Reply) else (200, answer)
+        body = content if isinstance(content, bytes) else orjson.dumps(content)
+        self._counts.requests[endpoint.api, "http", "ok"] += 1
+        self._counts.bytes_sent += len(body)
+        return web.Response(body=body, status=status, content_type=JSON, headers={"Cache-Control": "no-store"})
+
+
+def _authorize(endpoint: Endpoint, call: Call) -> None:
+    if endpoint.authorize is not None:
+        call.scope = endpoint.authorize(call)
+
+
+def _parse_parameters(request: web.Request, expected: tuple[Parameter, ...]) -> dict[str, Any]:
+    """Return the values of all parameters. Raises ApiError for one that is unknown, repeated or malformed."""
+    by_name = {one.name: one for one in expected if one.place == "query"}
+    sent: dict[str, Any] = {}
+    for name, text in parse_query(request):
+        parameter = by_name.get(name)
+        if parameter is None:
+            raise ApiError(error_codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
+        if parameter.is_repeated:
+            sent.setdefault(name, []).append(text)
+        elif name in sent:
+            raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
+        else:
+            sent[name] = text
+    return {one.name: _parse_parameter(request, one, sent) for one in expected}
+
+
+def _parse_parameter(request: web.Request, parameter: Parameter, sent: Mapping[str, Any]) -> Any:
+    name = parameter.name
+    value: Any
+    if parameter.place == "path":
+        value = get_path_name(request, name)
+    elif parameter.place == "header":
+        value = request.headers.get(name) or None  # an empty header counts as left out
+    else:
+        value = sent.get(name)
+    if value is None:
+        if not parameter.is_required:
+            return parameter.default
+        value = [] if parameter.is_repeated else ""
+    return parameter.parse(value, name)

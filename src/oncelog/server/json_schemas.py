@@ -1,0 +1,70 @@
+"""Parts of JSON Schemas in the OpenAPI document."""
+
+from typing import Any, Final
+
+from oncelog.core.canonical import INTEGER_MAX
+
+Schema = dict[str, Any]
+
+JSON: Final = "application/json"
+NO_NUL: Final = "^[^\\u0000]*$"
+TEXT_SCHEMA: Final[Schema] = {"type": "string"}
+SSE_RESPONSE: Final[Schema] = {
+    "description": "A stream that does not end by itself.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+QUOTA_PROPERTIES: Final[dict[str, Schema]] = {
+    "tenant": {**TEXT_SCHEMA, "description": "Whose quota it is."},
+    "quota": {**TEXT_SCHEMA, "description": "Which of them."},
+    "usage": {"type": "integer", "minimum": 0, "description": "What the tenant has."},
+}
+"""What an error tells of a quota, beside its limit."""
+
+
+def schema_ref(name: str) -> Schema:
+    """A schema by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def json_response(description: str, schema: Schema) -> Schema:
+    """An answer in JSON."""
+    return {"description": description, "content": {JSON: {"schema": schema}}}
+
+
+def schema_response(name: str, description: str) -> Schema:
+    """An answer in JSON, of a schema that has a name."""
+    return json_response(description, schema_ref(name))
+
+
+def object_schema(**properties: Any) -> Schema:
+    """An object that has all of them."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def with_optional(schema: Schema, **properties: Any) -> Schema:
+    """The same object with properties that may be left out."""
+    return {**schema, "properties": {**schema["properties"], **properties}}
+
+
+def integer_schema(description: str = "") -> Schema:
+    """A whole number from 0 on."""
+    schema: Schema = {"type": "integer", "minimum": 0, "maximum": INTEGER_MAX}
+    return {**schema, "description": description} if description else schema
+
+
+def positive_integer_schema() -> Schema:
+    """A whole number from 1 on."""
+    return {"type": "integer", "minimum": 1, "maximum": INTEGER_MAX}
+
+
+def timestamp_schema() -> Schema:
+    """A time of the log."""
+    return {**positive_integer_schema(), "description": "Milliseconds since 1970."}
+
+
+def last_event_id_schema(name: str, parameter: str = "since") -> Schema:
+    """The header that resumes a stream of server-sent events, whose ids are values of that name."""
+    return {
+        "anyOf": [integer_schema(), {"type": "string", "maxLength": 0}],
+        "description": f"The last `{name}` that was received. It goes before `{parameter}`. An empty one is none.",
+    }

@@ -1,0 +1,158 @@
+"""The OpenAPI 3.1 document, made from the endpoints and the limits of a server.
+
+The document is no stricter and no looser than the server: tests send requests that it allows and that it forbids. So
+the schema of a request does not say what is wrong with a single event, which is a result of that event (EV-9).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from oncelog import error_codes
+from oncelog.server import operator_endpoints
+from oncelog.server.audit import message_schemas as audit
+from oncelog.server.chat import message_schemas as chat
+from oncelog.server.deltas import message_schemas as deltas
+from oncelog.server.endpoint import Endpoint, Parameter
+from oncelog.server.events import message_schemas as events
+from oncelog.server.json_schemas import JSON, Schema, schema_ref, schema_response
+from oncelog.server.ledger import message_schemas as ledger
+from oncelog.server.limits import ApiLimits
+
+_DESCRIPTION: Final = """\
+An idempotent append log: submit an event any number of times, it is committed once, in an order that never changes.
+
+The same door is open by WebSocket, at `/v1/events`: submissions, pages and what is committed, on one connection. \
+OpenAPI has no words for that. docs/http.md is the handbook of what is described here, docs/server.md of the settings, \
+among them all limits."""
+
+
+_TAGS: Final = {
+    "events": "Submit, read and follow events",
+    "ledger": "Write transactions, read what they left, prove it",
+    "deltas": "Push and pull deltas of rows, read the rows that they come to",
+    "chat": "Send, read and acknowledge messages of chats, look after their members",
+    "audit": "Read the administrative acts that the log has recorded",
+    "operators": "For operators of the server. Only `/metrics` needs a credential",
+}
+_ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
+    400: "The request is none: its message says what is wrong, and where. Nothing was written.",
+    401: "No credential, or none that is good, or one of another client. All get the same text.",
+    403: "What may not be read, or not be written, or a page of an origin that may not connect.",
+    404: "There is no such thing, or it is another scope's.",
+    409: "The history is another one than the reader's: its `epoch` is not ours, or its cursor is ahead of the log. Of "
+    "a write: its clock is too far ahead.",
+    408: "The body took too long to come.",
+    413: "The body is larger than the server takes.",
+    415: "The body is not said to be JSON, or is encoded in a way that is not known.",
+    422: "A write that is good in form is not what a schema of tables, a limit or the application allows.",
+    429: "Too many failed attempts to authenticate, or too many new writes. Try again after `Retry-After`.",
+    500: "The server is at fault. Whether something was written is not known: send it again, under the same ids.",
+    503: "The server is busy, takes no new writes, or is being stopped. Nothing new of the request has been decided: "
+    "send all of it again.",
+    507: "A tenant has as much as it may have. Try again after `Retry-After`: somebody has to make room first.",
+}
+RETRYABLE_STATUSES: Final = frozenset({429, 500, 503, 507})
+COMMON_ERRORS: Final = (403, 500)
+
+
+_CREDENTIAL_ERRORS: Final = (401, 429)
+_BODY_ERRORS: Final = (400, 408, 413, 415, 503)
+_ERROR_SCHEMAS: Final = {"deltas": "DeltasError", "chat": "ChatError"}
+
+
+def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str, Any]:
+    """Return the document of these endpoints."""
+    paths: dict[str, dict[str, Schema]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = describe_endpoint(endpoint, limits)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Oncelog",
+            "version": error_codes.PROTOCOL_VERSION,
+            "summary": "Events, committed once and in one order",
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
+        "paths": paths,
+        "components": {
+            "schemas": {
+                **operator_endpoints.build_schemas(),
+                **events.build_schemas(limits),
+                **audit.build_schemas(),
+                **ledger.build_schemas(limits),
+                **deltas.build_schemas(limits),
+                **chat.build_schemas(limits),
+            },
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token (JWT) or an API key. In the development mode none is asked for.",
+                }
+            },
+        },
+    }
+
+
+def describe_endpoint(endpoint: Endpoint, limits: ApiLimits) -> Schema:
+    """Return the operation object of an endpoint."""
+    error_schema = _ERROR_SCHEMAS.get(endpoint.api, "Error")
+    operation: Schema = {"operationId": endpoint.name, "tags": [endpoint.api], "summary": endpoint.summary}
+    if endpoint.description:
+        operation["description"] = endpoint.description
+    operation["security"] = [] if endpoint.is_public else [{"bearer": []}]
+    operation["responses"] = {
+        **{str(status): response for status, response in endpoint.responses.items()},
+        **{
+            str(status): _describe_error(status, error_schema)
+            for status in sorted(_list_error_statuses(endpoint) - endpoint.responses.keys())
+        },
+    }
+    if endpoint.parameters:
+        operation["parameters"] = [_describe_parameter(one) for one in endpoint.parameters]
+    if endpoint.body is not None:
+        operation["requestBody"] = {
+            "required": endpoint.body.is_required,
+            "description": f"At most {limits.frame_bytes_max} bytes.",
+            "content": {JSON: {"schema": schema_ref(endpoint.body.schema)}},
+        }
+    return operation
+
+
+def _list_error_statuses(endpoint: Endpoint) -> set[int]:
+    statuses = {*COMMON_ERRORS, *endpoint.errors}
+    if not endpoint.is_public:
+        statuses.update(_CREDENTIAL_ERRORS)
+    if endpoint.parameters:
+        statuses.add(400)
+    if endpoint.body is not None:
+        statuses.update(_BODY_ERRORS)
+    return statuses
+
+
+def _describe_parameter(parameter: Parameter) -> Schema:
+    schema = dict(parameter.schema)
+    described: Schema = {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": schema.pop("description"),
+        "schema": schema,
+    }
+    if parameter.is_required:
+        described["required"] = True
+    if parameter.is_repeated:
+        described.update(style="form", explode=True)
+    return described
+
+
+def _describe_error(status: int, schema: str) -> Schema:
+    response = schema_response(schema, _ERROR_DESCRIPTIONS[status])
+    if status in RETRYABLE_STATUSES:
+        seconds = {"type": "integer", "minimum": 0}
+        response["headers"] = {"Retry-After": {"description": "Seconds, where they are known.", "schema": seconds}}
+    if status == 401:
+        response["headers"] = {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}}
+    return response

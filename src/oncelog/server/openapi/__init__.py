@@ -1,1 +1,0 @@
-"""OpenAPI document of the HTTP API."""
