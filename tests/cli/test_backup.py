@@ -129,17 +129,17 @@ async def test_backup_is_a_snapshot_while_another_connection_commits(
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from cli import sample
+from cli import sample_log
 from cli.processes import Command
 from oncelog.core.values import Request
 
 async def write():
-    clock = sample.SetClock(sample.START_MS + 100 * sample.HOUR_MS)
-    store = sample.opened(Path(sys.argv[1]), clock)
+    clock = sample_log.SetClock(sample_log.START_MS + 100 * sample_log.HOUR_MS)
+    store = sample_log.opened(Path(sys.argv[1]), clock)
     await store.open()
     for number in range(100_000, 200_000):
         clock.now_ms += 1
-        await store.commit([Request((sample.full_event(number, ["orders"]),))])
+        await store.commit([Request((sample_log.full_event(number, ["orders"]),))])
         print(number, flush=True)
 
 asyncio.run(write())
@@ -207,13 +207,13 @@ def test_interrupted_backup_leaves_no_files(log: Path, tmp_path: Path, monkeypat
 
 KILLED = """
 import os, signal, sys
-from oncelog.storage.sqlite import copying
+from oncelog.storage import backups
 
 def kill(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-copying.SLICE_PAGES = 4
-getattr(copying, sys.argv[1])(sys.argv[2], sys.argv[3], lambda progress: progress.done and kill(progress))
+backups.SLICE_PAGES = 4
+getattr(backups, sys.argv[1])(sys.argv[2], sys.argv[3], lambda progress: progress.done and kill(progress))
 """
 
 

@@ -64,7 +64,7 @@ async def log_with_silent_first_host(address: str) -> AsyncIterator[Log]:
         several = address.replace("127.0.0.1", f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1", 1)
         async with open_log(address, limits=limits()) as log:
             store: Any = log._store
-            store._sessions._address, store._sessions._last = several, ""
+            store._sessions._address, store._sessions._last_address = several, ""
             store._writer.abandon()
             yield log
 

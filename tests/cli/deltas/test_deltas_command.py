@@ -26,7 +26,7 @@ from oncelog.core.identity import delta_id_from_json
 ONE_ATTEMPT = """
 from itertools import repeat
 from oncelog.cli import main, remote
-remote.pauses_s = lambda: repeat(3600)
+remote.iterate_pauses_s = lambda: repeat(3600)
 main()
 """
 """The pause before the second attempt is longer than the deadline, so that a command gives up at once."""

@@ -121,10 +121,10 @@ class Reader:
         raise AssertionError(error)
 
 
-class RecordingFlusher:
+class RecordingCoalescer:
     """Gives frames to readers at once."""
 
-    def put(self, frame: Any, readers: Iterable[Reader], but: Collection[Reader] = ()) -> int:
+    def broadcast(self, frame: Any, readers: Iterable[Reader], but: Collection[Reader] = ()) -> int:
         reached = [reader for reader in readers if reader not in but]
         for reader in reached if isinstance(frame, Message) else ():
             reader.received[frame.scope].append(frame.sequence)
@@ -140,8 +140,8 @@ class World:
         limits = ApiLimits(live_chats_max=LIVE_CHATS_MAX)
         store: Any = self.store
         self.hub: Any = ChatHub(store, limits, Counts(), lambda _: None)
-        flusher: Any = RecordingFlusher()
-        self.hub.coalescer = flusher
+        coalescer: Any = RecordingCoalescer()
+        self.hub.coalescer = coalescer
         self.readers: list[Reader] = []
         self.delivered = dict.fromkeys(CHATS, 0)
         self.member_since: dict[MemberIdentity, int] = {}
@@ -186,7 +186,7 @@ class World:
         (members.add if present else members.discard)(name)
         self.member_since.pop((scope, name), None)
         await self.store.pause()
-        self.hub.changed([Change(scope, name, present)])
+        self.hub.deliver_changes([Change(scope, name, present)])
         ends = self.member_since if present else self.removed_at
         ends[scope, name] = len(self.store.messages[scope])
 
@@ -231,7 +231,7 @@ async def test_members_get_all_messages_once_and_in_order(monkeypatch: pytest.Mo
         await world.run()
         needed += sum(world.check(reader, scope) for reader in world.readers for scope in CHATS)
         lookups = world.hub.lookups
-        assert (lookups._size, lookups._waiting, lookups._missed) == (0, {}, {})
+        assert (lookups._size, lookups._unanswered, lookups._missed) == (0, {}, {})
         assert len(lookups._followed) <= LIVE_CHATS_MAX
         assert all(len(user.chats) <= LIVE_CHATS_MAX for user in world.hub._users.values())
     assert needed > 20_000

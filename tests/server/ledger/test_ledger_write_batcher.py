@@ -150,7 +150,7 @@ async def test_long_write_is_not_held(tmp_path: Path) -> None:
 
 def test_write_that_follows_many_answers_is_held() -> None:
     """gRPC admits calls only when earlier ones end, so the number of waiting calls is not visible in advance."""
-    door: Any = SimpleNamespace(log=SimpleNamespace(queued=0))
+    door: Any = SimpleNamespace(log=SimpleNamespace(queue_length=0))
     held = WriteBatcher(door)
     now_s = 1000.0
     held._count_answers(BATCHING_THRESHOLD - 1, now_s)
