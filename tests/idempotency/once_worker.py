@@ -34,8 +34,8 @@ def record_run(path: Path) -> int:
 
 async def stop_process(log: oncelog.Log) -> None:
     """Stop this process while no write is under way. Returns when it is continued."""
-    writer: Any = log._store._writer_thread  # type: ignore[attr-defined]
-    await until(lambda: not log.queue_length and getattr(writer, "is_idle", True))  # of SQLite, a thread
+    writer: Any = getattr(log._store, "_writer_thread", None)  # of SQLite
+    await until(lambda: not log.queue_length and (writer is None or writer.is_idle))
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
