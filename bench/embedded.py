@@ -280,14 +280,14 @@ def _select_pages(connection: Any, partition: str | None) -> tuple[int, int]:
     records = size = after = 0
     while True:
         if partition is None:
-            rows = connection.execute(SQL["lane_page"], (after, 2**48 - 1, PAGE)).fetchall()
+            rows = connection.execute(SQL["lane_page"], (0, after, 2**48 - 1, PAGE)).fetchall()
         else:
             rows = connection.execute(SQL["partition_page"], (0, partition, after, 2**48 - 1, PAGE)).fetchall()
         if not rows:
             return records, size
         records += len(rows)
         size += sum(len(row[-1]) for row in rows)
-        after = rows[-1][0]
+        after = rows[-1][1]
 
 
 def _reader(path: Path) -> Any:

@@ -21,10 +21,11 @@ from cli.runner import COMMAND, RUNNER
 from oncelog.core.proof import Block, compute_root, encode_record_header, hash_leaf
 from oncelog.errors import OncelogError
 from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.queries.records import load_evidence
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.sqlite.database_file import load_metadata
 from oncelog.storage.sqlite.key_index import index, key_run, segments
-from oncelog.storage.sqlite.record_queries import load_evidence
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.verify.findings import (
     Inconsistency,
@@ -371,7 +372,8 @@ def rehash(connection: sqlite3.Connection) -> None:
     previous: dict[int, bytes] = {}
     for row in connection.execute(SQL["all_blocks"]).fetchall():
         block = Block(*row)
-        proofs = load_evidence(connection, block.lane, block.first_position - 1, block.first_position + block.count - 1)
+        upto = block.first_position + block.count - 1
+        proofs = run_query(connection, load_evidence, block.lane, block.first_position - 1, upto)
         root = compute_root([hash_leaf(encode_record_header(one.record), one.body_hash) for one in proofs])
         block = replace(block, root=root, previous=previous.get(block.lane, bytes(32)))
         previous[block.lane] = block.hash

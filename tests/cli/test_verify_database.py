@@ -23,10 +23,11 @@ from oncelog.core.proof import Block, compute_root, encode_record_header, hash_l
 from oncelog.errors import CorruptError, StoreUnavailableError
 from oncelog.storage.key_hash import hash_identity
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.postgres import record_queries
 from oncelog.storage.postgres.database import load_metadata
+from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.read_session import PAGE_ROWS, ReadSession, open_session
 from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.queries.records import load_evidence
 from oncelog.storage.verify.findings import (
     Inconsistency,
     InconsistencyError,
@@ -406,7 +407,7 @@ async def _rehashed(connection: Any) -> None:
     for row in await connection.fetch(SQL["all_blocks"]):
         block = Block(*row)
         upto = block.first_position + block.count - 1
-        proofs = await record_queries.load_evidence(connection, block.lane, block.first_position - 1, upto)
+        proofs = await run_query(connection, load_evidence, block.lane, block.first_position - 1, upto)
         for record in (one.record for one in proofs if one.record.key):
             change = "UPDATE oncelog_records SET key_hash = $1 WHERE lane = $2 AND position = $3"
             await connection.execute(change, hash_identity(secret, record.identity), record.lane, record.position)

@@ -111,9 +111,7 @@ def test_processes_on_one_file_share_a_quota(tmp_path: Path) -> None:
     with session_on(path, 50) as one, session_on(path, 50) as two:
         tenants = [Tenant("org", bytes_max=5 * submission_bytes(transaction(1, 1, scope="org/11", body=b"x")))]
         assert commits(two, 0) == 1
-        from oncelog.storage.sqlite import tenants as tenants_of_file  # noqa: PLC0415
-
-        begun = tenants_of_file.load_count_start(one.connection)
+        begun = one.load_count_start()
         assert commits(two, 1) == 1, "while it is counted"
         count = UsageCount(begun, tenants)
         assert one.set_tenants(encode_tenants(tenants), count, begun._replace(positions={}), is_last=False)

@@ -3,8 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,20 +30,15 @@ from oncelog.cli.record_id import (
 from oncelog.cli.terminal import EXIT_AMBIGUOUS, EXIT_FOUND_NOTHING, ProgressMeter, translate_errors
 from oncelog.cli.times import format_utc
 from oncelog.core.policy import CHAT, LEDGER
-from oncelog.core.proof import HASH_BYTES, Block, encode_record_header, hash_leaf, prove, verify_header
+from oncelog.core.proof import HASH_BYTES, encode_record_header, hash_leaf, prove, verify_header
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Proven
 from oncelog.errors import CorruptError, OncelogError, ProofError
 from oncelog.file_modes import open_new
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
-from oncelog.storage.address import import_with_driver, is_address
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
-from oncelog.storage.inspect.sqlite import FileView
 from oncelog.storage.key_search import KeyQuery, search_keys
-from oncelog.storage.sqlite import record_queries
-from oncelog.storage.sqlite.read_transaction import open_read_transaction
-from oncelog.storage.store import Evidence
 from oncelog.storage.verify.findings import ExportedHead, decode_exported_head
 from oncelog.storage.verify.side_state import decode_policies
 from oncelog.storage.verify.verification import translate_damage
@@ -117,12 +110,12 @@ def proof(  # noqa: PLR0913 - each is an option
         place = _resolve_place(id, lane, position, options)
         text = id or ""
         keys = parse_keys(text, as_text) if place is None else ()
-        with _open_view(log) as (view, block_of):
+        with create_inspector(log).open_view() as view:
             if place is None:
                 found = _find_record(view, text, keys, options)
             else:
                 found = (_find_message_at if text.startswith(MESSAGE_PREFIX) else _find_record_at)(view, place)
-            document = b"" if isinstance(found, _Missing) else _encode_proof(found, block_of)
+            document = b"" if isinstance(found, _Missing) else _encode_proof(found, view)
         if isinstance(found, _Missing):
             typer.echo(f"oncelog: {found.reason}", err=True)
             raise typer.Exit(found.status)
@@ -154,30 +147,6 @@ def _write_document(document: bytes, output: Path | None) -> None:
 
 
 # --- finding the record ------------------------------------------------------------------------------
-
-LoadBlock = Callable[[int, int], tuple[Block, list[Evidence]]]
-
-
-@contextmanager
-def _open_view(log: str) -> Iterator[tuple[LogView, LoadBlock]]:
-    """A view of a log, and what gives a block of it with all that its hashes are made of: all of one moment."""
-    if not is_address(log):
-        with open_read_transaction(log) as (connection, metadata):
-            yield (
-                FileView(connection, log, metadata),
-                lambda lane, height: record_queries.load_block(connection, lane, height),
-            )
-        return
-    create_inspector(log)  # for what it says of an address that is none
-    queries, read_session, inspect = (
-        import_with_driver(f"oncelog.storage.{name}")
-        for name in ("postgres.record_queries", "postgres.read_session", "inspect.postgres")
-    )
-    with read_session.open_read_transaction(log) as (session, metadata):
-        yield (
-            inspect.DatabaseView(session, metadata),
-            lambda lane, height: session.call(queries.load_block, lane, height),
-        )
 
 
 class _Options(Struct, frozen=True):
@@ -275,16 +244,16 @@ def _find_record(view: LogView, id: str, keys: tuple[bytes, ...], options: _Opti
     return _Missing(f"no record: nothing was committed here under that key {where}; `oncelog show` says more")
 
 
-def _encode_proof(record: Record, load_block: LoadBlock) -> bytes:
+def _encode_proof(record: Record, view: LogView) -> bytes:
     with translate_damage():
-        return encode(proof_document(_prove_record(record, load_block)))
+        return encode(proof_document(_prove_record(record, view)))
 
 
-def _prove_record(record: Record, load_block: LoadBlock) -> Proven:
+def _prove_record(record: Record, view: LogView) -> Proven:
     """As `Log.prove`. Raises CorruptError where it would not hold: what is handed on must."""
     place = f"lane {record.lane}, position {record.position}"
     try:
-        block, evidence = load_block(record.lane, record.height)
+        block, evidence = view.load_block(record.lane, record.height)
     except LookupError as error:
         raise CorruptError(f"{place}: its block is missing; see `oncelog verify`") from error
     index = record.position - block.first_position

@@ -20,11 +20,12 @@ from oncelog.file_modes import OWNER_ONLY, create_file
 from oncelog.storage.clock import JUMP_MS_MAX, SystemClock
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, count_records
 from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, connect, is_foreign_database, load_metadata
 from oncelog.storage.sqlite.moved_marker import save_marker
 from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES, open_partial_copy
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, to_store_error
-from oncelog.storage.sqlite.record_queries import load_gaps, load_heads
 from oncelog.storage.sqlite.schema_migration import migrate_schema
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, StepProgress
@@ -198,7 +199,7 @@ def _copy(
     connection: sqlite3.Connection, metadata: LogMetadata, partial: Path, report: ReportProgress, file_mode: int
 ) -> BackupResult:
     """From inside the connection's read transaction, so that it never has to start again."""
-    positions = {lane: head.position for lane, head in load_heads(connection).items()}
+    positions = {lane: head.position for lane, head in run_query(connection, load_heads).items()}
 
     def report_pages(_status: int, remaining: int, total: int) -> None:
         report(StepProgress("copying", total - remaining, total))
@@ -211,10 +212,11 @@ def _copy(
         copy.execute("PRAGMA synchronous = OFF")
         connection.backup(copy, pages=SLICE_PAGES, progress=report_pages)
     with open_read_transaction(str(partial), allow_older=True) as (copied, found):
-        if found != metadata or positions != {lane: head.position for lane, head in load_heads(copied).items()}:
+        heads = run_query(copied, load_heads)
+        if found != metadata or positions != {lane: head.position for lane, head in heads.items()}:
             raise InconsistencyError("the copy is not what was copied; is the disk in order?")
         has_leaps = found.schema_version >= LEAPS_SCHEMA_VERSION
-        records = count_records(load_heads(copied), load_gaps(copied) if has_leaps else {})
+        records = count_records(heads, run_query(copied, load_gaps) if has_leaps else {})
     return BackupResult(metadata.epoch, records, partial.stat().st_size)
 
 
@@ -224,7 +226,7 @@ def _read_replaced_log(target: Path) -> ReplacedLog:
         return NO_REPLACED_LOG
     try:
         with open_read_transaction(str(target), allow_older=True) as (connection, metadata):
-            return ReplacedLog(metadata.epoch, find_highest_number(load_heads(connection).values()))
+            return ReplacedLog(metadata.epoch, find_highest_number(run_query(connection, load_heads).values()))
     except StoreError as error:
         logger.warning("the log that is replaced cannot be read, so its numbers are not known: %s", error)
         return NO_REPLACED_LOG

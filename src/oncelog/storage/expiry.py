@@ -23,8 +23,7 @@ EXPIRY_INTERVAL_COMMITS: Final = 16
 """One commit of so many looks at a slice."""
 EXPIRY_BATCH_ROWS: Final = 128
 """Of each table, or twice as many as have been written to it since: so it keeps up."""
-CLIENTS_TABLE: Final = "clients"
-EXPIRING_TABLES: Final = [table for table in TABLES if table.name in ("leases", CLIENTS_TABLE, "entities", "rates")]
+EXPIRING_TABLES: Final = [table for table in TABLES if table.expires]
 
 _decode_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)
 

@@ -1,8 +1,12 @@
-"""Side state as rows: one table for each mapping of a snapshot, the same in every database."""
+"""Side state as rows: the tables of a log beside its records, the same in every database.
+
+`TABLES` describes each mapping of a snapshot: its table, key, values, and how both are encoded. What loads, saves,
+expires, verifies and moves side state follows from it.
+"""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,34 +22,72 @@ _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
 USAGE_TABLE: Final = "usage"
 """The one table whose rows may be of a lane that has not been written to, and are looked for by several lanes."""
-
-
 MEMBERSHIP: Final = 1
 ACKNOWLEDGEMENT: Final = 2
 """Kinds of changes of a member."""
 
-
-class SideStateTable(NamedTuple):
-    """How a mapping of a snapshot lies in its table."""
-
-    name: str
-    keys: tuple[str, ...]
-    """The columns of the key after the lane."""
-    values: tuple[str, ...]
-    get_scope: Callable[[Any], str]
-    """Where in the key the scope is, which says the lane."""
-    encode_key: Callable[[Any], tuple[Any, ...]]
-    decode_key: Callable[[tuple[Any, ...]], Any]
-    encode_value: Callable[[Any], tuple[Any, ...]]
-    decode_value: Callable[[tuple[Any, ...]], Any]
+Columns = Mapping[str, str]
+"""Names of columns with their types in PostgreSQL, in order. SQLite needs no types."""
+TEXT: Final = "text"
+BIGINT: Final = "bigint"
+BYTEA: Final = "bytea"
+_INTEGER: Final = "integer"
+_FIRST: Final[Callable[[Any], Any]] = itemgetter(0)
+_SECOND: Final[Callable[[Any], Any]] = itemgetter(1)
 
 
 def _wrap(value: Any) -> tuple[Any, ...]:
     return (value,)
 
 
+class SideStateTable(NamedTuple):
+    """A mapping of a snapshot as a table. The field of snapshot, changes and read set has the name of the table.
+
+    The defaults are those of a key of several texts that begins with the scope, and a value that is one number.
+    """
+
+    name: str
+    keys: Columns
+    """The columns of the key after the lane."""
+    values: Columns
+    get_scope: Callable[[Any], str] = _FIRST
+    """Returns the scope in a key, which determines the lane."""
+    encode_key: Callable[[Any], tuple[Any, ...]] = tuple
+    decode_key: Callable[[tuple[Any, ...]], Any] = tuple
+    encode_value: Callable[[Any], tuple[Any, ...]] = _wrap
+    decode_value: Callable[[tuple[Any, ...]], Any] = _FIRST
+    expires: bool = False
+    """Whether log time makes rows absent, which are deleted later (`expiry`)."""
+    is_rebuilt: bool = False
+    """Whether the records determine the rows, so that `oncelog verify` can rebuild them."""
+
+    @property
+    def has_long_keys(self) -> bool:
+        """Whether keys have several texts. One name always fits into an index of PostgreSQL; several may not."""
+        return len(self.keys) > 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns: lane, key and values."""
+        return ("lane", *self.keys, *self.values)
+
+
+def _of_scope(name: str, values: Columns, **codec: Any) -> SideStateTable:
+    """Describe a table whose key is a scope."""
+    return SideStateTable(name, {"scope": TEXT}, values, str, _wrap, _FIRST, **codec)
+
+
+def _texts(*names: str) -> Columns:
+    return dict.fromkeys(names, TEXT)
+
+
+def _struct_codec(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the codec of a value whose fields are the columns."""
+    return {"encode_value": msgspec.structs.astuple, "decode_value": lambda columns: struct(*columns)}
+
+
 def _get_no_scope(_: Any) -> str:
-    """Of no stream: in lane 0."""
+    """Return no scope: lane 0."""
     return ""
 
 
@@ -64,127 +106,145 @@ def _encode_row_column(row: Row) -> tuple[bytes]:
 
 
 def decode_entity(columns: Sequence[Any]) -> Entity:
-    """An entity, from its columns."""
+    """Return an entity from its columns."""
     value, version, expires_at_ms, erased = columns
     return Entity(value, version, expires_at_ms, bool(erased))
 
 
-_FIRST: Final[Callable[[Any], Any]] = itemgetter(0)
-_SECOND: Final[Callable[[Any], Any]] = itemgetter(1)
-_CLIENT_COLUMNS: Final = ("sequence", "last_seen_ms", "last_key", "last_fingerprint")
-_LEASE_COLUMNS: Final = ("fence", "holder", "until_ms", "fingerprint", "failed_fence", "failure")
+STREAMS: Final = _of_scope("streams", {"sequence": BIGINT})
+CLIENTS: Final = SideStateTable(
+    "clients",
+    _texts("policy", "scope", "client"),
+    {"sequence": BIGINT, "last_seen_ms": BIGINT, "last_key": BYTEA, "last_fingerprint": BYTEA},
+    _SECOND,
+    **_struct_codec(ClientEntry),
+    expires=True,
+    is_rebuilt=True,
+)
+ENTITIES: Final = SideStateTable(
+    "entities",
+    _texts("scope", "key"),
+    {"value": BYTEA, "version": BIGINT, "expires_at_ms": BIGINT, "erased": _INTEGER},
+    encode_value=msgspec.structs.astuple,
+    decode_value=decode_entity,
+    expires=True,
+    is_rebuilt=True,
+)
+ROWS: Final = SideStateTable(
+    "rows",
+    _texts("scope", "table_name", "row_id"),
+    {"state": BYTEA},
+    encode_value=_encode_row_column,
+    decode_value=lambda columns: decode_row(columns[0]),
+    is_rebuilt=True,
+)
+LEASES: Final = SideStateTable(
+    "leases",
+    _texts("policy", "scope", "client", "key_hex"),
+    {
+        "fence": BIGINT,
+        "holder": TEXT,
+        "until_ms": BIGINT,
+        "fingerprint": BYTEA,
+        "failed_fence": BIGINT,
+        "failure": BYTEA,
+    },
+    _SECOND,
+    _encode_lease_key,
+    _decode_lease_key,
+    **_struct_codec(Lease),
+    expires=True,
+)
+HORIZONS: Final = _of_scope(
+    "horizons", {"hlc": TEXT}, encode_value=lambda hlc: (str(hlc),), decode_value=lambda columns: int(columns[0])
+)
 
 TABLES: Final = (
-    SideStateTable("streams", ("scope",), ("sequence",), str, _wrap, _FIRST, _wrap, _FIRST),
-    SideStateTable("floors", ("scope",), ("floor",), str, _wrap, _FIRST, _wrap, _FIRST),
+    STREAMS,
+    _of_scope("floors", {"floor": BIGINT}),
+    CLIENTS,
+    ENTITIES,
     SideStateTable(
-        "clients",
-        ("policy", "scope", "client"),
-        _CLIENT_COLUMNS,
-        _SECOND,
-        tuple,
-        tuple,
-        msgspec.structs.astuple,
-        lambda columns: ClientEntry(*columns),
+        "relationships", _texts("scope", "resource", "relation", "subject"), {"version": BIGINT}, is_rebuilt=True
     ),
-    SideStateTable(
-        "entities",
-        ("scope", "key"),
-        ("value", "version", "expires_at_ms", "erased"),
-        _FIRST,
-        tuple,
-        tuple,
-        msgspec.structs.astuple,
-        decode_entity,
-    ),
-    SideStateTable(
-        "relationships", ("scope", "resource", "relation", "subject"), ("version",), _FIRST, tuple, tuple, _wrap, _FIRST
-    ),
-    SideStateTable(
-        "rows",
-        ("scope", "table_name", "row_id"),
-        ("state",),
-        _FIRST,
-        tuple,
-        tuple,
-        _encode_row_column,
-        lambda columns: decode_row(columns[0]),
-    ),
-    SideStateTable(
-        "leases",
-        ("policy", "scope", "client", "key_hex"),
-        _LEASE_COLUMNS,
-        _SECOND,
-        _encode_lease_key,
-        _decode_lease_key,
-        msgspec.structs.astuple,
-        lambda columns: Lease(*columns),
-    ),
+    ROWS,
+    LEASES,
     SideStateTable(
         "members",
-        ("scope", "member"),
-        ("joined", "is_owner"),
-        _FIRST,
-        tuple,
-        tuple,
-        lambda member: (member.joined, int(member.is_owner)),
-        lambda columns: Member(columns[0], bool(columns[1])),
+        _texts("scope", "member"),
+        {"joined": BIGINT, "is_owner": _INTEGER},
+        encode_value=lambda member: (member.joined, int(member.is_owner)),
+        decode_value=lambda columns: Member(columns[0], bool(columns[1])),
     ),
-    SideStateTable(
-        "rosters",
-        ("scope",),
-        ("members", "owners", "joined"),
-        str,
-        _wrap,
-        _FIRST,
-        msgspec.structs.astuple,
-        lambda columns: Roster(*columns),
-    ),
-    SideStateTable("acknowledged", ("scope", "member"), ("sequence",), _FIRST, tuple, tuple, _wrap, _FIRST),
-    SideStateTable("consumers", ("scope", "consumer"), ("cursor",), _FIRST, tuple, tuple, _wrap, _FIRST),
-    SideStateTable(
-        "horizons", ("scope",), ("hlc",), str, _wrap, _FIRST, lambda hlc: (str(hlc),), lambda columns: int(columns[0])
-    ),
-    SideStateTable(
-        "rates",
-        ("scope", "actor"),
-        ("full_at_us",),
-        _FIRST,
-        tuple,
-        tuple,
-        msgspec.structs.astuple,
-        lambda columns: Bucket(*columns),
-    ),
+    _of_scope("rosters", {"members": BIGINT, "owners": BIGINT, "joined": BIGINT}, **_struct_codec(Roster)),
+    SideStateTable("acknowledged", _texts("scope", "member"), {"sequence": BIGINT}),
+    SideStateTable("consumers", _texts("scope", "consumer"), {"cursor": BIGINT}),
+    HORIZONS,
+    SideStateTable("rates", _texts("scope", "actor"), {"full_at_us": BIGINT}, **_struct_codec(Bucket), expires=True),
     SideStateTable(
         USAGE_TABLE,
-        ("tenant",),
-        ("bytes", "records", "full_at_us"),
+        _texts("tenant"),
+        {"bytes": BIGINT, "records": BIGINT, "full_at_us": BIGINT},
         _get_no_scope,
         _wrap,
         _FIRST,
-        msgspec.structs.astuple,
-        lambda columns: Usage(*columns),
+        **_struct_codec(Usage),
     ),
 )
-
-
-MEMBER_CHANGES: Final = SideStateTable(
-    "member_changes", ("scope", "member", "kind"), ("revision",), _FIRST, tuple, tuple, _wrap, _FIRST
-)
-"""No mapping of a snapshot: when members have changed (`build_member_change_rows`), for those who follow them."""
+_MEMBER_CHANGE_KEYS: Final = {**_texts("scope", "member"), "kind": _INTEGER}
+MEMBER_CHANGES: Final = SideStateTable("member_changes", _MEMBER_CHANGE_KEYS, {"revision": BIGINT})
+"""When members have changed (`build_member_change_rows`), for subscribers. No mapping of a snapshot: only saved."""
 PAST_MEMBERS: Final = SideStateTable(
     "member_changes",
-    ("scope", "member", "kind"),
-    (),
-    _FIRST,
-    lambda identity: (*identity, MEMBERSHIP),
-    lambda columns: columns[:2],
-    _wrap,
-    lambda _: True,
+    _MEMBER_CHANGE_KEYS,
+    {},
+    encode_key=lambda identity: (*identity, MEMBERSHIP),
+    decode_key=lambda columns: columns[:2],
+    decode_value=lambda _: True,
 )
 """`Snapshot.past_members`, which is only loaded: it is saved as `MEMBER_CHANGES`."""
 STORED_TABLES: Final = (*TABLES, MEMBER_CHANGES)
 """All that a log keeps besides records."""
+get_mappings: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(table.name for table in TABLES))
+"""Returns the fields of a read set, a snapshot or changes in the order of `TABLES`."""
+
+
+class ChangedRows(NamedTuple):
+    """What a batch changes in a table: rows with lane, key and values; of deleted rows lane and key."""
+
+    inserted: list[tuple[Any, ...]]
+    """May exist already, except where the existing ones are known."""
+    updated: list[tuple[Any, ...]]
+    """Known to exist."""
+    deleted: list[tuple[Any, ...]]
+
+
+def iterate_changes(
+    changes: Changes,
+    lanes: int,
+    encoders: Mapping[str, Callable[[Any], tuple[Any, ...]]],
+    stored: Snapshot | None = None,
+    updatable: Collection[str] = (),
+) -> Iterator[tuple[SideStateTable, ChangedRows]]:
+    """Yield each table that a batch changes with its changed rows.
+
+    `encoders` encode the values of each table. `stored` has rows that exist, in the tables that `updatable` names.
+    """
+    for table, changed in zip(TABLES, get_mappings(changes), strict=True):
+        if not changed:
+            continue
+        known = getattr(stored, table.name) if stored is not None and table.name in updatable else ()
+        encode_value = encoders[table.name]
+        rows = ChangedRows([], [], [])
+        for key, value in changed.items():
+            columns = (lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key))
+            if value is None:
+                rows.deleted.append(columns)
+            else:
+                (rows.updated if key in known else rows.inserted).append((*columns, *encode_value(value)))
+        yield table, rows
+    if changes.members or changes.acknowledged:
+        yield MEMBER_CHANGES, ChangedRows(build_member_change_rows(changes, lanes), [], [])
 
 
 def lane_of_scope(scope: str, lanes: int) -> int:
@@ -192,7 +252,7 @@ def lane_of_scope(scope: str, lanes: int) -> int:
     return compute_lane(scope, lanes) if scope else 0
 
 
-def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[int, str, str, int, int]]:
+def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ...]]:
     """Lane, scope and member of all of whom something has changed, which kind of thing, and the revision it gets."""
     changed = [(identity, MEMBERSHIP) for identity in changes.members]
     changed += [(identity, ACKNOWLEDGEMENT) for identity in changes.acknowledged]

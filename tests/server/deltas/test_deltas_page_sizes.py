@@ -7,8 +7,7 @@ import pytest
 from databases import BOTH_STORES
 from oncelog.core.merge import Row
 from oncelog.core.row_codec import decode_row
-from oncelog.storage.postgres import delta_queries as of_postgres
-from oncelog.storage.sqlite import delta_queries as of_sqlite
+from oncelog.storage.queries import side_state
 from server.deltas.delta_servers import SharedServer, change, server_pool_with
 
 pytestmark = BOTH_STORES
@@ -29,8 +28,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         lengths.append(len(state))
         return decode_row(state)
 
-    for module in (of_sqlite, of_postgres):
-        monkeypatch.setattr(module, "decode_row", noted)
+    monkeypatch.setattr(side_state, "decode_row", noted)
     return lengths
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from databases import BOTH_STORES
 from oncelog.core.operations import Entity
-from oncelog.storage.postgres import ledger_queries as of_postgres
+from oncelog.storage.queries import side_state
 from oncelog.storage.side_state import decode_entity
-from oncelog.storage.sqlite import ledger_queries as of_sqlite
 from server.ledger.ledger_servers import SharedServer, server_pool_with
 from server.ledger.ledger_transports import GRPC, code, put
 
@@ -31,8 +30,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         lengths.append(len(entity.value))
         return entity
 
-    for module in (of_sqlite, of_postgres):
-        monkeypatch.setattr(module, "decode_entity", noted)
+    monkeypatch.setattr(side_state, "decode_entity", noted)
     return lengths
 
 

@@ -12,8 +12,10 @@ from oncelog.core.merge import Row
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import LaneHead, Member, Settings, Snapshot
 from oncelog.errors import CorruptError
+from oncelog.storage.queries.side_state import load_tables
 from oncelog.storage.sqlite import side_state_tables
 from oncelog.storage.sqlite.database_file import SqliteDriver, connect, create_or_open
+from oncelog.storage.sqlite.query_driver import run_query
 
 ROW = ("deltas/shop", "products", "tea")
 
@@ -48,7 +50,7 @@ def test_each_stream_loads_its_own_number_of_oldest_members(tmp_path: Path) -> N
         )
         snapshot = Snapshot(settings=Settings(lanes=1))
         needed = {"chat/0": 15, "chat/1": 2, "chat/2": 2, "chat/3": 3, "chat/none": 2}
-        side_state_tables.load_tables(connection, ReadSet(rosters=set(needed), oldest=needed), snapshot)
+        run_query(connection, load_tables, ReadSet(rosters=set(needed), oldest=needed), snapshot)
     assert snapshot.members == {
         (scope, f"user:{number}"): Member(number)
         for scope, count in needed.items()

@@ -1,101 +1,59 @@
 """Inspection of a log in a PostgreSQL database, for the command line."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from oncelog.core.proof import Block
-from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import KeyIdentity, LaneHead, Record
+from oncelog.core.values import KeyIdentity
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import ClockMark, SystemClock
-from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus
+from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, select_stored_keys
 from oncelog.storage.key_hash import hash_identities
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, LaneGaps, Operator
+from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.postgres import record_queries, tenants
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.storage.postgres.database import check_database, load_metadata
 from oncelog.storage.postgres.database_clock import ClockSnapshot
-from oncelog.storage.postgres.key_status import load_key_status
 from oncelog.storage.postgres.read_session import ReadSession, open_read_transaction, open_session, translate_errors
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.store import PostgresStore
-from oncelog.storage.store import Consumer, KeyStatus
+from oncelog.storage.postgres.transaction import load_key_status
+from oncelog.storage.queries.statement import SharedQuery
+from oncelog.storage.store import KeyStatus
 from oncelog.storage.verify.findings import DEFAULT_OPTIONS, ExportedHead, Finding, VerifyOptions
 from oncelog.storage.verify.postgres import verify_database
 
-_NAMES_PAGE_ROWS: Final = 5_000
+_PAGE_ROWS: Final = 5_000
+"""The rows are names and keys, so many of them are small."""
+T = TypeVar("T")
 _RENEW_TIMEOUTS: Final = Timeouts(lane_ms=60_000)
 """A leap writes a row for each stream, in one transaction."""
 
 
-class DatabaseView:
+class DatabaseView(LogView):
     """See `LogView` for what each method promises."""
 
     def __init__(self, session: ReadSession, metadata: LogMetadata) -> None:
         self._session = session
         self.metadata = metadata
 
-    def load_heads(self) -> dict[int, LaneHead]:
+    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """As `LogView` says."""
-        return self._session.call(record_queries.load_heads)
+        return self._session.run_query(query, *arguments)
 
-    def load_gaps(self) -> dict[int, LaneGaps]:
+    def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[tuple[Any, ...]]:
         """As `LogView` says."""
-        return self._session.call(record_queries.load_gaps)
-
-    def list_internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """As `LogView` says."""
-        return self._session.call(record_queries.list_internal_records, after, limit)
-
-    def count_audit_records(self) -> int:
-        """As `LogView` says."""
-        return self._session.call(record_queries.count_audit_records)
-
-    def list_policies(self) -> list[tuple[str, str]]:
-        """As `LogView` says."""
-        return [(name, declaration) for name, declaration in self._session.iterate_rows(SQL["policies"])]
-
-    def list_consumers(self) -> list[Consumer]:
-        """As `LogView` says."""
-        return self._session.call(record_queries.list_consumers)
-
-    def list_usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `LogView` says."""
-        return self._session.call(tenants.load_usage)
-
-    def count_erasures(self) -> int:
-        """As `LogView` says."""
-        return int(self._fetch_named_value("erasures"))
+        return self._session.iterate_rows(SQL[statement], *parameters, page_rows=_PAGE_ROWS)
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """As `LogView` says."""
-        return self._session.call(load_key_status, identity, self.metadata)
+        return self._session.call(load_key_status, self.metadata, identity)
 
     def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
         """As `LogView` says."""
         hashes = hash_identities(self.metadata.index_secret, identities)
-        rows = self._session.iterate_rows(SQL["keys"], list(hashes.values()))
-        stored = {
-            (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
-        }
-        return [identity for identity in identities if identity in stored]
-
-    def iterate_streams(self) -> Iterator[str]:
-        """As `LogView` says."""
-        return (scope for (scope,) in self._session.iterate_rows(SQL["scopes"], page_rows=_NAMES_PAGE_ROWS))
-
-    def iterate_clients(self) -> Iterator[tuple[str, str, str]]:
-        """As `LogView` says."""
-        rows = self._session.iterate_rows(SQL["client_names"], page_rows=_NAMES_PAGE_ROWS)
-        return ((policy, scope, client) for policy, scope, client in rows)
-
-    def find_leases(self, key: bytes, limit: int) -> list[KeyIdentity]:
-        """As `LogView` says."""
-        rows = self._session.iterate_rows(SQL["leases_of_key"], key.hex(), limit)
-        return [(policy, scope, client, key) for policy, scope, client in rows]
+        return select_stored_keys(identities, self.iterate_rows("keys", list(hashes.values())))
 
     def estimate_records(self) -> int:
         """As `LogView` says. It is the estimate of PostgreSQL's planner."""
@@ -110,19 +68,9 @@ class DatabaseView:
                 last, count = row or (None, 0)
                 if last is None:
                     break
-                rows = self._session.iterate_rows(SQL["records_of_keys"], lane, position, last, list(keys))
+                rows = self.iterate_rows("records_of_keys", lane, position, last, list(keys))
                 yield count, [(policy, scope, client, key) for policy, scope, client, key in rows]
                 position = last
-
-    def find_record(self, lane: int, position: int) -> Record | None:
-        """As `LogView` says."""
-        row = self._session.fetch_first(SQL["records_at"], lane, [position])
-        return None if row is None else record_queries.decode_record(row)
-
-    def find_block(self, lane: int, height: int) -> Block | None:
-        """As `LogView` says."""
-        row = self._session.fetch_first(SQL["block"], lane, height)
-        return None if row is None else Block(*row)
 
     def get_clock_status(self) -> ClockStatus:
         """As `LogView` says. A gateway's mark says something only on the machine that it runs on."""
@@ -136,7 +84,7 @@ class DatabaseView:
 
     def get_sizes(self) -> dict[str, Any]:
         """As `LogView` says."""
-        sizes = dict(self._session.iterate_rows(SQL["sizes"]))
+        sizes = dict(self.iterate_rows("sizes"))
         return {"server": self._fetch_value("SHOW server_version"), "bytes": sum(sizes.values()), "tables": sizes}
 
     def _fetch_named_value(self, statement: str) -> Any:

@@ -3,102 +3,61 @@
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from oncelog.core.proof import Block
-from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import KeyIdentity, LaneHead, Record
+from oncelog.core.values import KeyIdentity
 from oncelog.storage.backups import checkpoint_and_close, renew_epoch
 from oncelog.storage.clock import JUMP_MS_MAX, ClockMark, SystemClock
-from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, LaneGaps, Operator
+from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, select_stored_keys
+from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.sqlite import record_queries, tenants
-from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState, encode_place
-from oncelog.storage.sqlite.key_status import load_key_status
+from oncelog.storage.queries.statement import SharedQuery
+from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState
 from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_moved
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, to_store_error
 from oncelog.storage.sqlite.statements import SQL
+from oncelog.storage.sqlite.transaction import load_key_status
 from oncelog.storage.sqlite.writer import Writer
-from oncelog.storage.store import Consumer, KeyStatus
+from oncelog.storage.store import KeyStatus
 from oncelog.storage.verify.findings import DEFAULT_OPTIONS, ExportedHead, Finding, VerifyOptions
 from oncelog.storage.verify.sqlite import verify_file
 
+T = TypeVar("T")
 
-class FileView:
+
+class FileView(LogView):
     """See `LogView` for what each method promises."""
 
     def __init__(self, connection: Any, path: str, metadata: LogMetadata) -> None:
         self._connection = connection
         self._path = path
         self.metadata = metadata
-        self._commits, self._erasures, *mark = connection.execute(SQL["state"]).fetchone()
+        self._commits, _, *mark = connection.execute(SQL["state"]).fetchone()
         self._mark = ClockMark(*mark)
 
-    def load_heads(self) -> dict[int, LaneHead]:
+    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """As `LogView` says."""
-        return record_queries.load_heads(self._connection)
+        return run_query(self._connection, query, *arguments)
 
-    def load_gaps(self) -> dict[int, LaneGaps]:
+    def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[tuple[Any, ...]]:
         """As `LogView` says."""
-        return record_queries.load_gaps(self._connection)
-
-    def list_internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """As `LogView` says."""
-        return record_queries.list_internal_records(self._connection, after, limit)
-
-    def count_audit_records(self) -> int:
-        """As `LogView` says."""
-        return record_queries.count_audit_records(self._connection)
-
-    def list_policies(self) -> list[tuple[str, str]]:
-        """As `LogView` says."""
-        found: list[tuple[str, str]] = self._connection.execute(SQL["policies"]).fetchall()
-        return found
-
-    def list_consumers(self) -> list[Consumer]:
-        """As `LogView` says."""
-        return record_queries.list_consumers(self._connection, self.metadata.settings.lanes)
-
-    def list_usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `LogView` says."""
-        return tenants.load_usage(self._connection)
-
-    def count_erasures(self) -> int:
-        """As `LogView` says."""
-        return int(self._erasures)
+        return iter(self._connection.execute(SQL[statement], parameters))
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """As `LogView` says."""
-        return load_key_status(self._connection, self._index, identity, self.load_heads(), self.metadata.settings.lanes)
+        return load_key_status(self._connection, self._index, identity, self.metadata.settings.lanes)
 
     def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
         """As `LogView` says."""
         hashes = self._index.hash_identities(identities)
         places = self._index.find_places(self._connection, set(hashes.values())).values()
-        rows = self._connection.execute(SQL["remembered"], (str(sorted(set(chain(*places)))),)).fetchall()
-        stored = {
-            (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
-        }
-        return [identity for identity in identities if identity in stored]
-
-    def iterate_streams(self) -> Iterator[str]:
-        """As `LogView` says."""
-        return (scope for (scope,) in self._connection.execute(SQL["scopes"]))
-
-    def iterate_clients(self) -> Iterator[tuple[str, str, str]]:
-        """As `LogView` says."""
-        return ((policy, scope, client) for policy, scope, client in self._connection.execute(SQL["client_names"]))
-
-    def find_leases(self, key: bytes, limit: int) -> list[KeyIdentity]:
-        """As `LogView` says."""
-        rows = self._connection.execute(SQL["leases_of_key"], (key.hex(), limit)).fetchall()
-        return [(policy, scope, client, key) for policy, scope, client in rows]
+        return select_stored_keys(identities, self.iterate_rows("remembered", str(sorted(set(chain(*places))))))
 
     def estimate_records(self) -> int:
         """As `LogView` says. Rows are numbered from 1 on, in the order of their commits, and stay."""
@@ -112,16 +71,6 @@ class FileView:
             last = min(first + SCAN_PAGE_RECORDS, newest)
             rows = self._connection.execute(SQL["records_of_keys"], (first, last, wanted)).fetchall()
             yield last - first, [(policy, scope, client, key) for policy, scope, client, key in rows]
-
-    def find_record(self, lane: int, position: int) -> Record | None:
-        """As `LogView` says."""
-        row = self._connection.execute(SQL["records_at"], (f"[{encode_place(lane, position)}]",)).fetchone()
-        return None if row is None else record_queries.decode_record(row)
-
-    def find_block(self, lane: int, height: int) -> Block | None:
-        """As `LogView` says."""
-        row = self._connection.execute(SQL["block"], (lane, height)).fetchone()
-        return None if row is None else Block(*row)
 
     def get_clock_status(self) -> ClockStatus:
         """As `LogView` says."""

@@ -16,13 +16,14 @@ from oncelog.storage.key_hash import hash_identity
 from oncelog.storage.leaps import NO_GAPS, LaneGaps
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.migrate.values import COUNT_NAMES, SOURCE_SQL, LaneProgress, RecordSlice, RowTuple, SourceState
+from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
 from oncelog.storage.sqlite.database_file import SqliteDriver, connect
 from oncelog.storage.sqlite.key_index.index import decode_place, encode_place
 from oncelog.storage.sqlite.moved_marker import MovedMarker, load_marker, save_marker
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, load_current_metadata, to_store_error
-from oncelog.storage.sqlite.record_queries import load_gaps, load_heads
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.writer import make_durable
 
@@ -63,13 +64,13 @@ class MigrationSource:
             tenants, usage_version = connection.execute(SQL["tenants"]).fetchone()
             (leaps,) = connection.execute(SQL["leaps"]).fetchone()
             return SourceState(
-                load_heads(connection),
+                run_query(connection, load_heads),
                 erasures,
                 ClockMark(*clock),
                 tenants,
                 usage_version,
                 leaps,
-                load_gaps(connection),
+                run_query(connection, load_gaps),
             )
 
     def load_marker(self) -> MovedMarker | None:
@@ -147,7 +148,7 @@ class MigrationSource:
 
     def iterate_side_state(self, table: SideStateTable) -> Iterator[list[RowTuple]]:
         """All rows of a table, in pages. Only under the lock."""
-        columns = ", ".join(("lane", *table.keys, *table.values))
+        columns = ", ".join(table.columns)
         return _iterate_pages(self._connection.execute(f"SELECT {columns} FROM oncelog_{table.name}"))  # noqa: S608
 
     def list_policies(self) -> list[RowTuple]:

@@ -33,9 +33,10 @@ from oncelog.storage.migrate.values import (
 from oncelog.storage.postgres.connection import Timeouts, check_standby, connect, pass_barrier
 from oncelog.storage.postgres.database import check_database, create_log, load_any_metadata, migrate_schema
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
-from oncelog.storage.postgres.record_queries import load_heads
-from oncelog.storage.postgres.side_state_tables import compute_digest, has_digest, to_columns
+from oncelog.storage.postgres.query_driver import run_query
+from oncelog.storage.postgres.side_state_tables import compute_digest, to_columns
 from oncelog.storage.postgres.statements import SCHEMA_VERSION, SQL
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
 
 LOCK_TIMEOUT_MS: Final = 10_000
@@ -124,7 +125,7 @@ class MigrationTarget:
 
     async def load_heads(self) -> dict[int, LaneHead]:
         """The heads of all lanes."""
-        return await load_heads(self._connection)
+        return await run_query(self._connection, load_heads)
 
     async def count_rows(self, records: int) -> dict[str, int]:
         """How many there are of everything that is copied. There should be so many records."""
@@ -199,8 +200,8 @@ class MigrationTarget:
                 raise StoreError(f"{self.name} has been changed by somebody else while the log was moved there")
 
     async def _copy_side_state(self, table: SideStateTable, rows: list[Any]) -> None:
-        columns = ("lane", *table.keys, *table.values)
-        if has_digest(table):
+        columns = table.columns
+        if table.has_long_keys:
             end = 1 + len(table.keys)
             columns, rows = (*columns, "digest"), [(*row, compute_digest(row[1:end])) for row in rows]
         await self._copy(table.name, columns, rows)

@@ -18,13 +18,14 @@ from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Receipt, Record, Request, Submission, Verdict
 from oncelog.errors import ClosedError, InFlightError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock
-from oncelog.storage.postgres import record_queries
 from oncelog.storage.postgres.connection import WEAK_COMMIT_MODES, Connection, collect_warnings
 from oncelog.storage.postgres.database import load_metadata
 from oncelog.storage.postgres.database_clock import DatabaseClock
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
+from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import StoreTransaction, encode_policy
+from oncelog.storage.queries.records import read_page
 from oncelog.storage.store import Query
 
 IDLE_TIMEOUT: Final = "30s"
@@ -138,7 +139,7 @@ class BorrowedTransaction:
         query = Query(lane=receipt.lane, after=receipt.position - 1, upto=receipt.position, limit=1)
         metadata = self._store_transaction.metadata
         async with _translate_errors():
-            page = await record_queries.read_page(self._connection, query, metadata.settings.lanes, metadata.epoch)
+            page = await run_query(self._connection, read_page, query, metadata.settings.lanes, metadata.epoch)
         return page.records[0]
 
     async def _decide(self, submission: Submission) -> Verdict:

@@ -7,10 +7,8 @@ it, and so no limit of the server would take its lanes away.
 
 from typing import Any, Final
 
-from oncelog.storage.expiry import EXPIRING_TABLES
 from oncelog.storage.postgres import side_state_tables
 from oncelog.storage.postgres.connection import terminate_after
-from oncelog.storage.postgres.expiry import build_slice_statements
 from oncelog.storage.postgres.statements import SQL
 
 _STATEMENT_NAMES: Final = (
@@ -20,7 +18,6 @@ _STATEMENT_NAMES: Final = (
 STATEMENTS: Final = (
     *(SQL[name] for name in _STATEMENT_NAMES),
     *side_state_tables.STATEMENTS,
-    *(statement for table in EXPIRING_TABLES for statement in build_slice_statements(table)),
 )
 """All that are used while lanes, or the lock of declarations, are held. A session keeps them as long as it lives."""
 

@@ -23,7 +23,9 @@ from oncelog.storage.postgres.connection import (
 )
 from oncelog.storage.postgres.database import load_metadata
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
+from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SCHEMA_VERSION
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 
 PAGE_ROWS: Final = 100
@@ -56,6 +58,11 @@ class ReadSession:
 
         with translate_errors(self._name):
             return self._runner.run(invoke())
+
+    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
+        """Return the result of a shared query."""
+        result: T = self.call(run_query, query, *arguments)
+        return result
 
     def iterate_rows(self, statement: str, *parameters: Any, page_rows: int = PAGE_ROWS) -> Iterator[tuple[Any, ...]]:
         """What a statement gives, a page at a time."""

@@ -7,21 +7,23 @@ are, do not mention them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
-from oncelog.core.read_set import ReadSet
-from oncelog.core.values import Changes, Snapshot
+from oncelog.core.values import Changes
 from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.queries.statement import TableSlice
 from oncelog.storage.side_state import (
+    BYTEA,
     MEMBER_CHANGES,
     PAST_MEMBERS,
     STORED_TABLES,
     TABLES,
+    TEXT,
     USAGE_TABLE,
     SideStateTable,
-    add_oldest_members,
-    build_member_change_rows,
+    iterate_changes,
     lane_of_scope,
 )
 
@@ -29,19 +31,8 @@ SHORT_BYTES_MAX: Final = 2000
 """UTF-8 bytes that the texts of a key have together if it is indexed by them: below PostgreSQL's limit of 2,704."""
 _SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
 """A character has at most four bytes: up to this many need no counting."""
-_BYTEA_COLUMNS: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure", "digest"}
-_INTEGER_COLUMNS: Final = {"lane", "kind", "is_owner", "erased"}
-_BIGINT_COLUMNS: Final = {
-    *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
-    *("full_at_us", "bytes", "records", "revision", "floor", "joined", "members", "owners"),
-}
-_SINGLE_NAME_TABLES: Final = {"streams", "horizons", "floors", "rosters", USAGE_TABLE}
-"""Tables whose key is one name, which always fits into an index."""
-
-
-def has_digest(table: SideStateTable) -> bool:
-    """Whether the keys of a table can be too long for an index."""
-    return table.name not in _SINGLE_NAME_TABLES
+_DIGEST: Final = {"digest": BYTEA}
+_LANE: Final = {"lane": "integer"}
 
 
 def compute_digest(key: Sequence[Any]) -> bytes | None:
@@ -56,31 +47,28 @@ def compute_digest(key: Sequence[Any]) -> bytes | None:
     return sha256(b"\0".join(encoded)).digest() if sum(map(len, encoded)) > SHORT_BYTES_MAX else None
 
 
-def _get_column_type(column: str) -> str:
-    if column in _INTEGER_COLUMNS:
-        return "integer"
-    if column in _BYTEA_COLUMNS:
-        return "bytea"
-    return "bigint" if column in _BIGINT_COLUMNS else "text"
-
-
-def _build_unnest(columns: Sequence[str]) -> str:
+def _build_unnest(columns: Mapping[str, str]) -> str:
     """One array a column, as rows."""
-    return "unnest(" + ", ".join(f"${place}::{_get_column_type(name)}[]" for place, name in enumerate(columns, 1)) + ")"
+    arrays = ", ".join(f"${place}::{type_name}[]" for place, type_name in enumerate(columns.values(), 1))
+    return f"unnest({arrays})"
 
 
-def _list_key_columns(table: SideStateTable, *, is_long: bool) -> tuple[str, ...]:
+def _get_key_columns(table: SideStateTable, *, is_long: bool) -> dict[str, str]:
     """The columns that a row is found by, as they are sent."""
-    return ("lane", *table.keys, "digest") if is_long else ("lane", *table.keys)
+    return {**_LANE, **table.keys, **(_DIGEST if is_long else {})}
+
+
+def _list_texts(table: SideStateTable) -> list[str]:
+    """The texts of a key."""
+    return [column for column, type_name in table.keys.items() if type_name == TEXT]
 
 
 def _build_condition(table: SideStateTable, *, is_long: bool) -> str:
     """The condition that a row `t` has the key `n`. The texts are compared where the digest finds the row, too."""
-    equal = " AND ".join(f"t.{column} = n.{column}" for column in _list_key_columns(table, is_long=is_long))
+    equal = " AND ".join(f"t.{column} = n.{column}" for column in _get_key_columns(table, is_long=is_long))
     if is_long:  # for the index of listings, which the planner may take as well
-        texts = [column for column in table.keys if _get_column_type(column) == "text"]
-        equal += "".join(f" AND left(t.{column}, 64) = left(n.{column}, 64)" for column in texts)
-    return f"{equal} AND t.digest IS {'NOT NULL' if is_long else 'NULL'}" if has_digest(table) else equal
+        equal += "".join(f" AND left(t.{column}, 64) = left(n.{column}, 64)" for column in _list_texts(table))
+    return f"{equal} AND t.digest IS {'NOT NULL' if is_long else 'NULL'}" if table.has_long_keys else equal
 
 
 # `OFFSET 0` keeps each look-up apart, by the index. Plans are made when tables may be empty: of a partial index the
@@ -88,7 +76,7 @@ def _build_condition(table: SideStateTable, *, is_long: bool) -> str:
 
 
 def _build_load_sql(table: SideStateTable, *, is_long: bool = False) -> str:
-    key_columns = _list_key_columns(table, is_long=is_long)
+    key_columns = _get_key_columns(table, is_long=is_long)
     columns = ", ".join(f"t.{column}" for column in (*table.keys, *table.values))
     names, on = ", ".join(key_columns), _build_condition(table, is_long=is_long)
     return (
@@ -98,14 +86,14 @@ def _build_load_sql(table: SideStateTable, *, is_long: bool = False) -> str:
 
 
 def _build_save_sql(table: SideStateTable, *, is_long: bool = False) -> str:
-    columns = (*_list_key_columns(table, is_long=is_long), *table.values)
+    columns = {**_get_key_columns(table, is_long=is_long), **table.values}
     if not table.values:
         on_conflict = "DO NOTHING"
     else:
         on_conflict = "DO UPDATE SET " + ", ".join(f"{column} = excluded.{column}" for column in table.values)
-    numbers = [column for column in table.keys if _get_column_type(column) != "text"]
+    numbers = [column for column, type_name in table.keys.items() if type_name != TEXT]
     unique = ("lane", "digest", *numbers) if is_long else ("lane", *table.keys)
-    predicate = f" WHERE digest IS {'NOT NULL' if is_long else 'NULL'}" if has_digest(table) else ""
+    predicate = f" WHERE digest IS {'NOT NULL' if is_long else 'NULL'}" if table.has_long_keys else ""
     return (
         f"INSERT INTO oncelog_{table.name} ({', '.join(columns)}) SELECT * FROM {_build_unnest(columns)} "  # noqa: S608
         f"ON CONFLICT ({', '.join(unique)}){predicate} {on_conflict}"
@@ -113,7 +101,7 @@ def _build_save_sql(table: SideStateTable, *, is_long: bool = False) -> str:
 
 
 def _build_delete_sql(table: SideStateTable, *, is_long: bool = False) -> str:
-    key_columns = _list_key_columns(table, is_long=is_long)
+    key_columns = _get_key_columns(table, is_long=is_long)
     names, on = ", ".join(key_columns), _build_condition(table, is_long=is_long)
     return (
         f"DELETE FROM oncelog_{table.name} WHERE ctid = ANY(ARRAY("  # noqa: S608
@@ -122,42 +110,43 @@ def _build_delete_sql(table: SideStateTable, *, is_long: bool = False) -> str:
     )
 
 
-_LONG_KEY_TABLES: Final = tuple(table for table in TABLES if has_digest(table))
+def _build_slice_sql(table: SideStateTable) -> tuple[str, str, str]:
+    """The statements that give the next rows of a lane: the first short keys, those after a key, the long keys.
+
+    Each row ends with its digest, which orders the long keys.
+    """
+    keys = ", ".join(table.keys)
+    marks = ", ".join(f"${place}" for place in range(3, 3 + len(table.keys)))
+    columns = ", ".join((*table.columns, "digest"))
+    of_lane = f"SELECT {columns} FROM oncelog_{table.name} WHERE lane = $1 AND digest IS"  # noqa: S608
+    return (
+        f"{of_lane} NULL ORDER BY {keys} LIMIT $2",
+        f"{of_lane} NULL AND ({keys}) > ({marks}) ORDER BY {keys} LIMIT $2",
+        f"{of_lane} NOT NULL AND digest > $3 ORDER BY digest LIMIT $2",
+    )
+
+
+_LONG_KEY_TABLES: Final = tuple(table for table in TABLES if table.has_long_keys)
 LOAD: Final = {table.name: _build_load_sql(table) for table in (*TABLES, PAST_MEMBERS)}
 LOAD_LONG: Final = {table.name: _build_load_sql(table, is_long=True) for table in (*_LONG_KEY_TABLES, PAST_MEMBERS)}
 SAVE: Final = {table.name: _build_save_sql(table) for table in STORED_TABLES}
 SAVE_LONG: Final = {table.name: _build_save_sql(table, is_long=True) for table in (*_LONG_KEY_TABLES, MEMBER_CHANGES)}
 DELETE: Final = {table.name: _build_delete_sql(table) for table in TABLES}
 DELETE_LONG: Final = {table.name: _build_delete_sql(table, is_long=True) for table in _LONG_KEY_TABLES}
-STATEMENTS: Final = tuple(
-    statement
-    for statements in (LOAD, LOAD_LONG, SAVE, SAVE_LONG, DELETE, DELETE_LONG)
-    for statement in statements.values()
+SLICE: Final = {table.name: _build_slice_sql(table) for table in TABLES if table.expires}
+STATEMENTS: Final = (
+    *chain.from_iterable(group.values() for group in (LOAD, LOAD_LONG, SAVE, SAVE_LONG, DELETE, DELETE_LONG)),
+    *chain.from_iterable(SLICE.values()),
 )
 """All of them, for sessions that know their statements in advance."""
 
 KeyRows = list[tuple[Any, ...]]
 _KEY_TEXT_GETTERS: Final = {
-    table.name: [itemgetter(place) for place, name in enumerate(table.keys, 1) if _get_column_type(name) == "text"]
+    table.name: [itemgetter(place) for place, name in enumerate(table.keys.values(), 1) if name == TEXT]
     for table in (*_LONG_KEY_TABLES, MEMBER_CHANGES)
 }
 """The texts of a row's key."""
-
-
-async def load_tables(connection: Any, read_set: ReadSet, snapshot: Snapshot) -> None:
-    """Fill the snapshot with the side state that the read set names."""
-    for table in TABLES:
-        wanted = getattr(read_set, table.name)
-        if wanted:
-            setattr(snapshot, table.name, await load_table(connection, table, wanted, snapshot.settings.lanes))
-    if read_set.oldest:
-        keys = [
-            (lane_of_scope(scope, snapshot.settings.lanes), scope, count) for scope, count in read_set.oldest.items()
-        ]
-        add_oldest_members(snapshot, await connection.fetch(SQL["oldest_members"], *to_columns(keys)))
-    if read_set.past_members:
-        lanes = snapshot.settings.lanes
-        snapshot.past_members = await load_table(connection, PAST_MEMBERS, read_set.past_members, lanes)
+_ENCODERS: Final = {table.name: table.encode_value for table in TABLES}
 
 
 async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
@@ -174,48 +163,52 @@ async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any]
     return {table.decode_key(tuple(row)[:width]): table.decode_value(tuple(row)[width:]) for row in rows}
 
 
+async def load_slice(connection: Any, request: TableSlice) -> tuple[list[Any], Any]:
+    """The next rows of a lane: those with short keys in the order of keys, then those with long keys by digest."""
+    first, next_, long = SLICE[request.table.name]
+    after = request.after
+    is_long = isinstance(after, bytes)
+    statement, place = (long, (after,)) if is_long else (next_, after) if after else (first, ())
+    rows = [tuple(row) for row in await connection.fetch(statement, request.lane, request.rows_max, *place)]
+    if len(rows) < request.rows_max:  # after the short keys come the long ones, and then the short ones again
+        following: Any = None if is_long else b""
+    else:
+        following = rows[-1][-1] if is_long else rows[-1][1 : 1 + len(request.table.keys)]
+    return [row[:-1] for row in rows], following
+
+
 async def save_tables(connection: Any, changes: Changes, lanes: int) -> None:
-    """Saves all side state that has changed."""
-    for table in TABLES:
-        changed: Mapping[Any, Any] = getattr(changes, table.name)
-        if not changed:
-            continue
-        saved, deleted = [], []
-        for key, value in changed.items():
-            columns = (lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key))
-            if value is None:
-                deleted.append(columns)
-            else:
-                saved.append((*columns, *table.encode_value(value)))
-        await _save_rows(connection, table, saved)
-        await delete_rows(connection, table, deleted)
-    if changes.members or changes.acknowledged:
-        await _save_rows(connection, MEMBER_CHANGES, build_member_change_rows(changes, lanes))
-
-
-async def _save_rows(connection: Any, table: SideStateTable, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Inserts rows, or updates existing ones."""
-    short, long = _split_by_length(table, rows)
-    if short:
-        await connection.execute(SAVE[table.name], *to_columns(short))
-    if long:
-        await connection.execute(SAVE_LONG[table.name], *to_columns(long))
+    """Save all side state that has changed."""
+    for table, rows in iterate_changes(changes, lanes, _ENCODERS):
+        await _run_for_rows(connection, table, SAVE, SAVE_LONG, rows.inserted)
+        await delete_rows(connection, table, rows.deleted)
 
 
 async def delete_rows(connection: Any, table: SideStateTable, keys: Sequence[tuple[Any, ...]]) -> None:
-    """Deletes the rows of some keys, each with its lane."""
-    short, long = _split_by_length(table, keys)
+    """Delete the rows of some keys, each with its lane."""
+    await _run_for_rows(connection, table, DELETE, DELETE_LONG, keys)
+
+
+async def _run_for_rows(
+    connection: Any,
+    table: SideStateTable,
+    statements: Mapping[str, str],
+    long_statements: Mapping[str, str],
+    rows: Sequence[tuple[Any, ...]],
+) -> None:
+    """Run the statement of a table for rows with short keys, and the other one for rows with long keys."""
+    short, long = _split_by_length(table, rows)
     if short:
-        await connection.execute(DELETE[table.name], *to_columns(short))
+        await connection.execute(statements[table.name], *to_columns(short))
     if long:
-        await connection.execute(DELETE_LONG[table.name], *to_columns(long))
+        await connection.execute(long_statements[table.name], *to_columns(long))
 
 
 def _split_by_length(
     table: SideStateTable, rows: Sequence[tuple[Any, ...]]
 ) -> tuple[Sequence[tuple[Any, ...]], KeyRows]:
     """Rows with short keys, and those with long keys and their digests. A row has lane, key, and perhaps values."""
-    if not rows or not has_digest(table):
+    if not rows or not table.has_long_keys:
         return rows, []
     longest = sum(max(map(len, map(text, rows))) for text in _KEY_TEXT_GETTERS[table.name])
     if longest <= _SHORT_CHARACTERS_MAX:  # the common case, found without checking each row

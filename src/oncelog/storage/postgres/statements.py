@@ -1,12 +1,13 @@
-"""The statements of `sql/queries.sql` by name, and the migrations in their order."""
+"""The statements of PostgreSQL by name, and the migrations in their order."""
 
 from importlib.resources import files
 from typing import Final
 
-from oncelog.sql_files import list_scripts, parse_statements
+from oncelog.sql_files import list_scripts
+from oncelog.storage.queries.statement_files import load_statements
 
 _SQL: Final = files("oncelog.storage.postgres") / "sql"
-SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+SQL: Final = load_statements(_SQL)
 MIGRATIONS: Final = list_scripts(_SQL / "migrations")
 """Each version's number and script, oldest first."""
 SCHEMA_VERSION: Final = MIGRATIONS[-1][0]

@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -15,11 +14,8 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block, hash_body
 from oncelog.core.read_set import ReadSet
-from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     KeyIdentity,
-    LaneHead,
-    Record,
     RecordAct,
     Remembered,
     Request,
@@ -33,8 +29,7 @@ from oncelog.storage.clock import JUMP_MS_MAX, Clock
 from oncelog.storage.erasure import RecordContent
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
-from oncelog.storage.postgres import delta_queries, ledger_queries, member_queries, notify, record_queries
-from oncelog.storage.postgres import tenants as tenants_of_database
+from oncelog.storage.postgres import notify
 from oncelog.storage.postgres.connection import (
     Connection,
     Timeouts,
@@ -48,38 +43,18 @@ from oncelog.storage.postgres.database import create_or_open, load_metadata
 from oncelog.storage.postgres.database_clock import CLOCK_SAVE_MS, DatabaseClock
 from oncelog.storage.postgres.erasure import erase_values
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, translate_error
-from oncelog.storage.postgres.key_status import load_key_status
 from oncelog.storage.postgres.notify import Notifier
+from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.session_factory import SessionFactory
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.postgres.transaction import StoreTransaction
+from oncelog.storage.postgres.transaction import StoreTransaction, load_key_status
 from oncelog.storage.postgres.writer import RetryDeadline, Writer
+from oncelog.storage.queries.sql_store import SqlStore
+from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
+from oncelog.storage.queries.tenants import load_count_start, release_usage, replace_tenants
 from oncelog.storage.record_rows import DAMAGE_ERRORS
-from oncelog.storage.store import (
-    BatchResult,
-    Consumer,
-    Draw,
-    EncodeViews,
-    EntityPage,
-    Evidence,
-    KeyStatus,
-    MemberChange,
-    MemberCursor,
-    MemberPage,
-    MembershipPage,
-    Page,
-    Query,
-    RecordViewPage,
-    RelationshipPage,
-    RelationshipQuery,
-    RowPage,
-    ScopedBlock,
-    SideState,
-    build_act_request,
-    plan_batch,
-)
-from oncelog.storage.tenants import COUNT_ATTEMPTS_MAX, CountStart, UsageCount, is_counted_for_stream, list_tenants
-from oncelog.storage.tenants import encode_tenants as kept_text
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, build_act_request, plan_batch
+from oncelog.storage.tenants import CountStart, UsageCount, is_counted_for_stream
 
 logger: Final = logging.getLogger("oncelog.postgres")
 
@@ -87,12 +62,16 @@ READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
 """How long opening a log may take: a migration may build the indexes of large tables."""
 VACUUM_MS: Final = 3_600_000
+VIEW_FETCH_ROWS_MAX: Final = 1000
+"""Every statement of `read_views` is a round trip."""
 
 T = TypeVar("T")
 
 
-class PostgresStore:
-    """A log in a database. See `stores.protocol.Store` for what each method promises."""
+class PostgresStore(SqlStore):
+    """A log in a database. See `storage.store.Store` for what each method promises."""
+
+    _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
 
     def __init__(
         self,
@@ -162,7 +141,7 @@ class PostgresStore:
         )
         if self._notifies_others:
             self._notifier = Notifier(self._sessions.create, self._poll_session, f"oncelog_{metadata.epoch}")
-        await self._recount_usage()
+        await self._recount_usage(await self._run_query(load_count_start))
 
     async def _open_log(self) -> StoreTransaction:
         connection = await connect(self._address, self._timeouts)
@@ -266,7 +245,7 @@ class PostgresStore:
                 sizes = [(row[0], is_counted_for_stream(*tuple(row)[3:6]), row[6], row[7], len(row[2])) for row in rows]
                 contents = [RecordContent(row[3], row[6], row[8], row[2]) for row in rows]
                 values = await erase_values(connection, lane, contents)
-                await tenants_of_database.release_usage(connection, [*sizes, *values])
+                await run_query(connection, release_usage, [*sizes, *values])
                 await connection.execute(SQL["touch_lane"], lane)
                 await connection.execute(SQL["count_erasure"])
                 self._erasing_transaction = await connection.fetchval(SQL["own_transaction"])
@@ -282,23 +261,6 @@ class PostgresStore:
         self._notify_others()
         return erased
 
-    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
-        """As `Store` says."""
-        text = kept_text(tenants)
-        for attempts in count(1):
-            count_start = await self._read(tenants_of_database.load_count_start)
-            if count_start.is_counted(text):
-                return False
-            counted = UsageCount(count_start, tenants)
-            for lane, newest in count_start.positions.items() if counted.is_needed else ():
-                after = 0
-                while rows := await self._read(tenants_of_database.load_sizes, lane, after, newest):
-                    counted.add(rows)
-                    after = rows[-1][0]
-            if await self._replace_tenants(text, counted, count_start, act, is_last=attempts >= COUNT_ATTEMPTS_MAX):
-                return True
-        raise AssertionError("it is tried until it is done")
-
     async def _replace_tenants(
         self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
     ) -> bool:
@@ -308,9 +270,11 @@ class PostgresStore:
         async def work(connection: Connection) -> bool:
             await self._check_epoch(connection)
             counted.usage = dict(before)  # it may be begun again
-            is_done = await connection.fetchval(SQL["tenants"]) == text  # by a COMMIT whose answer was lost
-            is_replaced = await tenants_of_database.replace_tenants(connection, text, counted, start, is_last=is_last)
-            if is_replaced and not is_done and act is not None:
+            now = await run_query(connection, load_count_start)
+            if now.is_counted(text):
+                return True  # by a COMMIT whose answer was lost
+            is_replaced = await run_query(connection, partial(replace_tenants, is_last=is_last), text, counted, start)
+            if is_replaced and now.text != text and act is not None:
                 await _commit_audit_record(
                     store_transaction, connection, build_act_request(act, 0, self.settings.lanes)
                 )
@@ -324,16 +288,6 @@ class PostgresStore:
         """Wake the other servers: an audit record may have been committed. The clock that it was given is not kept."""
         if self._notifier is not None:
             self._notifier.notify()
-
-    async def _recount_usage(self) -> None:
-        """Count usage that was counted by an earlier version of Oncelog."""
-        count_start = await self._read(tenants_of_database.load_count_start)
-        if not count_start.is_counted(count_start.text):
-            await self.set_tenants(list_tenants(count_start.text))
-
-    async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `Store` says."""
-        return await self._read(tenants_of_database.load_usage)
 
     async def scrub(self) -> bool:
         """As `Store` says, as far as tables go: the write-ahead log, its archive and backups are the operator's."""
@@ -395,10 +349,6 @@ class PostgresStore:
             raise AssertionError("a leap that was committed was decided")
         return renewed
 
-    async def previous_epochs(self) -> tuple[str, ...]:
-        """As `Store` says."""
-        return await self._read(record_queries.list_previous_epochs)
-
     # --- reading
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
@@ -412,79 +362,18 @@ class PostgresStore:
         """As `Store` says."""
         return await self._read(self._load_key_status, identity)
 
-    async def read(self, query: Query) -> Page:
-        """As `Store` says."""
-        return await self._read(record_queries.read_page, query, self.settings.lanes, self.epoch)
-
-    async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
-        """As `Store` says."""
-        return await self._read(record_queries.read_views, query, policy, encode, self.epoch)
-
-    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """As `Store` says."""
-        return await self._read(record_queries.list_internal_records, after, limit)
-
-    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
-        """As `Store` says."""
-        return await self._read(record_queries.find_sequence_before, stream, upto, count, self.settings.lanes)
-
-    async def sequence_after(self, stream: str, after: int, count: int) -> int:
-        """As `Store` says."""
-        return await self._read(record_queries.find_sequence_after, stream, after, count, self.settings.lanes)
-
-    async def heads(self) -> Mapping[int, LaneHead]:
-        """As `Store` says."""
-        return await self._read(record_queries.load_heads)
-
-    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
-        """As `Store` says."""
-        return await self._read(record_queries.load_block, lane, height)
-
-    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
-        """As `Store` says."""
-        return await self._read(ledger_queries.list_blocks, lane, after, limit, scope)
-
-    async def side_state(self, read_set: ReadSet) -> SideState:
-        """As `Store` says."""
-        return await self._read(ledger_queries.load_side_state, read_set, self.settings, self._clock)
-
-    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
-        """As `Store` says."""
-        bounds = (scope, prefix, after, limit, bytes_max)
-        return await self._read(ledger_queries.list_entities, bounds, self.settings, self._clock)
-
-    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
-        """As `Store` says."""
-        return await self._read(delta_queries.list_rows, (scope, table, after, limit, bytes_max), self.settings)
-
-    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """As `Store` says."""
-        return await self._read(ledger_queries.list_relationships, query, self.settings)
-
-    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
-        """As `Store` says."""
-        return await self._read(member_queries.list_members, scope, after, limit, self.settings)
-
-    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
-        """As `Store` says."""
-        return await self._read(member_queries.list_memberships, member, prefix, after, limit)
-
-    async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
-        """As `Store` says."""
-        return await self._read(member_queries.list_member_changes, lane, after, limit)
-
-    async def erasures(self) -> int:
-        """As `Store` says."""
-        return await self._read(_count_erasures)
-
-    async def consumers(self) -> list[Consumer]:
-        """As `Store` says."""
-        return await self._read(record_queries.list_consumers)
-
     def listen(self, wake: Callable[[], None]) -> None:
         """As `Store` says."""
         if self._notifier is not None:
             self._notifier.listen(wake)
+
+    async def _run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
+        return await self._read(run_query, query, *arguments)
+
+    def _propose_time_ms(self) -> QuerySteps[int]:
+        [(database_ms, _, confirmations, *kept)] = yield Statement("look_at_state", self._clock.boot)
+        mark, jumped = self._clock.propose(database_ms, confirmations, (kept[0], kept[1]))
+        return mark.time_ms if jumped is None else 0
 
     # --- inside
 
@@ -511,7 +400,7 @@ class PostgresStore:
 
     async def _load_key_status(self, connection: Connection, identity: KeyIdentity) -> KeyStatus:
         store_transaction = self._check_open()
-        key_status = await load_key_status(connection, identity, store_transaction.metadata)
+        key_status = await load_key_status(connection, store_transaction.metadata, identity)
         database_ms, _, confirmations, *stored_clock = await connection.fetchrow(SQL["look_at_state"], self._clock.boot)
         mark, _ = self._clock.propose(database_ms, confirmations, (stored_clock[0], stored_clock[1]))
         return replace(key_status, time_ms=mark.time_ms)
@@ -610,10 +499,6 @@ async def _skip_reset(_connection: Connection) -> None:
 
 async def _load_database_size(connection: Connection) -> Any:
     return await connection.fetchval(SQL["database_size"])
-
-
-async def _count_erasures(connection: Connection) -> int:
-    return int(await connection.fetchval(SQL["erasures"]))
 
 
 async def _warn_of_fsync_off(connection: Connection, name: str) -> None:

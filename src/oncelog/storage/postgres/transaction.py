@@ -32,9 +32,12 @@ from oncelog.storage.leaps import decode_leaps, encode_leaps
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.postgres import side_state_tables
 from oncelog.storage.postgres.database_clock import DatabaseClock
-from oncelog.storage.postgres.expiry import ExpirySweep
+from oncelog.storage.postgres.query_driver import is_storable, run_query
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.store import BatchResult, Draw, encode_partitions, plan_batch, select_new_policies
+from oncelog.storage.queries import side_state
+from oncelog.storage.queries.expiry import ExpirySweep
+from oncelog.storage.record_rows import decode_record
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch, select_new_policies
 from oncelog.storage.tenants import decode_tenants
 
 _POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
@@ -123,7 +126,10 @@ class StoreTransaction:
         if jumped is not None and not result.changes.leap:
             raise jumped
         await self._save(connection, result)
-        result.evicted_clients = await self._expiry_sweep(connection, state.heads, result.changes)
+        self._expiry_sweep.add_commit(result.changes)
+        lane = self._expiry_sweep.find_due_lane(state.heads)
+        if lane is not None:
+            result.evicted_clients = await run_query(connection, self._expiry_sweep.run, state.heads, lane)
         if result.changes.leap:
             await connection.execute(SQL["set_leaps"], encode_leaps(state.leaps, result.changes.leap))
             await connection.execute(SQL["set_floors"], result.changes.leap)
@@ -171,7 +177,7 @@ class StoreTransaction:
             snapshot.keys = await self._load_keys(connection, read_set.keys)
         if read_set.sequences:
             snapshot.sequences = await self._load_sequences(connection, read_set.sequences)
-        await side_state_tables.load_tables(connection, read_set, snapshot)
+        await run_query(connection, side_state.load_tables, read_set, snapshot)
         return snapshot
 
     async def _load_keys(self, connection: Any, wanted: set[KeyIdentity]) -> dict[KeyIdentity, Remembered]:
@@ -246,6 +252,15 @@ class StoreTransaction:
             salt,
             record.body,
         )
+
+
+async def load_key_status(connection: Any, metadata: LogMetadata, identity: KeyIdentity) -> KeyStatus:
+    """As `queries.side_state.load_key_status`. Records of another identity may have the same hash."""
+    if not all(map(is_storable, identity[:3])):
+        return KeyStatus(None, None, LaneHead())
+    rows = await connection.fetch(SQL["standing"], hash_identity(metadata.index_secret, identity))
+    records = [record for record in map(decode_record, rows) if record.identity == identity]
+    return await run_query(connection, side_state.load_key_status, identity, records, metadata.settings.lanes)
 
 
 def _decode_remembered(row: Sequence[Any]) -> Remembered:

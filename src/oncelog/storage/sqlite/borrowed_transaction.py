@@ -19,7 +19,7 @@ from oncelog.core.values import Receipt, Record, Request, Submission, Verdict
 from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.sqlite import record_queries
+from oncelog.storage.queries.records import read_page
 from oncelog.storage.sqlite.database_file import (
     SCHEMA_VERSION,
     SqliteDriver,
@@ -28,6 +28,7 @@ from oncelog.storage.sqlite.database_file import (
     migrate_if_older,
     translate_error,
 )
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.transaction import StoreTransaction
 from oncelog.storage.store import Query
 
@@ -226,7 +227,7 @@ class BorrowedTransaction:
         query = Query(lane=receipt.lane, after=receipt.position - 1, upto=receipt.position, limit=1)
         with self._translate_errors():
             file = self._shared_file.transaction.metadata
-            return record_queries.read_page(self._connection, query, file.settings.lanes, file.epoch).records[0]
+            return run_query(self._connection, read_page, query, file.settings.lanes, file.epoch).records[0]
 
     def _check_no_transaction(self) -> None:
         if self._raw_connection.in_transaction:

@@ -4,26 +4,24 @@ Every call into SQLite lets go of the interpreter and must wait for it again, be
 rows that a batch needs are asked for together, as one JSON array.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from oncelog.core.read_set import ReadSet
 from oncelog.core.values import Changes, Snapshot
 from oncelog.errors import CorruptError
 from oncelog.storage.side_state import (
+    BYTEA,
     PAST_MEMBERS,
+    STORED_TABLES,
     TABLES,
     SideStateTable,
-    add_oldest_members,
-    build_member_change_rows,
+    iterate_changes,
     lane_of_scope,
 )
-from oncelog.storage.sqlite.row_cache import CACHED_TABLES as RECENT
-from oncelog.storage.sqlite.row_cache import RowCache
-from oncelog.storage.sqlite.statements import SQL, BulkInsert
+from oncelog.storage.sqlite.row_cache import CACHED_TABLES
+from oncelog.storage.sqlite.statements import BulkInsert
 
 
 def _build_load_sql(table: SideStateTable) -> str:
@@ -47,7 +45,7 @@ def _build_insert(table: SideStateTable) -> BulkInsert:
     """Inserts rows or sets their values: in their place, where a replaced row would be taken out and put in anew."""
     values = ", ".join(f"{column} = excluded.{column}" for column in table.values)
     on_conflict = f" ON CONFLICT DO UPDATE SET {values}" if values else " ON CONFLICT DO NOTHING"
-    return BulkInsert(f"oncelog_{table.name}", ("lane", *table.keys, *table.values), on_conflict)
+    return BulkInsert(f"oncelog_{table.name}", table.columns, on_conflict)
 
 
 def _build_update_sql(table: SideStateTable) -> str:
@@ -64,67 +62,25 @@ def _build_delete_sql(table: SideStateTable) -> str:
     return f"DELETE FROM oncelog_{table.name} WHERE {on}"  # noqa: S608
 
 
-def _to_bindable(value: Any) -> Any:
-    """As `writing._columns` says: sqlite3 takes long to find out that bytes are bytes."""
-    return bytearray(value) if type(value) is bytes else value
+def _build_encoder(table: SideStateTable) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what encodes a value. sqlite3 takes long to find out that bytes are bytes: it is given bytearrays."""
+    encode = table.encode_value
+    if BYTEA not in table.values.values():
+        return encode
+    return lambda value: tuple([bytearray(one) if type(one) is bytes else one for one in encode(value)])
 
 
-_get_tables: Final = attrgetter(*(table.name for table in TABLES))
 GROUP_ROWS_MIN: Final = 8
-"""Of so many rows on average it pays to ask for each group by a statement of its own."""
+"""From so many rows on average, a statement for each group is cheaper."""
 LOAD_SQL: Final = {table.name: _build_load_sql(table) for table in (*TABLES, PAST_MEMBERS)}
-LOAD_GROUP_SQL: Final = {table.name: _build_load_group_sql(table) for table in TABLES}
-_INSERTS: Final = {table.name: _build_insert(table) for table in TABLES}
+LOAD_GROUP_SQL: Final = {table.name: _build_load_group_sql(table) for table in (*TABLES, PAST_MEMBERS)}
+_ENCODERS: Final = {table.name: _build_encoder(table) for table in TABLES}
+_INSERTS: Final = {table.name: _build_insert(table) for table in STORED_TABLES}
 _UPDATE_SQL: Final = {
-    table.name: _build_update_sql(table) for table in TABLES if table.values and table.name not in RECENT
+    table.name: _build_update_sql(table) for table in TABLES if table.values and table.name not in CACHED_TABLES
 }
-"""Of the others it is not known which rows are in the file."""
-_INSERT_MEMBER_CHANGES: Final = BulkInsert(
-    "oncelog_member_changes",
-    ("lane", "scope", "member", "kind", "revision"),
-    " ON CONFLICT DO UPDATE SET revision = excluded.revision",
-)
+"""Of cached tables it is not known which rows are in the file."""
 DELETE_SQL: Final = {table.name: _build_delete_sql(table) for table in TABLES}
-
-
-def load_tables(
-    connection: Any, read_set: ReadSet, snapshot: Snapshot, cache: RowCache | None = None
-) -> dict[str, list[Any]]:
-    """Fill the snapshot with the side state that the read set names. Return the keys that `cache` did not have."""
-    keys_by_table: dict[str, list[Any]] = {}
-    named = _get_tables(read_set)
-    if not any(named):
-        return keys_by_table
-    for table, wanted in zip(TABLES, named, strict=True):
-        if not wanted:
-            continue
-        known: dict[Any, Any] = {}
-        if cache is not None and table.name in RECENT:
-            known, keys_by_table[table.name] = cache.find_rows(table.name, wanted)
-            wanted = keys_by_table[table.name]  # noqa: PLW2901 - what is known need not be asked for
-        if wanted:
-            known |= load_table(connection, table, wanted, snapshot.settings.lanes)
-        setattr(snapshot, table.name, known)
-    if read_set.oldest:
-        add_oldest_members(snapshot, _load_oldest_members(connection, read_set.oldest, snapshot.settings.lanes))
-    if read_set.past_members:
-        snapshot.past_members = load_table(connection, PAST_MEMBERS, read_set.past_members, snapshot.settings.lanes)
-    return keys_by_table
-
-
-def _load_oldest_members(connection: Any, wanted: Mapping[str, int], lanes: int) -> list[tuple[Any, ...]]:
-    """Return the members of some streams that joined first, as `add_oldest_members` takes them.
-
-    One statement for all streams with the same count, because LIMIT cannot refer to a column. Most streams of a batch
-    lose one member.
-    """
-    keys_by_count: dict[int, list[tuple[int, str]]] = {}
-    for scope, count in wanted.items():
-        keys_by_count.setdefault(count, []).append((lane_of_scope(scope, lanes), scope))
-    rows: list[tuple[Any, ...]] = []
-    for count, keys in keys_by_count.items():
-        rows += connection.execute(SQL["oldest_members"], (orjson.dumps(keys).decode(), count))
-    return rows
 
 
 def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
@@ -151,39 +107,35 @@ def _load_groups(connection: Any, table: SideStateTable, groups: Mapping[tuple[A
     return found
 
 
-def save_tables(connection: Any, changes: Changes, lanes: int, stored: Snapshot | None = None) -> None:
-    """Saves all side state that has changed.
+def load_slice(connection: Any, table: SideStateTable, after: Any, rows_max: int) -> tuple[list[Any], Any]:
+    """The next rows of a table after a key, in the order of keys, and the key after which to continue."""
+    keys = ("lane", *table.keys)
+    where = f"WHERE ({', '.join(keys)}) > ({', '.join('?' * len(keys))})" if after else ""
+    columns = ", ".join(table.columns)
+    statement = f"SELECT {columns} FROM oncelog_{table.name} {where} ORDER BY {', '.join(keys)} LIMIT ?"  # noqa: S608
+    rows = connection.execute(statement, (*(after or ()), rows_max)).fetchall()
+    return rows, rows[-1][: len(keys)] if len(rows) == rows_max else None
 
-    Who knows what is `there`, and has the interpreter for himself, updates it row by row: that takes two thirds of the
-    time, but as many calls into SQLite as there are rows.
+
+def delete_rows(connection: Any, table: SideStateTable, keys: Sequence[tuple[Any, ...]]) -> None:
+    """Delete the rows of some keys, each with its lane."""
+    if keys:
+        connection.executemany(DELETE_SQL[table.name], keys)
+
+
+def save_tables(connection: Any, changes: Changes, lanes: int, stored: Snapshot | None = None) -> None:
+    """Save all side state that has changed.
+
+    `stored` has the rows that are known to exist. They are updated one by one: that takes two thirds of the time of an
+    insert, but one call into SQLite per row, so the caller passes them only where no other thread wants the GIL.
     """
-    changed_of_all: Sequence[Mapping[Any, Any]] = _get_tables(changes)
-    for table, changed in zip(TABLES, changed_of_all, strict=True):
-        if not changed:
-            continue
-        known: Mapping[Any, Any] = (
-            getattr(stored, table.name) if stored is not None and table.name in _UPDATE_SQL else {}
-        )
-        saved: list[Any] = []
-        updated: list[Any] = []
-        deleted = []
-        for key, value in changed.items():
-            columns = (lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key))
-            if value is None:
-                deleted.append(columns)
-            else:
-                rows = updated if key in known else saved
-                rows.append((*columns, *map(_to_bindable, table.encode_value(value))))
-        if saved:
-            saved.sort()  # in the order in which they lie, page by page; no two have the same key
-            _INSERTS[table.name](connection, saved, len(saved))
+    for table, (inserted, updated, deleted) in iterate_changes(changes, lanes, _ENCODERS, stored, _UPDATE_SQL):
+        if inserted:
+            inserted.sort()  # in the order of the table, page by page; no two rows have the same key
+            _INSERTS[table.name](connection, inserted, len(inserted))
         if updated:
             updated.sort()
             found = connection.executemany(_UPDATE_SQL[table.name], updated).rowcount
             if found != len(updated):  # never silently: the row was read in the same transaction
                 raise CorruptError(f"of {len(updated)} {table.name} that were read {found} are there to be updated")
-        if deleted:
-            connection.executemany(DELETE_SQL[table.name], deleted)
-    if changes.members or changes.acknowledged:
-        rows = build_member_change_rows(changes, lanes)
-        _INSERT_MEMBER_CHANGES(connection, rows, len(rows))
+        delete_rows(connection, table, deleted)

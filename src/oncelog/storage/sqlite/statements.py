@@ -1,14 +1,15 @@
-"""The statements of `sql/queries.sql` by name, and the migrations in their order."""
+"""The statements of SQLite by name, and the migrations in their order."""
 
 from collections.abc import Iterable
 from importlib.resources import files
 from itertools import chain, islice
 from typing import Any, Final
 
-from oncelog.sql_files import list_scripts, parse_statements
+from oncelog.sql_files import list_scripts
+from oncelog.storage.queries.statement_files import load_statements
 
 _SQL: Final = files("oncelog.storage.sqlite") / "sql"
-SQL: Final = parse_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+SQL: Final = load_statements(_SQL, parameter_prefix="?")
 ROWS_MAX: Final = 64
 """How many rows a statement inserts at most: then a row costs about half of what it does alone, and a little less than
 with 16; beyond that nothing is gained."""

@@ -12,18 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any, Final, TypeVar
 
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
-from oncelog.core.proof import Block
-from oncelog.core.read_set import ReadSet
-from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     KeyIdentity,
     LaneHead,
-    Record,
     RecordAct,
     Remembered,
     Request,
@@ -32,40 +27,20 @@ from oncelog.core.values import (
     Submission,
 )
 from oncelog.errors import ClosedError, CorruptError
-from oncelog.storage.clock import JUMP_MS_MAX, Clock, SystemClock
+from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator
+from oncelog.storage.queries.sql_store import SqlStore
+from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.record_rows import DAMAGE_ERRORS
-from oncelog.storage.sqlite import delta_queries, ledger_queries, member_queries, record_queries
-from oncelog.storage.sqlite import tenants as tenants_of_file
 from oncelog.storage.sqlite.database_file import Driver, SqliteDriver, connect, translate_error
 from oncelog.storage.sqlite.key_index.filters import load_filters
-from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, decode_place
+from oncelog.storage.sqlite.key_index.index import SEAL_KEYS
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.worker_thread import WorkerThread
 from oncelog.storage.sqlite.writer import Writer
-from oncelog.storage.store import (
-    BatchResult,
-    Consumer,
-    Draw,
-    EncodeViews,
-    EntityPage,
-    Evidence,
-    KeyStatus,
-    MemberChange,
-    MemberCursor,
-    MemberPage,
-    MembershipPage,
-    Page,
-    Query,
-    RecordViewPage,
-    RelationshipPage,
-    RelationshipQuery,
-    RowPage,
-    ScopedBlock,
-    SideState,
-)
-from oncelog.storage.tenants import COUNT_ATTEMPTS_MAX, UsageCount, list_tenants
-from oncelog.storage.tenants import encode_tenants as kept_text
+from oncelog.storage.store import BatchResult, Draw, EncodeViews, KeyStatus, Query, RecordViewPage
+from oncelog.storage.tenants import CountStart, UsageCount
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -83,11 +58,15 @@ CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
 """So many records are moved into the file at a time, or more, with a pause after it. If they are large, the write-ahead
 log comes to CHECKPOINT_PAGES before, and a commit moves them."""
+VIEW_FETCH_ROWS_MAX: Final = 100
+"""A part of `read_views` lets its rows go before the next ones are read."""
 T = TypeVar("T")
 
 
-class SqliteStore:
-    """A log in a file. See `stores.protocol.Store` for what each method promises."""
+class SqliteStore(SqlStore):
+    """A log in a file. See `storage.store.Store` for what each method promises."""
+
+    _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
 
     def __init__(
         self,
@@ -136,7 +115,7 @@ class SqliteStore:
         self._checkpointer = ThreadPoolExecutor(1, "oncelog-checkpointer") if self._driver.is_shared else None
         try:
             await self._write(self._file_writer.open, self._requested_settings)
-            await self._recount_usage()
+            await self._recount_usage(await self._write(self._file_writer.load_count_start))
         except BaseException:
             await self.close()
             raise
@@ -207,35 +186,6 @@ class SqliteStore:
         """As `Store` says."""
         return await self._write(self._file_writer.erase, lane, positions, act)
 
-    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
-        """As `Store` says."""
-        text = kept_text(tenants)
-        for attempts in count(1):
-            count_start = await self._read(tenants_of_file.load_count_start)
-            if count_start.is_counted(text):
-                return False
-            counted = UsageCount(count_start, tenants)
-            for lane, newest in count_start.positions.items() if counted.is_needed else ():
-                after = 0
-                while rows := await self._read(tenants_of_file.load_sizes, lane, after, newest):
-                    counted.add(rows)
-                    after = decode_place(rows[-1][0])[1]
-            if await self._write(
-                self._file_writer.set_tenants, text, counted, count_start, attempts >= COUNT_ATTEMPTS_MAX, act
-            ):
-                return True
-        raise AssertionError("it is tried until it is done")
-
-    async def _recount_usage(self) -> None:
-        """Count usage that was counted by an earlier version of Oncelog."""
-        count_start = await self._write(self._file_writer.load_count_start)
-        if not count_start.is_counted(count_start.text):
-            await self.set_tenants(list_tenants(count_start.text))
-
-    async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `Store` says."""
-        return await self._read(tenants_of_file.load_usage)
-
     async def scrub(self) -> bool:
         """As `Store` says."""
         async with (
@@ -266,88 +216,37 @@ class SqliteStore:
         """As `Store` says."""
         return await self._write(self._file_writer.renew_epoch, above, NO_REPLACED_LOG, operator)
 
-    async def previous_epochs(self) -> tuple[str, ...]:
-        """As `Store` says."""
-        return await self._read(record_queries.list_previous_epochs)
-
     def listen(self, wake: Callable[[], None]) -> None:
         """As `Store` says: SQLite does not tell."""
-
-    async def read(self, query: Query) -> Page:
-        """As `Store` says."""
-        return await self._read(record_queries.read_page, query, self.settings.lanes, self.epoch)
 
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
         """As `Store` says."""
         # One at a time. Every row lets go of the interpreter and takes it again: two that do so at once make each other
         # wait, and both together take twice as long as one after the other.
         async with self._views_lock:
-            return await self._read(record_queries.read_views, query, policy, encode, self.epoch)
-
-    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """As `Store` says."""
-        return await self._read(record_queries.list_internal_records, after, limit)
-
-    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
-        """As `Store` says."""
-        return await self._read(record_queries.find_sequence_before, stream, upto, count, self.settings.lanes)
-
-    async def sequence_after(self, stream: str, after: int, count: int) -> int:
-        """As `Store` says."""
-        return await self._read(record_queries.find_sequence_after, stream, after, count, self.settings.lanes)
+            return await super().read_views(query, policy, encode)
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""
         self._file_writer.check_file()
-        return await self._read(record_queries.load_heads)
-
-    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
-        """As `Store` says."""
-        return await self._read(record_queries.load_block, lane, height)
-
-    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
-        """As `Store` says."""
-        return await self._read(ledger_queries.list_blocks, lane, after, limit, scope)
-
-    async def side_state(self, read_set: ReadSet) -> SideState:
-        """As `Store` says."""
-        return await self._read(
-            ledger_queries.load_side_state, read_set, self.settings, self._file_writer.propose_time_ms
-        )
-
-    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
-        """As `Store` says."""
-        bounds = (scope, prefix, after, limit, bytes_max)
-        return await self._read(ledger_queries.list_entities, bounds, self.settings, self._file_writer.propose_time_ms)
-
-    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
-        """As `Store` says."""
-        return await self._read(delta_queries.list_rows, (scope, table, after, limit, bytes_max), self.settings)
-
-    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """As `Store` says."""
-        return await self._read(ledger_queries.list_relationships, query, self.settings)
-
-    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
-        """As `Store` says."""
-        return await self._read(member_queries.list_members, scope, after, limit, self.settings)
-
-    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
-        """As `Store` says."""
-        return await self._read(member_queries.list_memberships, member, prefix, after, limit)
-
-    async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
-        """As `Store` says."""
-        return await self._read(member_queries.list_member_changes, lane, after, limit)
+        return await super().heads()
 
     async def erasures(self) -> int:
         """As `Store` says."""
         self._file_writer.check_file()
-        return await self._read(_count_erasures)
+        return await super().erasures()
 
-    async def consumers(self) -> list[Consumer]:
-        """As `Store` says."""
-        return await self._read(record_queries.list_consumers, self.settings.lanes)
+    async def _run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
+        return await self._read(run_query, query, *arguments)
+
+    def _propose_time_ms(self) -> QuerySteps[int]:
+        [(_, _, *mark)] = yield Statement("state")
+        return self._file_writer.propose_time_ms(ClockMark(*mark))
+
+    async def _replace_tenants(
+        self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
+    ) -> bool:
+        return await self._write(self._file_writer.set_tenants, text, counted, start, is_last, act)
 
     @property
     def index_memory_bytes(self) -> tuple[int, int]:
@@ -499,7 +398,3 @@ def _get_file_size(path: str) -> int:
         return os.stat(path).st_size  # noqa: PTH116 - as in `Driver.get_file_id`
     except OSError:
         return 0
-
-
-def _count_erasures(connection: Any) -> int:
-    return int(connection.execute(SQL["state"]).fetchone()[1])

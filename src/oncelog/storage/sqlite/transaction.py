@@ -4,7 +4,7 @@ Memory is used only after the transaction has taken the write lock and seen what
 (`load_state`, `get_current_index`). Memory follows only after COMMIT has returned (`confirm`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
@@ -29,16 +29,21 @@ from oncelog.core.values import (
     Snapshot,
 )
 from oncelog.storage.clock import Clock, ClockMark
+from oncelog.storage.expiry import EXPIRY_INTERVAL_COMMITS
 from oncelog.storage.leaps import decode_leaps, encode_leaps
 from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.queries import side_state
+from oncelog.storage.queries.expiry import ExpirySweep
+from oncelog.storage.queries.records import find_record
+from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.sqlite import side_state_tables
-from oncelog.storage.sqlite.expiry import ExpirySweep
 from oncelog.storage.sqlite.key_index.filters import load_filters
 from oncelog.storage.sqlite.key_index.index import POSITION_BITS, SEAL_KEYS, KeyIndex, LaneIndexState, decode_place
 from oncelog.storage.sqlite.moved_marker import build_moved_error, check_not_moved
-from oncelog.storage.sqlite.row_cache import RowCache
+from oncelog.storage.sqlite.query_driver import run_query, run_steps
+from oncelog.storage.sqlite.row_cache import CACHED_TABLES, RowCache
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
-from oncelog.storage.store import BatchResult, Draw, encode_partitions, plan_batch, select_new_policies
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch, select_new_policies
 from oncelog.storage.tenants import decode_tenants
 
 ERASURE_BYTES: Final = 20
@@ -136,7 +141,7 @@ class StoreTransaction:
             needs.floors = needs.streams
         self._row_cache.begin(state.commits, state.heads)
         snapshot, hashes = self._load_identities(connection, index, needs, state)
-        loaded_keys = side_state_tables.load_tables(connection, needs, snapshot, self._row_cache)
+        loaded_keys = self._load_tables(connection, needs, snapshot)
         result = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
         result.erasures = state.erasures
         if result.changes.is_empty:
@@ -145,7 +150,9 @@ class StoreTransaction:
         if jumped is not None and not result.changes.leap:
             raise jumped
         self._save(connection, result, None if current_state is None else snapshot)
-        result.evicted_clients = self._expiry_sweep(connection, state.commits, state.heads, result.changes)
+        self._expiry_sweep.add_commit(result.changes)
+        if state.commits % EXPIRY_INTERVAL_COMMITS == 0:
+            result.evicted_clients = run_query(connection, self._expiry_sweep.run, state.heads)
         index.stage(_list_added_keys(result, hashes), _compute_positions(state.heads, result))
         index.maintain(connection)
         if result.changes.leap:
@@ -230,8 +237,22 @@ class StoreTransaction:
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
         """What a decision needs, all of it from the file, and the hashes by which it was looked for."""
         snapshot, hashes = self._load_identities(connection, index, read_set, state)
-        side_state_tables.load_tables(connection, read_set, snapshot)
+        run_query(connection, side_state.load_tables, read_set, snapshot)
         return snapshot, hashes
+
+    def _load_tables(self, connection: Any, read_set: ReadSet, snapshot: Snapshot) -> dict[str, list[Any]]:
+        """Load side state, cached rows from memory. Returns the keys of cached tables that had to be loaded."""
+        loaded: dict[str, list[Any]] = {}
+
+        def load_rows(connection: Any, table: SideStateTable, keys: Collection[Any], lanes: int) -> dict[Any, Any]:
+            if table.name not in CACHED_TABLES:
+                return side_state_tables.load_table(connection, table, keys, lanes)
+            known, missing = self._row_cache.find_rows(table.name, keys)
+            loaded[table.name] = missing
+            return known | side_state_tables.load_table(connection, table, missing, lanes) if missing else known
+
+        run_steps(connection, side_state.load_tables(read_set, snapshot), load_rows)
+        return loaded
 
     def _load_identities(
         self, connection: Any, index: KeyIndex, read_set: ReadSet, state: TransactionState
@@ -314,6 +335,15 @@ def _load_remembered(
         if (policy, scope, client, client_sequence) in read_set.sequences:
             sequences[policy, scope, client, client_sequence] = remembered
     return keys, sequences
+
+
+def load_key_status(connection: Any, index: KeyIndex, identity: KeyIdentity, lanes: int) -> KeyStatus:
+    """As `queries.side_state.load_key_status`. The index, which must be current, gives places to look at."""
+    key_hash = index.hash_identity(identity)
+    places = index.find_places(connection, [key_hash]).get(key_hash, [])
+    found = [run_query(connection, find_record, *decode_place(place)) for place in sorted(set(places))]
+    records = [record for record in found if record is not None and record.identity == identity]
+    return run_query(connection, side_state.load_key_status, identity, records, lanes)
 
 
 def _list_added_keys(

@@ -23,8 +23,8 @@ from oncelog.storage.clock import Clock, ClockMark
 from oncelog.storage.erasure import RecordContent, build_erased_row, find_erased_values
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
+from oncelog.storage.queries.tenants import load_count_start, release_usage, replace_tenants
 from oncelog.storage.record_rows import DAMAGE_ERRORS
-from oncelog.storage.sqlite import tenants
 from oncelog.storage.sqlite.database_file import (
     BUSY_TIMEOUT_MS,
     Driver,
@@ -33,10 +33,10 @@ from oncelog.storage.sqlite.database_file import (
     translate_error,
 )
 from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, KeyIndex, encode_place
-from oncelog.storage.sqlite.key_status import load_key_status
 from oncelog.storage.sqlite.moved_marker import check_not_moved
+from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.statements import SQL
-from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionState
+from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionState, load_key_status
 from oncelog.storage.store import BatchResult, Draw, KeyStatus, build_act_request
 from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount, is_counted_for_stream
 
@@ -217,8 +217,8 @@ class Writer:
         """Its newest record, its lease, and the head to judge both by."""
         with self._read_transaction() as (connection, state):
             mark, _ = self.store_transaction.propose_clock(state)
-            key_status = load_key_status(connection, self.index, identity, state.heads, self.metadata.settings.lanes)
-            return msgspec.structs.replace(key_status, time_ms=mark.time_ms)
+            status = load_key_status(connection, self.index, identity, self.metadata.settings.lanes)
+            return msgspec.structs.replace(status, time_ms=mark.time_ms)
 
     def propose_time_ms(self, mark: ClockMark) -> int:
         """At which a write would be decided now, after a commit with that clock; 0 while the clock is in doubt."""
@@ -242,7 +242,7 @@ class Writer:
                     if erased:
                         connection.executemany(SQL["erase"], [hashes for hashes, *_ in erased])
                         values = _erase_values(connection, lane, [content for *_, content in erased])
-                        tenants.release_usage(connection, [*(row for _, row, _ in erased), *values])
+                        run_query(connection, release_usage, [*(row for _, row, _ in erased), *values])
                         connection.execute(SQL["touch_lane"], (lane,))
                         connection.execute(SQL["count_erasure"])
             finally:
@@ -251,9 +251,9 @@ class Writer:
             return len(erased)
 
     def load_count_start(self) -> CountStart:
-        """As `tenants.seen`."""
+        """As `queries.tenants.load_count_start`."""
         with self._translate_errors():
-            return tenants.load_count_start(self._get_connection())
+            return run_query(self._get_connection(), load_count_start)
 
     def set_tenants(
         self, text: str | None, count: UsageCount, start: CountStart, is_last: bool, act: RecordAct | None = None
@@ -263,7 +263,7 @@ class Writer:
             connection = self._get_connection()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 check_not_moved(connection)
-                is_replaced = tenants.replace_tenants(connection, text, count, start, is_last=is_last)
+                is_replaced = run_steps(connection, replace_tenants(text, count, start, is_last=is_last))
                 if is_replaced and act is not None:
                     self._commit_audit_record(connection, build_act_request(act, 0, self.metadata.settings.lanes))
             self._confirm_if_staged()

@@ -1,17 +1,15 @@
 """Verifies a log in a database, in one read transaction; servers may go on writing meanwhile."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from oncelog.core.values import LaneHead
-from oncelog.storage.leaps import LaneGaps
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.postgres import record_queries
 from oncelog.storage.postgres.read_session import ReadSession, open_read_transaction
-from oncelog.storage.postgres.side_state_tables import compute_digest, has_digest
+from oncelog.storage.postgres.side_state_tables import compute_digest
 from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.store import Consumer
 from oncelog.storage.verify import verification
 from oncelog.storage.verify.findings import (
     DEFAULT_OPTIONS,
@@ -29,6 +27,7 @@ SHORT_BODY_BYTES_MAX: Final = 65_536
 """A body that is longer comes alone, not in a page with others."""
 ROWS_PAGE_ROWS: Final = 1000
 _BODY_COLUMN: Final = 13
+T = TypeVar("T")
 
 
 class DatabaseSource:
@@ -49,13 +48,9 @@ class DatabaseSource:
         """As `Source` says."""
         return {lane: LaneHead(*head) for lane, *head in self.iterate_rows("all_lanes")}
 
-    def load_leaps(self) -> tuple[int, ...]:
+    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """As `Source` says."""
-        return self._session.call(record_queries.load_leaps)
-
-    def load_gaps(self) -> dict[int, LaneGaps]:
-        """As `Source` says."""
-        return self._session.call(record_queries.load_gaps)
+        return self._session.run_query(query, *arguments)
 
     def iterate_rows(self, statement: str) -> Iterator[RowTuple]:
         """As `Source` says."""
@@ -63,9 +58,9 @@ class DatabaseSource:
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
         """As `Source` says."""
-        columns = ", ".join(("lane", *table.keys, *table.values))
+        columns = ", ".join(table.columns)
         order = f"ORDER BY lane, {', '.join(table.keys)}"
-        if not has_digest(table):
+        if not table.has_long_keys:
             return self._session.iterate_rows(f"SELECT {columns} FROM oncelog_{table.name} {order}")  # noqa: S608
         # Apart, so that the short keys come from their index and are not sorted.
         both = [
@@ -97,10 +92,6 @@ class DatabaseSource:
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
         """As `Source` says. Streams are found by an index of the records: its rows cannot be others."""
         return self._session.fetch_first(SQL[statement], *parameters) if statement in SQL else None
-
-    def list_consumers(self) -> list[Consumer]:
-        """As `Source` says."""
-        return self._session.call(record_queries.list_consumers)
 
 
 def verify_database(

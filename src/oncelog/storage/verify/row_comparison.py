@@ -5,18 +5,14 @@ deltas without a body is not checkable as a whole. Its stamps still are: each is
 delta that still has its body is missing in the row.
 """
 
-from typing import Final
-
 from oncelog.core.merge import NEVER, Row, Stamp, merge
 from oncelog.core.rules.folds import FoldedRow, row_digest
 from oncelog.core.rules.tombstones import build_horizon_delete, is_horizon_delete
-from oncelog.storage.side_state import TABLES
+from oncelog.storage.side_state import HORIZONS
 from oncelog.storage.verify.outcome import ComparisonOutcome, ComparisonState
 from oncelog.storage.verify.scratch_database import ScratchDatabase
 from oncelog.storage.verify.source import RowTuple as Columns
 from oncelog.storage.verify.source import VerificationSource
-
-_HORIZONS: Final = next(table for table in TABLES if table.name == "horizons")
 
 
 class RowComparison:
@@ -24,7 +20,7 @@ class RowComparison:
 
     def __init__(self, source: VerificationSource, scratch: ScratchDatabase) -> None:
         self._scratch = scratch
-        self._horizons = {columns[1]: int(columns[2]) for columns in source.iterate_table(_HORIZONS)}
+        self._horizons = {columns[1]: int(columns[2]) for columns in source.iterate_table(HORIZONS)}
         """One clock reading for each gateway that has dropped tombstones."""
 
     def __call__(self, key: Columns, stored: Row | None, rebuilt: Row | None) -> ComparisonOutcome:

@@ -16,9 +16,7 @@ from oncelog.storage.side_state import TABLES, SideStateTable
 from oncelog.storage.sqlite.side_state_tables import load_table, save_tables
 from oncelog.storage.verify.source import RowTuple
 
-REBUILT_TABLES: Final = tuple(
-    table for table in TABLES if table.name in ("clients", "entities", "relationships", "rows")
-)
+REBUILT_TABLES: Final = tuple(table for table in TABLES if table.is_rebuilt)
 """The tables whose rows the records determine."""
 _CACHE_KIB: Final = 32 * 1024
 _FILE_PREFIX: Final = ".oncelog-verify-"
@@ -60,8 +58,7 @@ class ScratchDatabase:
         for pragma in ("synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
             self._connection.execute(f"PRAGMA {pragma}")
         for table in REBUILT_TABLES:
-            keys = ", ".join(("lane", *table.keys))
-            columns = ", ".join((keys, *table.values))
+            columns, keys = ", ".join(table.columns), ", ".join(("lane", *table.keys))
             self._connection.execute(
                 f"CREATE TABLE oncelog_{table.name} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
             )

@@ -7,7 +7,8 @@ import msgspec
 from oncelog.core.hlc import HLC_MAX, check_drift
 from oncelog.core.policy import Policy
 from oncelog.core.rules.rates import FULL_AFTER_US_MAX
-from oncelog.storage.side_state import STORED_TABLES, USAGE_TABLE, SideStateTable, lane_of_scope
+from oncelog.storage.queries.records import list_consumers
+from oncelog.storage.side_state import HORIZONS, STORED_TABLES, USAGE_TABLE, SideStateTable, lane_of_scope
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.indexes import REPORT_ROWS, check_order
 from oncelog.storage.verify.source import LogRules, VerificationSource
@@ -56,7 +57,7 @@ def check_side_state(source: VerificationSource, rules: LogRules) -> Iterator[St
     below = source.fetch_first("usage_below")
     if below is not None:
         raise InconsistencyError(f"the tenant {below[0]!r} has less than nothing")
-    for consumer in source.list_consumers():
+    for consumer in source.run_query(list_consumers):
         if consumer.cursor < 0 or consumer.lag < 0:
             order = f"the stream {consumer.scope!r}" if consumer.scope else "lane 0"
             raise InconsistencyError(
@@ -67,9 +68,8 @@ def check_side_state(source: VerificationSource, rules: LogRules) -> Iterator[St
 
 def _check_horizons(source: VerificationSource) -> None:
     """A tombstone horizon is a clock reading just above a committed DELETE, which was not far ahead of log time."""
-    table = next(table for table in STORED_TABLES if table.name == "horizons")
     heads = source.load_heads()
-    for lane, scope, hlc in source.iterate_table(table):
+    for lane, scope, hlc in source.iterate_table(HORIZONS):
         if not 0 < int(hlc) <= HLC_MAX or check_drift(int(hlc) - 1, heads[lane].log_time_ms) is not None:
             raise InconsistencyError(
                 f"the tombstone horizon {hlc} of {scope!r} is not a clock reading of the log, which is at "

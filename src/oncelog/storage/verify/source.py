@@ -1,7 +1,7 @@
 """Interfaces of a verification: the source of rows, and the collectors of records."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -9,11 +9,12 @@ from oncelog.core.policy import Policy
 from oncelog.core.values import LaneHead, Record, Settings
 from oncelog.storage.leaps import LaneGaps
 from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.store import Consumer
 from oncelog.storage.verify.findings import StepProgress
 
 RowTuple = tuple[Any, ...]
+T = TypeVar("T")
 
 
 class LogRules(Struct, frozen=True):
@@ -62,11 +63,8 @@ class VerificationSource(Protocol):
     def load_heads(self) -> dict[int, LaneHead]:
         """Of all lanes that have one."""
 
-    def load_leaps(self) -> tuple[int, ...]:
-        """The numbers above which the log continued after restores."""
-
-    def load_gaps(self) -> Mapping[int, LaneGaps]:
-        """What these leaps have passed over in each lane that has a head."""
+    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
+        """Return the result of a shared query."""
 
     def iterate_rows(self, statement: str) -> Iterator[RowTuple]:
         """What a statement gives, in its order."""
@@ -79,6 +77,3 @@ class VerificationSource(Protocol):
 
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
         """The first row of a statement; None if it gives none, or this database has no need of it."""
-
-    def list_consumers(self) -> list[Consumer]:
-        """All of them, with how far each is behind."""

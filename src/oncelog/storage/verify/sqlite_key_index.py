@@ -4,15 +4,14 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from oncelog.core.values import Record
 from oncelog.errors import CorruptError
 from oncelog.storage.key_hash import HASH_MAX
+from oncelog.storage.queries.records import find_record
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState, decode_place, encode_place
 from oncelog.storage.sqlite.key_index.key_run import find_in_segment, unpack_run
 from oncelog.storage.sqlite.key_index.segments import IndexJob, Segment, decode_job
-from oncelog.storage.sqlite.record_queries import decode_record
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.identities import check_uniqueness
@@ -127,8 +126,8 @@ class SegmentKeyVerifier:
 
     def _check_uniqueness(self, places: Sequence[int], rules: LogRules) -> None:
         if len(places) > 1:
-            rows = self._connection.execute(SQL["records_at"], (orjson.dumps(sorted(places)).decode(),)).fetchall()
-            check_uniqueness(map(decode_record, rows), rules, self._get_log_time)
+            found = (run_query(self._connection, find_record, *decode_place(place)) for place in sorted(places))
+            check_uniqueness(filter(None, found), rules, self._get_log_time)
 
     def _get_log_time(self, lane: int, position: int) -> int:
         row = self._connection.execute(SQL["log_time_at"], (lane, position)).fetchone()

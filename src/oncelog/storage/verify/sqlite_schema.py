@@ -8,8 +8,9 @@ from typing import Any
 
 from oncelog.core.proof import Block
 from oncelog.sql_files import split_script
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.sqlite.key_index.index import POSITION_BITS, encode_place
-from oncelog.storage.sqlite.record_queries import load_heads
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL, load_migrations
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.schema_definitions import check_definitions
@@ -62,7 +63,7 @@ def _load_schema(connection: Any) -> dict[str, str]:
 
 def check_newest(connection: Any) -> None:
     """The heads against the newest block and record of each lane only: quick, for a backup that is to be restored."""
-    for lane, head in load_heads(connection).items():
+    for lane, head in run_query(connection, load_heads).items():
         rows = connection.execute(SQL["blocks"], (lane, head.height - 1, 2)).fetchall()
         block = Block(*rows[0]) if rows else None
         if head.height == 0 and block is None and head.position == 0:

@@ -1,19 +1,21 @@
 """An SQLite file as the source of a verification."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from oncelog.core.values import LaneHead
-from oncelog.storage.leaps import LaneGaps
 from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.queries.records import load_heads
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.sqlite.record_queries import list_consumers, load_gaps, load_heads, load_leaps
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL
-from oncelog.storage.store import Consumer
 from oncelog.storage.verify.findings import StepProgress
 from oncelog.storage.verify.source import RowTuple
 from oncelog.storage.verify.sqlite_key_index import SegmentKeyVerifier
 from oncelog.storage.verify.sqlite_schema import check_indexes, check_schema, check_structure
+
+T = TypeVar("T")
 
 
 class FileSource:
@@ -33,15 +35,11 @@ class FileSource:
 
     def load_heads(self) -> dict[int, LaneHead]:
         """As `Source` says."""
-        return load_heads(self._connection)
+        return self.run_query(load_heads)
 
-    def load_leaps(self) -> tuple[int, ...]:
+    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """As `Source` says."""
-        return load_leaps(self._connection)
-
-    def load_gaps(self) -> dict[int, LaneGaps]:
-        """As `Source` says."""
-        return load_gaps(self._connection)
+        return run_query(self._connection, query, *arguments)
 
     def iterate_rows(self, statement: str) -> Iterator[RowTuple]:
         """As `Source` says."""
@@ -49,7 +47,7 @@ class FileSource:
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
         """As `Source` says."""
-        columns = ", ".join(("lane", *table.keys, *table.values))
+        columns = ", ".join(table.columns)
         statement = f"SELECT {columns} FROM oncelog_{table.name} ORDER BY lane, {', '.join(table.keys)}"  # noqa: S608
         return iter(self._connection.execute(statement))
 
@@ -61,10 +59,6 @@ class FileSource:
         """As `Source` says."""
         row: RowTuple | None = self._connection.execute(SQL[statement], parameters).fetchone()
         return row
-
-    def list_consumers(self) -> list[Consumer]:
-        """As `Source` says."""
-        return list_consumers(self._connection, self.metadata.settings.lanes)
 
 
 def _decode_text(data: bytes) -> str:

@@ -15,6 +15,7 @@ from oncelog.core.values import LaneHead, Record
 from oncelog.errors import CorruptError
 from oncelog.storage.key_hash import SECRET_BYTES
 from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.queries.records import load_gaps, load_leaps
 from oncelog.storage.verify.chains import ChainVerifier
 from oncelog.storage.verify.comparison import SideStateComparison
 from oncelog.storage.verify.findings import (
@@ -100,10 +101,10 @@ def _verify(
     if len(metadata.index_secret) != SECRET_BYTES:
         raise InconsistencyError(f"the secret of the key index has not {SECRET_BYTES} bytes")
     policies = decode_policies((name, declaration) for name, declaration in source.iterate_rows("policies"))
-    leaps = source.load_leaps()
+    leaps = source.run_query(load_leaps)
     if list(leaps) != sorted(set(leaps)):
         raise InconsistencyError(f"the log's leaps are not in ascending order: {list(leaps)}")
-    rules = LogRules(metadata.settings, policies, leaps, source.load_gaps())
+    rules = LogRules(metadata.settings, policies, leaps, source.run_query(load_gaps))
     indexes = IndexCollector()
     marks = {} if head is None else {mark.lane: mark for mark in head.lanes}
     with closing(ScratchDatabase(metadata.settings, directories)) as scratch:

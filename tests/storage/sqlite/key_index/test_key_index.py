@@ -16,7 +16,7 @@ from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
 from oncelog.errors import CorruptError, DiskFullError
 from oncelog.storage.key_hash import HASH_MAX, SECRET_BYTES, hash_identities, hash_identity
 from oncelog.storage.side_state import TABLES
-from oncelog.storage.sqlite import SqliteStore, expiry, transaction
+from oncelog.storage.sqlite import SqliteStore, transaction
 from oncelog.storage.sqlite.key_index import filters, index, key_run, segments
 from oncelog.storage.sqlite.key_index.filters import LayeredBloomFilter
 from oncelog.storage.sqlite.key_index.index import KeyIndex
@@ -218,7 +218,7 @@ def test_error_at_any_statement_loses_no_key(
 
     Without --soak only the first commits fail, and the last ones, which begin the second level.
     """
-    monkeypatch.setattr(expiry, "EXPIRY_INTERVAL_COMMITS", 1)  # so that every attempt runs the same statements
+    monkeypatch.setattr(transaction, "EXPIRY_INTERVAL_COMMITS", 1)  # so that every attempt runs the same statements
     path = tmp_path / "log.db"
     driver = FailingDriver()
     failures, keys = 0, 90 if is_soak else 72
@@ -405,13 +405,14 @@ def test_known_key_reads_only_matching_segments(tmp_path: Path) -> None:
 GROWING = re.compile(r"oncelog_(records|key_runs|partition_records|stream_records|rows)\b")
 LOOKS_AT_ALL = re.compile(r"(all|missing|extra|count)_\w+|\w+_sizes")
 """Statements that verify a log, or count what tenants have, read all rows by design."""
-SORTS_A_FEW = {"briefs_at", "records_at"}
-"""They sort one page."""
+SORTS_A_FEW = {"briefs_at", "internal_page", "records_at"}
+"""They sort one page, or one page of each lane."""
 
 
 def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
     names = re.findall(r":(\w+)", statement)
-    parameters = dict.fromkeys(names, 1) if names else (1,) * statement.count("?")
+    numbered = [int(number) for number in re.findall(r"\?(\d+)", statement)]
+    parameters = dict.fromkeys(names, 1) if names else (1,) * max(numbered, default=statement.count("?"))
     rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
     return [detail for *_, detail in rows]
 

@@ -1,4 +1,5 @@
--- Every statement that the store runs, by name. What a batch needs or saves comes as arrays: one statement for all of it.
+-- Statements of PostgreSQL, by name. Those that SQLite has as well are in queries/sql/queries.sql. What a batch needs or saves
+-- comes as arrays: one statement for all of it.
 
 -- name: is_there
 -- By the catalog itself: a session that has looked for the name before goes on to say what it said then.
@@ -6,13 +7,6 @@ SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'oncelog_log' AND pg_table_i
 
 -- name: encoding
 SELECT current_setting('server_encoding'), pg_is_in_recovery();
-
--- name: schema_version
--- Alone, because a later version may have other columns beside it.
-SELECT schema_version FROM oncelog_log;
-
--- name: log
-SELECT schema_version, epoch, lanes, eviction_interval, index_secret, created_ms FROM oncelog_log;
 
 -- name: make_log
 INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, index_secret, created_ms)
@@ -26,14 +20,8 @@ VALUES (1, 0, 0, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8));
 INSERT INTO oncelog_lanes (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
 SELECT lane, 0, 0, 0, 0, 0, 0, $2 FROM generate_series(0, $1::integer) AS lane;
 
--- name: set_schema_version
-UPDATE oncelog_log SET schema_version = $1;
-
 -- name: epoch
 SELECT epoch FROM oncelog_log;
-
--- name: set_epoch
-UPDATE oncelog_log SET epoch = $1;
 
 -- name: alone
 -- One at a time makes or migrates a log, declares policies, or moves one here.
@@ -96,21 +84,6 @@ UPDATE oncelog_state SET erasures = erasures;
 -- name: database_size
 SELECT pg_database_size(current_database());
 
--- name: leaps
-SELECT leaps FROM oncelog_state;
-
--- name: set_leaps
-UPDATE oncelog_state SET leaps = $1;
-
--- name: set_floors
--- Of all streams that the log has.
-INSERT INTO oncelog_floors (lane, scope, floor) SELECT lane, scope, $1 FROM oncelog_streams
-ON CONFLICT (lane, scope) DO UPDATE SET floor = excluded.floor;
-
--- name: block_before_leap
--- The newest block of a lane up to a height: the one before a leap.
-SELECT first_position + count - 1, height FROM oncelog_blocks WHERE lane = $1 AND height <= $2 ORDER BY height DESC LIMIT 1;
-
 -- name: count_stream_records
 SELECT count(*) FROM oncelog_records WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence > 0;
 
@@ -124,14 +97,8 @@ SELECT max(sequence) FROM (
     ORDER BY sequence LIMIT $4
 ) AS found;
 
--- name: tenants
-SELECT tenants, usage_version FROM oncelog_state;
-
 -- name: set_tenants
 UPDATE oncelog_state SET tenants = $1, usage_version = $2;
-
--- name: usage
-SELECT tenant, bytes, records, full_at_us FROM oncelog_usage ORDER BY tenant;
 
 -- name: lock_usage
 -- A tenant may have streams in several lanes, so whoever counts for it has its row to himself. In one order, and behind the
@@ -175,29 +142,16 @@ WHERE u.lane = 0 AND u.tenant = n.tenant;
 -- name: forget_usage
 DELETE FROM oncelog_usage WHERE lane = 0 AND tenant = ANY($1::text[]);
 
--- name: erasures
-SELECT erasures FROM oncelog_state;
-
 -- name: count_erasure
 UPDATE oncelog_state SET erasures = erasures + 1;
 
--- name: policies
-SELECT name, declaration FROM oncelog_policies ORDER BY name;
-
 -- name: is_declared
 SELECT EXISTS (SELECT FROM oncelog_policies WHERE name = $1 AND declaration = $2);
-
--- name: declare_policy
-INSERT INTO oncelog_policies (name, declaration) VALUES ($1, $2);
 
 -- name: lanes
 -- The heads of lanes that have been written to.
 SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash
 FROM oncelog_lanes WHERE revision > 0 ORDER BY lane;
-
--- name: touch_lane
--- Something in the lane has changed that is neither a record nor in its head.
-UPDATE oncelog_lanes SET revision = revision + 1 WHERE lane = $1;
 
 -- name: keys
 -- What is remembered under some hashes. The oldest comes first, so that the newest counts.
@@ -261,8 +215,11 @@ WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit
 SELECT count(*) FROM oncelog_records WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy = 'oncelog.audit';
 
 -- name: partition_positions
-SELECT position FROM oncelog_partition_records
-WHERE lane = $1 AND partition = $2 AND position > $3 AND position <= $4 ORDER BY position LIMIT $5;
+-- As one text, as on SQLite.
+SELECT string_agg(position::text, ',') FROM (
+    SELECT position FROM oncelog_partition_records
+    WHERE lane = $1 AND partition = $2 AND position > $3 AND position <= $4 ORDER BY position LIMIT $5
+) AS found;
 
 -- name: records_at
 -- Records at some positions of a lane, in order.
@@ -295,15 +252,6 @@ WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 
 SELECT position, log_time_ms, actor, client, scope, key, partitions, body
 FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) AND policy = $3 ORDER BY position;
 
--- name: lane_head
-SELECT position FROM oncelog_lanes WHERE lane = $1;
-
--- name: stream_head
-SELECT sequence FROM oncelog_streams WHERE lane = $1 AND scope = $2;
-
--- name: block
-SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks WHERE lane = $1 AND height = $2;
-
 -- name: roots
 -- Whether blocks are there: salts are drawn by chance, so no other block has the same root.
 SELECT count(*) FROM unnest($1::integer[], $2::bigint[], $3::bytea[]) AS n (lane, height, root)
@@ -318,15 +266,6 @@ FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER 
 -- All records under a hash, oldest first.
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
-
--- name: scopes
-SELECT scope FROM oncelog_streams;
-
--- name: client_names
-SELECT policy, scope, client FROM oncelog_clients;
-
--- name: leases_of_key
-SELECT policy, scope, client FROM oncelog_leases WHERE key_hex = $1 LIMIT $2;
 
 -- name: record_estimate
 SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = 'oncelog_records'::regclass;
@@ -345,11 +284,6 @@ WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 -- name: bodies
 SELECT position, salt, body, sequence, policy, actor, scope, partitions, fingerprint FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
-
--- name: blocks
--- The blocks of a lane above a height, in order.
-SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks
-WHERE lane = $1 AND height > $2 ORDER BY height LIMIT $3;
 
 -- name: scoped_positions
 -- Which of the records between two positions are of a scope.
@@ -512,12 +446,6 @@ WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.ver
     AND (e.digest IS NULL OR (e.digest IS NOT NULL AND left(e.scope, 64) = left($2, 64)))
 RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
 
--- name: consumers
--- All of them, with the newest of what each reads.
-SELECT c.lane, c.scope, c.consumer, c.cursor, coalesce(s.sequence, CASE WHEN c.scope = '' THEN l.position END, 0)
-FROM oncelog_consumers AS c LEFT JOIN oncelog_streams AS s ON s.lane = c.lane AND s.scope = c.scope
-LEFT JOIN oncelog_lanes AS l ON l.lane = c.lane ORDER BY c.scope, c.consumer;
-
 -- name: notify
 SELECT pg_notify($1, $2);
 
@@ -560,9 +488,6 @@ SELECT 1 FROM oncelog_lanes WHERE lane = ANY($1::integer[]) ORDER BY lane FOR NO
 -- name: all_lanes
 SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash FROM oncelog_lanes ORDER BY lane;
 
--- name: all_blocks
-SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks ORDER BY lane, height;
-
 -- name: all_evidence
 -- All records with all that their hashes are made of, and by what they are found. Long bodies are asked for one by one.
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions,
@@ -574,9 +499,6 @@ SELECT body FROM oncelog_records WHERE lane = $1 AND position = $2;
 
 -- name: log_time_at
 SELECT log_time_ms FROM oncelog_records WHERE lane = $1 AND position = $2;
-
--- name: all_partition_records
-SELECT lane, partition, position FROM oncelog_partition_records ORDER BY lane, partition, position;
 
 -- name: missing_partition_record
 -- A record that is not found under a partition it touches. (Counted, so that each is looked for by its whole key.)
@@ -665,15 +587,15 @@ ORDER BY 1 LIMIT $5;
 -- name: oldest_members
 -- The members of some streams that joined first, with long names and short ones.
 SELECT n.scope, m.member, m.joined, m.is_owner, coalesce(a.sequence, la.sequence)
-FROM unnest($1::integer[], $2::text[], $3::bigint[]) AS n (lane, scope, wanted)
+FROM unnest($1::integer[], $2::text[]) AS n (lane, scope)
 CROSS JOIN LATERAL (
     (
         SELECT member, joined, is_owner, digest FROM oncelog_members AS m
-        WHERE m.digest IS NULL AND m.lane = n.lane AND m.scope = n.scope ORDER BY joined LIMIT n.wanted
+        WHERE m.digest IS NULL AND m.lane = n.lane AND m.scope = n.scope ORDER BY joined LIMIT $3
     ) UNION ALL (
         SELECT member, joined, is_owner, digest FROM oncelog_members AS m
         WHERE m.digest IS NOT NULL AND m.lane = n.lane AND left(m.scope, 64) = left(n.scope, 64) AND m.scope = n.scope
-        ORDER BY joined LIMIT n.wanted
+        ORDER BY joined LIMIT $3
     )
 ) AS m
 LEFT JOIN LATERAL (
@@ -712,48 +634,6 @@ LEFT JOIN LATERAL (
 WHERE c.lane = $1 AND c.revision >= $2 AND (c.revision, c.scope, c.member, c.kind) > ($2, $3, $4, $5)
 ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
 
--- name: floor_without_stream
-SELECT f.lane, f.scope FROM oncelog_floors AS f
-WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = f.lane AND s.scope = f.scope) LIMIT 1;
-
--- name: member_without_stream
--- Somebody who is or was a member of a stream that nobody has opened.
-SELECT m.lane, m.scope, m.member FROM (
-    SELECT lane, scope, member FROM oncelog_members UNION ALL SELECT lane, scope, member FROM oncelog_member_changes
-) AS m
-WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = m.lane AND s.scope = m.scope) LIMIT 1;
-
--- name: stream_of_nobody
--- A stream without records of which nobody has ever been a member.
-SELECT s.lane, s.scope FROM oncelog_streams AS s WHERE s.sequence = 0
-    AND NOT EXISTS (SELECT 1 FROM oncelog_members AS m WHERE m.lane = s.lane AND m.scope = s.scope)
-    AND NOT EXISTS (SELECT 1 FROM oncelog_member_changes AS c WHERE c.lane = s.lane AND c.scope = s.scope) LIMIT 1;
-
--- name: bad_roster
--- A stream whose members, owners or numbers of joining differ from its roster, or that has no owner.
-SELECT coalesce(m.lane, r.lane), coalesce(m.scope, r.scope), coalesce(m.members, 0), coalesce(m.owners, 0),
-    coalesce(r.members, 0), r.owners
-FROM (
-    SELECT lane, scope, count(*) AS members, sum(is_owner) AS owners, min(joined) AS first, max(joined) AS last,
-        count(DISTINCT joined) AS numbers, min(is_owner) AS least, max(is_owner) AS most
-    FROM oncelog_members GROUP BY lane, scope
-) AS m FULL JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
-WHERE coalesce(m.members, 0) <> coalesce(r.members, -1) OR coalesce(m.owners, 0) <> coalesce(r.owners, 0)
-    OR m.numbers <> m.members OR m.first < 1 OR m.last > r.joined OR m.least < 0 OR m.most > 1
-    OR (r.owners = 0 AND r.members > 0) LIMIT 1;
-
--- name: member_change_beyond
--- A change of a member that its lane has not come to.
-SELECT c.lane, c.scope, c.member, c.revision, coalesce(h.revision, 0)
-FROM oncelog_member_changes AS c LEFT JOIN oncelog_lanes AS h ON h.lane = c.lane
-WHERE c.kind NOT IN (1, 2) OR c.revision < 1 OR c.revision > coalesce(h.revision, 0) LIMIT 1;
-
--- name: acknowledged_beyond
--- A member that has acknowledged what its stream does not have.
-SELECT a.lane, a.scope, a.member, a.sequence, coalesce(s.sequence, 0)
-FROM oncelog_acknowledged AS a LEFT JOIN oncelog_streams AS s ON s.lane = a.lane AND s.scope = a.scope
-WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
-
 -- name: lease_beyond
 -- A lease whose fence its lane has never given out.
 SELECT l.lane, l.policy, l.scope, l.key_hex, l.fence, coalesce(h.fence, 0)
@@ -765,10 +645,6 @@ WHERE l.fence < 0 OR greatest(l.fence, l.failed_fence) > coalesce(h.fence, 0) LI
 SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
 FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
 WHERE r.full_at_us < 0 OR r.full_at_us::numeric - h.log_time_ms::numeric * 1000 > $1 LIMIT 1;
-
--- name: usage_below
--- What nobody can have.
-SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
 
 -- name: newest_time
 SELECT coalesce(max(log_time_ms), 0) FROM oncelog_lanes;

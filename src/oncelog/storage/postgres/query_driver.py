@@ -1,0 +1,45 @@
+"""Runs shared queries (`storage/queries`) on a connection of asyncpg."""
+
+from typing import Any, TypeVar
+
+from oncelog.storage.postgres.side_state_tables import delete_rows, load_slice, load_table
+from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.queries.statement import DeleteRows, PagedStatement, SharedQuery, Statement, TableRows, TableSlice
+
+T = TypeVar("T")
+
+
+async def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> T:
+    """Return the result of a query."""
+    steps = query(*arguments)
+    try:
+        request = next(steps)
+        while True:
+            match request:
+                case Statement():
+                    request = steps.send(await _fetch(connection, request))
+                case TableRows():
+                    request = steps.send(await load_table(connection, request.table, request.keys, request.lanes))
+                case TableSlice():
+                    request = steps.send(await load_slice(connection, request))
+                case DeleteRows():
+                    await delete_rows(connection, request.table, request.keys)
+                    request = steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def _fetch(connection: Any, statement: Statement) -> list[Any]:
+    parameters = statement.parameters
+    if not all(is_storable(one) for one in parameters if type(one) is str):
+        return []
+    if isinstance(statement, PagedStatement):
+        parameters = (*parameters, statement.limit + 1, statement.bytes_max)
+    rows: list[Any] = await connection.fetch(SQL[statement.name], *parameters)
+    return rows
+
+
+def is_storable(name: str) -> bool:
+    """Tell whether PostgreSQL can store a text: not with U+0000, so a query for such a name finds nothing."""
+    return "\0" not in name

@@ -1,0 +1,121 @@
+"""The rows of a page of records: statement by statement, until the page is full."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from oncelog.storage.queries.statement import QuerySteps, Statement
+from oncelog.storage.store import Query
+
+_FIRST_FETCH_ROWS: Final = 64
+
+Rows = Sequence[Any]
+
+
+def read_rows(
+    query: Query, lane: int, upto: int, policy: str | None, take: Callable[[Rows], object], fetch_rows_max: int = 10**6
+) -> QuerySteps[int | None]:
+    """Hand the rows of a page to `take`, in parts. `policy` asks for the views of its records (`RecordView`).
+
+    Bodies can be long, and a statement reads all rows that it asks for. So the first statement asks for few, and the
+    next ones for as many as will fit by the average length so far.
+
+    Returns None, or the number of the last row if the page ends early: by the limit, or by the bytes of its bodies.
+    """
+    source = _RowSource(query, lane, upto, policy)
+    count = size = 0
+    last: int = query.after
+    following: int | None = query.after
+    while following is not None:
+        limit = min(_compute_fetch_limit(count, size, query), fetch_rows_max)
+        rows, following = yield from source.fetch(following, limit)
+        sizes = [_measure_body(row[-1]) for row in rows]
+        end = _count_fitting(sizes, query.limit - count, query.bytes_max - size, is_first=not count)
+        if end:
+            take(rows[:end])
+            last = rows[end - 1][source.number_column]
+        if end < len(rows):
+            return last
+        count += end
+        size += sum(sizes)
+    return None
+
+
+class _RowSource:
+    """Fetches the rows of a page in their order."""
+
+    def __init__(self, query: Query, lane: int, upto: int, policy: str | None) -> None:
+        self._query = query
+        self._lane = lane
+        self._upto = upto
+        self._prefix = "" if policy is None else "brief_"
+        self._policy = () if policy is None else (policy,)
+        self._positions: list[int] | None = None
+        """Next positions of several partitions; None before they are loaded."""
+        self.number_column = 0 if policy is not None else 1 if query.stream is None else 2
+        """Column of a row's number in the order that is read."""
+
+    def fetch(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
+        """Return at most `limit` rows, and the number after which to continue; None if there are no more."""
+        query = self._query
+        if len(query.partitions) > 1:
+            return (yield from self._fetch_of_partitions(after, limit))
+        bounds = (after, self._upto, limit, *self._policy)
+        if query.stream is not None:
+            rows = yield Statement("stream_page", self._lane, query.stream, *bounds)
+        elif query.partitions:
+            rows = yield Statement(f"{self._prefix}partition_page", self._lane, query.partitions[0], *bounds)
+        else:
+            rows = yield Statement(f"{self._prefix}lane_page", self._lane, *bounds)
+        return rows, rows[-1][self.number_column] if len(rows) == limit else None
+
+    def _fetch_of_partitions(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
+        """The same for records that touch any of several partitions. Their positions are loaded for a whole page."""
+        page_rows = self._query.limit + 1
+        if not self._positions:
+            self._positions = yield from self._load_positions(after, page_rows)
+        positions, self._positions = self._positions[:limit], self._positions[limit:]
+        statement = "records_at" if not self._policy else "briefs_at"
+        rows = yield Statement(statement, self._lane, positions, *self._policy)
+        return rows, positions[-1] if len(positions) == limit else None
+
+    def _load_positions(self, after: int, limit: int) -> QuerySteps[list[int]]:
+        """Return the first positions of any of the partitions.
+
+        The positions found so far bound the search in the next partition: nothing beyond the last one is needed once
+        there are enough.
+        """
+        found: list[int] = []
+        upto = self._upto
+        for partition in self._query.partitions:
+            rows = yield Statement("partition_positions", self._lane, partition, after, upto, limit)
+            if rows and rows[0][0] is not None:
+                found = sorted({*found, *map(int, rows[0][0].split(","))})[:limit]
+                if len(found) == limit:
+                    upto = found[-1]
+        return found
+
+
+def _compute_fetch_limit(count: int, size: int, query: Query) -> int:
+    """Return how many rows to ask for: one more than fits tells whether there is more."""
+    room = query.limit - count + 1
+    if count:
+        return max(1, min(room, 1 + (query.bytes_max - size) * count // max(1, size)))
+    return min(room, _FIRST_FETCH_ROWS)
+
+
+def _measure_body(body: bytes | str | None) -> int:
+    """Return the bytes of a body, also of one that was read as text."""
+    if body is None:
+        return 0
+    return len(body) if isinstance(body, bytes) or body.isascii() else len(body.encode())
+
+
+def _count_fitting(sizes: Sequence[int], rows_left: int, bytes_left: int, *, is_first: bool) -> int:
+    """Return how many of these rows fit into the page; the first row of a page always does."""
+    if len(sizes) <= rows_left and sum(sizes) <= bytes_left:
+        return len(sizes)
+    for index, size in enumerate(sizes):
+        bytes_left -= size
+        if index == rows_left or (bytes_left < 0 and not (is_first and not index)):
+            return index
+    return len(sizes)

@@ -1,0 +1,81 @@
+"""Queries on the tenants of a log: their quotas, their usage, and the counting of usage."""
+
+from collections.abc import Mapping, Sequence
+
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.storage.queries.records import count_erasures, load_heads
+from oncelog.storage.queries.statement import QuerySteps, Statement
+from oncelog.storage.tenants import (
+    COUNT_PAGE_ROWS,
+    USAGE_VERSION,
+    CountStart,
+    ErasedRow,
+    SizeRow,
+    UsageCount,
+    compute_usage_after,
+    decode_size_row,
+    decode_tenants,
+    find_affected_tenants,
+    list_tenants,
+)
+
+
+def load_count_start() -> QuerySteps[CountStart]:
+    """Return the state of the log before usage is counted. The heads come last: erasures before them are known."""
+    [(text, version)] = yield Statement("tenants")
+    erasures = yield from count_erasures()
+    heads = yield from load_heads()
+    return CountStart(text, erasures, {lane: head.position for lane, head in heads.items()}, version)
+
+
+def load_usage() -> QuerySteps[list[tuple[Tenant, Usage]]]:
+    """As `Store.usage`."""
+    [(text, _)] = yield Statement("tenants")
+    rows = yield Statement("usage")
+    usage = {tenant: Usage(*numbers) for tenant, *numbers in rows}
+    return [(tenant, usage.get(tenant.prefix, Usage())) for tenant in list_tenants(text)]
+
+
+def load_sizes(lane: int, after: int, upto: int) -> QuerySteps[list[SizeRow]]:
+    """Return a page of the sizes of records, by position."""
+    rows = yield Statement("record_sizes", lane, after, upto, COUNT_PAGE_ROWS)
+    return [decode_size_row(row) for row in rows]
+
+
+def replace_tenants(text: str | None, count: UsageCount, start: CountStart, *, is_last: bool) -> QuerySteps[bool]:
+    """Count what was written since `start`, and save the tenants. All lanes must be locked.
+
+    Returns False if the log has changed since `start` in a way that makes the count useless.
+    """
+    now = yield from load_count_start()
+    reached: Mapping[int, int] = start.positions
+    if (now.text, now.version, now.erasures) != (start.text, start.version, start.erasures):
+        if (now.text, now.version) != (start.text, start.version) or not is_last:
+            return False
+        count.reset()
+        reached = {}
+    if count.is_needed:
+        for lane, newest in now.positions.items():
+            after = reached.get(lane, 0)
+            while rows := (yield from load_sizes(lane, after, newest)):
+                count.add(rows)
+                after = rows[-1][0]
+        count.add_state((yield Statement("state_sizes")))
+        count.add_members((yield Statement("member_sizes")))
+    yield Statement("set_tenants", text, USAGE_VERSION)
+    yield Statement("forget_usage", list(count.removed_prefixes))
+    usage = count.usage.values()
+    yield Statement("begin_usage", list(count.usage), [one.bytes for one in usage], [one.records for one in usage])
+    return True
+
+
+def release_usage(erased: Sequence[ErasedRow]) -> QuerySteps[None]:
+    """Subtract erased bodies from the usage of their tenants, in the transaction that erases them."""
+    [(text, _)] = yield Statement("tenants")
+    tenants = decode_tenants(text)
+    affected = set() if tenants is None else find_affected_tenants(tenants, erased)
+    if tenants is None or not affected:
+        return
+    rows = yield Statement("lock_usage", sorted(affected))
+    usage = compute_usage_after({tenant: Usage(*numbers) for tenant, *numbers in rows}, tenants, erased)
+    yield Statement("set_bytes", list(usage), [one.bytes for one in usage.values()])

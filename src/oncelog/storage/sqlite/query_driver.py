@@ -1,0 +1,73 @@
+"""Runs shared queries (`storage/queries`) on a connection of sqlite3."""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, TypeVar
+
+import orjson
+
+from oncelog.storage.queries.statement import (
+    DeleteRows,
+    PagedStatement,
+    QuerySteps,
+    SharedQuery,
+    Statement,
+    TableRows,
+    TableSlice,
+)
+from oncelog.storage.sqlite.side_state_tables import delete_rows, load_slice, load_table
+from oncelog.storage.sqlite.statements import SQL
+
+T = TypeVar("T")
+LoadTable = Callable[..., dict[Any, Any]]
+
+
+def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> T:
+    """Return the result of a query. The connection should be inside a transaction."""
+    return run_steps(connection, query(*arguments))
+
+
+def run_steps(connection: Any, steps: QuerySteps[T], load_rows: LoadTable = load_table) -> T:
+    """Answer the requests of a query until it returns. `load_rows` answers those for rows of side state."""
+    try:
+        request = next(steps)
+        while True:
+            match request:
+                case Statement():
+                    request = steps.send(_fetch(connection, request))
+                case TableRows():
+                    request = steps.send(load_rows(connection, request.table, request.keys, request.lanes))
+                case TableSlice():
+                    request = steps.send(load_slice(connection, request.table, request.after, request.rows_max))
+                case DeleteRows():
+                    delete_rows(connection, request.table, request.keys)
+                    request = steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _fetch(connection: Any, statement: Statement) -> list[tuple[Any, ...]]:
+    parameters = [_encode_list(one) if type(one) is list else one for one in statement.parameters]
+    cursor = connection.execute(SQL[statement.name], parameters)
+    if isinstance(statement, PagedStatement):
+        return _fetch_page(cursor, statement)
+    rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
+
+
+def _fetch_page(cursor: Any, statement: PagedStatement) -> list[tuple[Any, ...]]:
+    """Fetch row by row: values can be long, and the next one longer than all before."""
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for row in islice(cursor, statement.limit + 1):
+        rows.append(row)
+        size += len(row[statement.size_column])
+        if size > statement.bytes_max and len(rows) > 1:
+            break
+    cursor.close()
+    return rows
+
+
+def _encode_list(values: list[Any]) -> str:
+    return orjson.dumps(values).decode()
