@@ -66,11 +66,11 @@ def read_views(
 
 def _decode_view(row: Any) -> RecordView:
     """Return a row with its body as text, which it is on SQLite already."""
-    if type(row[-1]) is bytes:
-        *columns, body = row
-        return (*columns, body.decode())
-    view: RecordView = row
-    return view
+    if type(row[-1]) is str:
+        view: RecordView = row
+        return view
+    *columns, body = row
+    return (*columns, None if body is None else body.decode())
 
 
 def _load_newest(stream: str | None, lane: int) -> QuerySteps[int]:
