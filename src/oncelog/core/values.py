@@ -7,7 +7,7 @@ cycle, so the collector need not look at them (`gc=False`): a log makes and keep
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final, TypeGuard
+from typing import Final, Generic, Never, TypeGuard, TypeVar
 
 from msgspec import Struct, field, structs
 
@@ -24,6 +24,7 @@ from oncelog.core.policy import Order, Policy
 from oncelog.core.tenants import Tenants, Usage
 from oncelog.errors import SettingsError
 
+R = TypeVar("R")
 _STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member
 _OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 
@@ -568,60 +569,57 @@ class Record(Struct, frozen=True, gc=False):
         return Remembered(self.receipt, self.fingerprint, self.erased)
 
 
-class Snapshot(Struct):
-    """What the store remembers about a batch. A mapping may hold more than the batch needs, never less."""
+class StateTables(Struct, Generic[R]):
+    """The mappings that a log keeps beside its records, and in which stores find what they remember.
 
-    settings: Settings = Settings()
-    heads: Mapping[int, LaneHead] = field(default_factory=dict)
+    `R` is the type of a removed entry: a snapshot has none, changes have None. `storage.side_state` describes the
+    tables of all but `keys` and `sequences`, which are found through the records.
+    """
+
     keys: Mapping[KeyIdentity, Remembered] = field(default_factory=dict)
     sequences: Mapping[SequenceIdentity, Remembered] = field(default_factory=dict)
     clients: Mapping[ClientIdentity, ClientEntry] = field(default_factory=dict)
     streams: Mapping[str, int] = field(default_factory=dict)
     """The newest sequence of each stream."""
-    floors: Mapping[str, int] = field(default_factory=dict)
+    floors: Mapping[str, int | R] = field(default_factory=dict)
     """Of streams without a write since the last leap: their next sequence is above it."""
-    entities: Mapping[EntityIdentity, Entity] = field(default_factory=dict)
-    relationships: Mapping[RelationshipIdentity, int] = field(default_factory=dict)
+    entities: Mapping[EntityIdentity, Entity | R] = field(default_factory=dict)
+    relationships: Mapping[RelationshipIdentity, int | R] = field(default_factory=dict)
     """The stream sequence at which each relationship was made."""
-    rows: Mapping[RowIdentity, Row] = field(default_factory=dict)
-    leases: Mapping[KeyIdentity, Lease] = field(default_factory=dict)
-    members: Mapping[MemberIdentity, Member] = field(default_factory=dict)
+    rows: Mapping[RowIdentity, Row | R] = field(default_factory=dict)
+    leases: Mapping[KeyIdentity, Lease | R] = field(default_factory=dict)
+    members: Mapping[MemberIdentity, Member | R] = field(default_factory=dict)
     rosters: Mapping[str, Roster] = field(default_factory=dict)
-    acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
-    consumers: Mapping[ConsumerIdentity, int] = field(default_factory=dict)
+    acknowledged: Mapping[MemberIdentity, int | R] = field(default_factory=dict)
+    consumers: Mapping[ConsumerIdentity, int | R] = field(default_factory=dict)
     """The cursor of each."""
     horizons: Mapping[str, int] = field(default_factory=dict)
     """The tombstone horizon of each gateway that has dropped tombstones, as a clock reading (`tombstones`)."""
     rates: Mapping[RateIdentity, Bucket] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
     """By the tenant's prefix."""
+
+
+STATE_TABLES: Final = StateTables.__struct_fields__
+"""Names of the mappings."""
+
+
+class Snapshot(StateTables[Never]):
+    """What the store remembers about a batch. A mapping may hold more than the batch needs, never less."""
+
+    settings: Settings = Settings()
+    heads: Mapping[int, LaneHead] = field(default_factory=dict)
     past_members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
     """Members that are or were in a stream, as far as quotas need them. Stores derive it from changes of `members`."""
     tenants: Tenants | None = None
     """None where there are no quotas: then nothing is counted."""
 
 
-class Changes(Struct):
+class Changes(StateTables[None]):
     """What to save, in one transaction. None in a mapping removes the entry."""
 
-    records: list[Record]
-    heads: dict[int, LaneHead]
-    keys: dict[KeyIdentity, Remembered]
-    sequences: dict[SequenceIdentity, Remembered]
-    clients: dict[ClientIdentity, ClientEntry]
-    streams: dict[str, int]
-    floors: dict[str, int | None]
-    entities: dict[EntityIdentity, Entity | None]
-    relationships: dict[RelationshipIdentity, int | None]
-    rows: dict[RowIdentity, Row | None]
-    leases: dict[KeyIdentity, Lease | None]
-    members: dict[MemberIdentity, Member | None]
-    rosters: dict[str, Roster]
-    acknowledged: dict[MemberIdentity, int | None]
-    consumers: dict[ConsumerIdentity, int | None]
-    horizons: dict[str, int]
-    rates: dict[RateIdentity, Bucket]
-    usage: dict[str, Usage]
+    records: list[Record] = field(default_factory=list)
+    heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
     """The number that a leap goes above; 0 without one. All streams that the log has get it as their floor."""
 

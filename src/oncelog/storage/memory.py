@@ -22,6 +22,7 @@ from oncelog.core.rules.members import get_effective_role
 from oncelog.core.stored_bytes import utf8_bytes
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
+    STATE_TABLES,
     Changes,
     KeyIdentity,
     LaneHead,
@@ -91,7 +92,7 @@ from oncelog.storage.tenants import (
 )
 
 _Key = TypeVar("_Key")
-_CHANGE_FIELDS: Final = tuple(name for name in Changes.__struct_fields__ if name not in ("records", "leap"))
+_CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 
 
 class MemoryLog:
