@@ -570,7 +570,7 @@ class Record(Struct, frozen=True, gc=False):
 
 
 class StateTables(Struct, Generic[R]):
-    """The mappings that a log keeps beside its records, and in which stores find what they remember.
+    """The mappings of a log's state besides its records.
 
     `R` is the type of a removed entry: a snapshot has none, changes have None. `storage.side_state` describes the
     tables of all but `keys` and `sequences`, which are found through the records.

@@ -1,6 +1,6 @@
-"""Side state as rows: the tables of a log beside its records, the same in every database.
+"""Side state as rows: one table for each mapping of a snapshot, the same in every database.
 
-`TABLES` describes each mapping of a snapshot: its table, key, values, and how both are encoded. What loads, saves,
+`TABLES` describes each table: key columns, value columns, and how both are encoded. What loads, saves,
 expires, verifies and moves side state follows from it.
 """
 

@@ -136,7 +136,7 @@ class LogView(ABC):
 def select_stored_keys(identities: Iterable[KeyIdentity], rows: Iterable[Sequence[Any]]) -> list[KeyIdentity]:
     """Return the identities that a row has. The client is part of one only where clients number their writes."""
     stored = {(policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows}
-    return [one for one in identities if one in stored]
+    return [identity for identity in identities if identity in stored]
 
 
 class Inspector(Protocol):

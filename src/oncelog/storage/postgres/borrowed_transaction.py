@@ -24,8 +24,9 @@ from oncelog.storage.postgres.database_clock import DatabaseClock
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.postgres.transaction import StoreTransaction, encode_policy
+from oncelog.storage.postgres.transaction import StoreTransaction
 from oncelog.storage.queries.records import read_page
+from oncelog.storage.queries.writes import encode_policy
 from oncelog.storage.store import Query
 
 IDLE_TIMEOUT: Final = "30s"

@@ -32,7 +32,7 @@ async def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> 
 
 async def _fetch(connection: Any, statement: Statement) -> list[Any]:
     parameters = statement.parameters
-    if not all(is_storable(one) for one in parameters if type(one) is str):
+    if not all(is_storable(value) for value in parameters if type(value) is str):
         return []
     if isinstance(statement, PagedStatement):
         parameters = (*parameters, statement.limit + 1, statement.bytes_max)

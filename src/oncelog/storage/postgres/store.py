@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
-from oncelog.core.proof import Block, hash_body
+from oncelog.core.proof import Block
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import (
     KeyIdentity,
@@ -26,7 +26,6 @@ from oncelog.core.values import (
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import JUMP_MS_MAX, Clock
-from oncelog.storage.erasure import RecordContent
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
 from oncelog.storage.postgres import notify
@@ -51,10 +50,11 @@ from oncelog.storage.postgres.transaction import StoreTransaction, load_key_stat
 from oncelog.storage.postgres.writer import RetryDeadline, Writer
 from oncelog.storage.queries.sql_store import SqlStore
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
-from oncelog.storage.queries.tenants import load_count_start, release_usage, replace_tenants
+from oncelog.storage.queries.tenants import load_count_start, replace_tenants
+from oncelog.storage.queries.writes import finish_erasure, load_erasures
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.store import BatchResult, Draw, KeyStatus, build_act_request, plan_batch
-from oncelog.storage.tenants import CountStart, UsageCount, is_counted_for_stream
+from oncelog.storage.tenants import CountStart, UsageCount
 
 logger: Final = logging.getLogger("oncelog.postgres")
 
@@ -232,29 +232,24 @@ class PostgresStore(SqlStore):
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """As `Store` says."""
         store_transaction = self._check_open()
-        wanted = sorted(set(positions))
         erased = 0
 
         async def work(connection: Connection) -> int:
             nonlocal erased
             await self._check_epoch(connection)
-            rows = await connection.fetch(SQL["bodies"], lane, wanted)
-            if rows:
-                hashes = [hash_body(salt, body) for _, salt, body, *_ in rows]
-                await connection.execute(SQL["erase"], lane, [row[0] for row in rows], hashes)
-                sizes = [(row[0], is_counted_for_stream(*tuple(row)[3:6]), row[6], row[7], len(row[2])) for row in rows]
-                contents = [RecordContent(row[3], row[6], row[8], row[2]) for row in rows]
-                values = await erase_values(connection, lane, contents)
-                await run_query(connection, release_usage, [*sizes, *values])
-                await connection.execute(SQL["touch_lane"], lane)
-                await connection.execute(SQL["count_erasure"])
+            erasures = await run_query(connection, load_erasures, lane, positions)
+            if erasures:
+                hashes = [erasure.body_hash for erasure in erasures]
+                await connection.execute(SQL["erase"], lane, [erasure.position for erasure in erasures], hashes)
+                values = await erase_values(connection, lane, [erasure.content for erasure in erasures])
+                await run_query(connection, finish_erasure, lane, erasures, values)
                 self._erasing_transaction = await connection.fetchval(SQL["own_transaction"])
                 if act is not None:
                     await _commit_audit_record(
-                        store_transaction, connection, build_act_request(act, lane, self.settings.lanes, len(rows))
+                        store_transaction, connection, build_act_request(act, lane, self.settings.lanes, len(erasures))
                     )
             # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
-            erased = max(erased, len(rows))
+            erased = max(erased, len(erasures))
             return erased
 
         await self._transact((lane,), work, lambda _: ())

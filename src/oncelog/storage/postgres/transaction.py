@@ -12,8 +12,6 @@ import msgspec
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet, build_read_set
-from oncelog.core.rules.event_ids import collect_event_identities
-from oncelog.core.rules.quotas import collect_usage_keys
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
     KeyIdentity,
@@ -28,7 +26,7 @@ from oncelog.core.values import (
 from oncelog.errors import LogReplacedError, StoreUnavailableError
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.key_hash import hash_identity
-from oncelog.storage.leaps import decode_leaps, encode_leaps
+from oncelog.storage.leaps import decode_leaps
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.postgres import side_state_tables
 from oncelog.storage.postgres.database_clock import DatabaseClock
@@ -36,18 +34,13 @@ from oncelog.storage.postgres.query_driver import is_storable, run_query
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import ExpirySweep
+from oncelog.storage.queries.writes import complete_read_set, declare_policies, save_leap
 from oncelog.storage.record_rows import decode_record
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch, select_new_policies
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch
 from oncelog.storage.tenants import decode_tenants
 
-_POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
 _LANE_COLUMN: Final = 8
 """In a row of the statement `state`: here the columns of the lane begin."""
-
-
-def encode_policy(policy: Policy) -> str:
-    """A policy's declaration."""
-    return msgspec.json.encode(policy).decode()
 
 
 class TransactionState(msgspec.Struct):
@@ -112,11 +105,7 @@ class StoreTransaction:
         self._mark = None
         state = await self.load_state(connection, read_set.lanes)
         mark, jumped = self.clock.propose(state.database_ms, state.confirmations, state.clock)
-        if state.tenants is not None:
-            read_set.usage, read_set.past_members = collect_usage_keys(batch, state.tenants, read_set.faults)
-            read_set.keys |= collect_event_identities(batch, state.tenants, read_set.faults)
-        if state.leaps:
-            read_set.floors = read_set.streams
+        complete_read_set(read_set, batch, state.tenants, state.leaps)
         snapshot = await self.load_snapshot(connection, read_set, state.heads)
         snapshot.tenants = state.tenants
         result = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, read_set.faults)
@@ -131,8 +120,7 @@ class StoreTransaction:
         if lane is not None:
             result.evicted_clients = await run_query(connection, self._expiry_sweep.run, state.heads, lane)
         if result.changes.leap:
-            await connection.execute(SQL["set_leaps"], encode_leaps(state.leaps, result.changes.leap))
-            await connection.execute(SQL["set_floors"], result.changes.leap)
+            await run_query(connection, save_leap, state.leaps, result.changes.leap)
         if jumped is not None:
             return result
         if self.clock.is_save_due(mark, state.clock):
@@ -149,12 +137,7 @@ class StoreTransaction:
     async def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps what is new and gives all; raises PolicyError for what contradicts."""
         await connection.execute(SQL["alone"])
-        rows = await connection.fetch(SQL["policies"])
-        known = {name: _POLICY_DECODER.decode(declaration) for name, declaration in rows}
-        declared = select_new_policies(known, policies)
-        for name, policy in declared.items():
-            await connection.execute(SQL["declare_policy"], name, encode_policy(policy))
-        return known | declared
+        return await run_query(connection, declare_policies, policies)
 
     async def load_state(self, connection: Any, lanes: Iterable[int]) -> TransactionState:
         """What the log says by now. Raises LogReplacedError if it has another epoch than when it was opened."""

@@ -146,7 +146,7 @@ def load_block(lane: int, height: int) -> QuerySteps[tuple[Block, list[Evidence]
 
 
 def load_evidence(lane: int, after: int, upto: int) -> QuerySteps[list[Evidence]]:
-    """Return records of a lane with all that their hashes are made of."""
+    """Return records of a lane with what their hashes cover."""
     rows = yield Statement("evidence", lane, after, upto)
     return [decode_evidence(row) for row in rows]
 

@@ -84,7 +84,7 @@ def load_key_status(identity: KeyIdentity, records: list[Record], lanes: int) ->
         record,
         leases.get(identity),
         heads.get(lane) or LaneHead(),
-        positions=tuple(one.position for one in records),
+        positions=tuple(record.position for record in records),
         client_entry=clients.get(identity[:3]),
     )
 

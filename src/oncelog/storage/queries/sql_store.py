@@ -1,4 +1,4 @@
-"""What both SQL stores do in the same way: they answer reads by shared queries, and count usage beside the commits."""
+"""Base of both SQL stores: reads by shared queries, and the counting of usage while commits go on."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

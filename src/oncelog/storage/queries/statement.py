@@ -52,7 +52,7 @@ class TableRows:
 class TableSlice:
     """Asks for the next rows of a table after a cursor. The answer is the rows, and the cursor of the next slice.
 
-    A row has lane, key and values. Cursors belong to the engine; the first one, and the one after the end, is None.
+    A row has lane, key and values. The engine defines cursors; None is the start, and follows the last row.
     """
 
     __slots__ = ("after", "lane", "rows_max", "table")
@@ -65,7 +65,7 @@ class TableSlice:
 
 
 class DeleteRows:
-    """Deletes rows of a table by key, each with its lane. The answer is None."""
+    """Deletes rows of a table by key, each with its lane. Answered with None."""
 
     __slots__ = ("keys", "table")
 

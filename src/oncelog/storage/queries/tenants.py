@@ -43,7 +43,7 @@ def load_sizes(lane: int, after: int, upto: int) -> QuerySteps[list[SizeRow]]:
 
 
 def replace_tenants(text: str | None, count: UsageCount, start: CountStart, *, is_last: bool) -> QuerySteps[bool]:
-    """Count what was written since `start`, and save the tenants. All lanes must be locked.
+    """Count the records after `start`, and save the tenants. All lanes must be locked.
 
     Returns False if the log has changed since `start` in a way that makes the count useless.
     """
@@ -64,8 +64,9 @@ def replace_tenants(text: str | None, count: UsageCount, start: CountStart, *, i
         count.add_members((yield Statement("member_sizes")))
     yield Statement("set_tenants", text, USAGE_VERSION)
     yield Statement("forget_usage", list(count.removed_prefixes))
-    usage = count.usage.values()
-    yield Statement("begin_usage", list(count.usage), [one.bytes for one in usage], [one.records for one in usage])
+    usages = count.usage.values()
+    sizes, records = [usage.bytes for usage in usages], [usage.records for usage in usages]
+    yield Statement("begin_usage", list(count.usage), sizes, records)
     return True
 
 
@@ -77,5 +78,5 @@ def release_usage(erased: Sequence[ErasedRow]) -> QuerySteps[None]:
     if tenants is None or not affected:
         return
     rows = yield Statement("lock_usage", sorted(affected))
-    usage = compute_usage_after({tenant: Usage(*numbers) for tenant, *numbers in rows}, tenants, erased)
-    yield Statement("set_bytes", list(usage), [one.bytes for one in usage.values()])
+    usages = compute_usage_after({tenant: Usage(*numbers) for tenant, *numbers in rows}, tenants, erased)
+    yield Statement("set_bytes", list(usages), [usage.bytes for usage in usages.values()])

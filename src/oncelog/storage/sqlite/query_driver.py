@@ -48,7 +48,7 @@ def run_steps(connection: Any, steps: QuerySteps[T], load_rows: LoadTable = load
 
 
 def _fetch(connection: Any, statement: Statement) -> list[tuple[Any, ...]]:
-    parameters = [_encode_list(one) if type(one) is list else one for one in statement.parameters]
+    parameters = [_encode_list(value) if type(value) is list else value for value in statement.parameters]
     cursor = connection.execute(SQL[statement.name], parameters)
     if isinstance(statement, PagedStatement):
         return _fetch_page(cursor, statement)

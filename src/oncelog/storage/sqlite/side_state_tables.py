@@ -67,11 +67,11 @@ def _build_encoder(table: SideStateTable) -> Callable[[Any], tuple[Any, ...]]:
     encode = table.encode_value
     if BYTEA not in table.values.values():
         return encode
-    return lambda value: tuple([bytearray(one) if type(one) is bytes else one for one in encode(value)])
+    return lambda value: tuple([bytearray(column) if type(column) is bytes else column for column in encode(value)])
 
 
 GROUP_ROWS_MIN: Final = 8
-"""From so many rows on average, a statement for each group is cheaper."""
+"""Average rows per group from which a statement for each group is cheaper."""
 LOAD_SQL: Final = {table.name: _build_load_sql(table) for table in (*TABLES, PAST_MEMBERS)}
 LOAD_GROUP_SQL: Final = {table.name: _build_load_group_sql(table) for table in (*TABLES, PAST_MEMBERS)}
 _ENCODERS: Final = {table.name: _build_encoder(table) for table in TABLES}

@@ -15,8 +15,6 @@ import orjson
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet, build_read_set
-from oncelog.core.rules.event_ids import collect_event_identities
-from oncelog.core.rules.quotas import collect_usage_keys
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
     KeyIdentity,
@@ -30,11 +28,12 @@ from oncelog.core.values import (
 )
 from oncelog.storage.clock import Clock, ClockMark
 from oncelog.storage.expiry import EXPIRY_INTERVAL_COMMITS
-from oncelog.storage.leaps import decode_leaps, encode_leaps
+from oncelog.storage.leaps import decode_leaps
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import ExpirySweep
 from oncelog.storage.queries.records import find_record
+from oncelog.storage.queries.writes import complete_read_set, declare_policies, save_leap
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.sqlite import side_state_tables
 from oncelog.storage.sqlite.key_index.filters import load_filters
@@ -43,13 +42,12 @@ from oncelog.storage.sqlite.moved_marker import build_moved_error, check_not_mov
 from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.row_cache import CACHED_TABLES, RowCache
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch, select_new_policies
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch
 from oncelog.storage.tenants import decode_tenants
 
 ERASURE_BYTES: Final = 20
 """By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
 IMMEDIATE_FILL_KEYS_MAX: Final = 100_000
-_POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
 
 _RECORD_COLUMNS: Final = (
     "place",
@@ -134,11 +132,7 @@ class StoreTransaction:
         index = self.get_current_index(connection, state)
         mark, jumped = self.propose_clock(state)
         needs = build_read_set(batch, self.metadata.settings)
-        if state.tenants is not None:
-            needs.usage, needs.past_members = collect_usage_keys(batch, state.tenants, needs.faults)
-            needs.keys |= collect_event_identities(batch, state.tenants, needs.faults)
-        if state.leaps:
-            needs.floors = needs.streams
+        complete_read_set(needs, batch, state.tenants, state.leaps)
         self._row_cache.begin(state.commits, state.heads)
         snapshot, hashes = self._load_identities(connection, index, needs, state)
         loaded_keys = self._load_tables(connection, needs, snapshot)
@@ -156,8 +150,7 @@ class StoreTransaction:
         index.stage(_list_added_keys(result, hashes), _compute_positions(state.heads, result))
         index.maintain(connection)
         if result.changes.leap:
-            connection.execute(SQL["set_leaps"], (encode_leaps(state.leaps, result.changes.leap),))
-            connection.execute(SQL["set_floors"], (result.changes.leap,))
+            run_query(connection, save_leap, state.leaps, result.changes.leap)
         if jumped is None:
             connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
         else:
@@ -185,12 +178,7 @@ class StoreTransaction:
     def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps what is new and gives all; raises PolicyError for what contradicts."""
         check_not_moved(connection)
-        rows = connection.execute(SQL["policies"]).fetchall()
-        known = {name: _POLICY_DECODER.decode(declaration) for name, declaration in rows}
-        declared = select_new_policies(known, policies)
-        declarations = [(name, msgspec.json.encode(policy).decode()) for name, policy in declared.items()]
-        connection.executemany(SQL["declare_policy"], declarations)
-        return known | declared
+        return run_query(connection, declare_policies, policies)
 
     def propose_clock(self, state: TransactionState) -> tuple[ClockMark, Exception | None]:
         """The time of this transaction, and what stands in the way of new writes at it."""

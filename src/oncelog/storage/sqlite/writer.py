@@ -15,7 +15,6 @@ import orjson
 
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
-from oncelog.core.proof import hash_body
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
@@ -23,7 +22,8 @@ from oncelog.storage.clock import Clock, ClockMark
 from oncelog.storage.erasure import RecordContent, build_erased_row, find_erased_values
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
-from oncelog.storage.queries.tenants import load_count_start, release_usage, replace_tenants
+from oncelog.storage.queries.tenants import load_count_start, replace_tenants
+from oncelog.storage.queries.writes import finish_erasure, load_erasures
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import (
     BUSY_TIMEOUT_MS,
@@ -38,7 +38,7 @@ from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionState, load_key_status
 from oncelog.storage.store import BatchResult, Draw, KeyStatus, build_act_request
-from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount, is_counted_for_stream
+from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -233,18 +233,16 @@ class Writer:
             try:
                 with self._transaction(connection, "BEGIN IMMEDIATE"):
                     check_not_moved(connection)
-                    places = {encode_place(lane, position) for position in positions}
-                    erased = [row for place in sorted(places) for row in _iterate_erasures(connection, place)]
+                    erased = run_query(connection, load_erasures, lane, positions)
                     if erased and act is not None:
                         self._commit_audit_record(
                             connection, build_act_request(act, lane, self.metadata.settings.lanes, len(erased))
                         )
                     if erased:
-                        connection.executemany(SQL["erase"], [hashes for hashes, *_ in erased])
-                        values = _erase_values(connection, lane, [content for *_, content in erased])
-                        run_query(connection, release_usage, [*(row for _, row, _ in erased), *values])
-                        connection.execute(SQL["touch_lane"], (lane,))
-                        connection.execute(SQL["count_erasure"])
+                        rows = [(erasure.body_hash, encode_place(lane, erasure.position)) for erasure in erased]
+                        connection.executemany(SQL["erase"], rows)
+                        values = _erase_values(connection, lane, [erasure.content for erasure in erased])
+                        run_query(connection, finish_erasure, lane, erased, values)
             finally:
                 connection.execute("PRAGMA secure_delete = FAST")
             self._confirm_if_staged()
@@ -484,16 +482,6 @@ def _roll_back(connection: Any) -> None:
         connection.execute("ROLLBACK")
     except sqlite3.Error:
         logger.debug("rollback failed; the connection will be closed", exc_info=True)
-
-
-def _iterate_erasures(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], ErasedRow, RecordContent]]:
-    """What stays of a body, what its tenants get back, and what determines the values that it set."""
-    row = connection.execute(SQL["body"], (place,)).fetchone()
-    if row is not None and row[1] is not None:
-        salt, body, sequence, policy, actor, scope, partitions, fingerprint = row
-        is_of_stream = is_counted_for_stream(sequence, policy, actor)
-        content = RecordContent(sequence, scope, fingerprint, body)
-        yield (hash_body(salt, body), place), (place, is_of_stream, scope, partitions, len(body)), content
 
 
 def _erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:

@@ -1,4 +1,4 @@
--- Statements of PostgreSQL, by name. Those that SQLite has as well are in queries/sql/queries.sql. What a batch needs or saves
+-- Statements of PostgreSQL, by name; queries/sql/queries.sql has the ones that SQLite shares. What a batch needs or saves
 -- comes as arrays: one statement for all of it.
 
 -- name: is_there

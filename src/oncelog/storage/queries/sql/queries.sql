@@ -1,7 +1,7 @@
 -- Statements that are the same on SQLite and PostgreSQL, by name. SQLite gets `?1` for `$1`.
 
 -- name: schema_version
--- Alone, because a later version may have other columns beside it.
+-- Alone, because a later version may have other columns.
 SELECT schema_version FROM oncelog_log;
 
 -- name: log
@@ -89,14 +89,14 @@ SELECT f.lane, f.scope FROM oncelog_floors AS f
 WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = f.lane AND s.scope = f.scope) LIMIT 1;
 
 -- name: member_without_stream
--- Somebody who is or was a member of a stream that nobody has opened.
+-- A present or past member of a stream that was never opened.
 SELECT m.lane, m.scope, m.member FROM (
     SELECT lane, scope, member FROM oncelog_members UNION ALL SELECT lane, scope, member FROM oncelog_member_changes
 ) AS m
 WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = m.lane AND s.scope = m.scope) LIMIT 1;
 
 -- name: stream_of_nobody
--- A stream without records of which nobody has ever been a member.
+-- A stream without records that never had a member.
 SELECT s.lane, s.scope FROM oncelog_streams AS s WHERE s.sequence = 0
     AND NOT EXISTS (SELECT 1 FROM oncelog_members AS m WHERE m.lane = s.lane AND m.scope = s.scope)
     AND NOT EXISTS (SELECT 1 FROM oncelog_member_changes AS c WHERE c.lane = s.lane AND c.scope = s.scope) LIMIT 1;
@@ -127,5 +127,5 @@ FROM oncelog_acknowledged AS a LEFT JOIN oncelog_streams AS s ON s.lane = a.lane
 WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
 
 -- name: usage_below
--- What nobody can have.
+-- Impossible usage.
 SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;

@@ -1,5 +1,5 @@
--- Statements of SQLite, by name. Those that PostgreSQL has as well are in queries/sql/queries.sql.
--- A parameter that a query gives as a list is a JSON array; arrays side by side are rows: `?2 ->> n.key` stands beside `n.value`.
+-- Statements of SQLite, by name; queries/sql/queries.sql has the ones that PostgreSQL shares.
+-- A list is a JSON array. Several arrays are the columns of rows: `?2 ->> n.key` is in the row of `n.value`.
 
 -- name: make_log
 INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, index_secret, created_ms)
@@ -59,7 +59,7 @@ SELECT scope, count(*), sum(length(CAST(member AS BLOB))) FROM (
 ) GROUP BY lane, scope;
 
 -- name: lock_usage
--- What some tenants have. The write lock of the file is all that is needed.
+-- Usage of some tenants. The caller holds the write lock of the file.
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage
 WHERE lane = 0 AND tenant IN (SELECT value FROM json_each(?1)) ORDER BY tenant;
 
@@ -189,7 +189,7 @@ SELECT place & 281474976710655 FROM oncelog_records
 WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) AND scope = ?4 AND sequence > 0 ORDER BY place;
 
 -- name: entity_page
--- Entities of a scope by key, without those that have expired. Any blob is above all texts, so an empty end is none.
+-- Unexpired entities of a scope by key. A blob is greater than every text, so an empty end does not bound the page.
 SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
 WHERE lane = ?1 AND scope = ?2 AND key > ?3 AND key >= ?4 AND key < iif(?5 = '', x'', ?5)
     AND (expires_at_ms IS NULL OR expires_at_ms > ?6)
@@ -261,9 +261,10 @@ LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.me
 LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member
 WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT ?;
 
--- name: body
+-- name: bodies
 -- What is about to be erased, and whose it is.
-SELECT salt, body, sequence, policy, actor, scope, partitions, fingerprint FROM oncelog_records WHERE place = ?;
+SELECT place & 281474976710655, salt, body, r.sequence, policy, actor, scope, partitions, fingerprint
+FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE body IS NOT NULL ORDER BY n.key;
 
 -- name: erase
 -- Only the hash of the body stays, and as many zeros as keep the row at its size.

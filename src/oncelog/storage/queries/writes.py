@@ -1,0 +1,87 @@
+"""Parts of write transactions that are the same on both engines: what a batch needs, policies, leaps and erasures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from oncelog.core.policy import Policy
+from oncelog.core.proof import hash_body
+from oncelog.core.read_set import ReadSet
+from oncelog.core.rules.event_ids import collect_event_identities
+from oncelog.core.rules.quotas import collect_usage_keys
+from oncelog.core.tenants import Tenants
+from oncelog.core.values import Request
+from oncelog.storage.erasure import RecordContent
+from oncelog.storage.leaps import encode_leaps
+from oncelog.storage.queries.statement import QuerySteps, Statement
+from oncelog.storage.queries.tenants import release_usage
+from oncelog.storage.store import select_new_policies
+from oncelog.storage.tenants import ErasedRow, is_counted_for_stream
+
+_POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
+
+
+def complete_read_set(
+    read_set: ReadSet, batch: Sequence[Request], tenants: Tenants | None, leaps: Sequence[int]
+) -> None:
+    """Add what a batch needs in a log with tenants or leaps, which are known once its lanes are locked."""
+    if tenants is not None:
+        read_set.usage, read_set.past_members = collect_usage_keys(batch, tenants, read_set.faults)
+        read_set.keys |= collect_event_identities(batch, tenants, read_set.faults)
+    if leaps:
+        read_set.floors = read_set.streams
+
+
+def encode_policy(policy: Policy) -> str:
+    """Return the declaration of a policy."""
+    return msgspec.json.encode(policy).decode()
+
+
+def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Policy]]:
+    """Save new policies, and return all by name. Raises PolicyError for one that differs from that of its name."""
+    rows = yield Statement("policies")
+    known = {name: _POLICY_DECODER.decode(declaration) for name, declaration in rows}
+    declared = select_new_policies(known, policies)
+    for name, policy in declared.items():
+        yield Statement("declare_policy", name, encode_policy(policy))
+    return known | declared
+
+
+def save_leap(leaps: Sequence[int], above: int) -> QuerySteps[None]:
+    """Save a leap: its number, and the floors of all streams."""
+    yield Statement("set_leaps", encode_leaps(leaps, above))
+    yield Statement("set_floors", above)
+
+
+class Erasure(NamedTuple):
+    """A record that is about to be erased."""
+
+    position: int
+    body_hash: bytes
+    """Takes the place of the body."""
+    size: ErasedRow
+    """Subtracted from the usage of its tenants."""
+    content: RecordContent
+    """Determines the values that it set."""
+
+
+def load_erasures(lane: int, positions: Sequence[int]) -> QuerySteps[list[Erasure]]:
+    """Return those of some records that have a body."""
+    rows = yield Statement("bodies", lane, sorted(set(positions)))
+    return [_build_erasure(*row) for row in rows]
+
+
+def _build_erasure(
+    position: int, salt: bytes, body: bytes, sequence: int, policy: str, actor: str, scope: str, *others: Any
+) -> Erasure:
+    partitions, fingerprint = others
+    size = (position, is_counted_for_stream(sequence, policy, actor), scope, partitions, len(body))
+    return Erasure(position, hash_body(salt, body), size, RecordContent(sequence, scope, fingerprint, body))
+
+
+def finish_erasure(lane: int, erasures: Sequence[Erasure], values: Sequence[ErasedRow]) -> QuerySteps[None]:
+    """Update usage, revision and count of erasures after bodies, and values that they set, have been erased."""
+    yield from release_usage([*(erasure.size for erasure in erasures), *values])
+    yield Statement("touch_lane", lane)
+    yield Statement("count_erasure")
