@@ -191,7 +191,7 @@ def _proof(data: bytes) -> None:
 
 def _client_frame(data: bytes) -> None:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # as the protocol does
-        client_words.decode_event(client_words.decode_message(data).payload)
+        client_words.decode_event(client_words.decode_envelope(data).payload)
     for read in (client_chat_words.decode_frame, client_deltas.decode_delta_page, client_deltas.decode_snapshot_page):
         with suppress(ProtocolError):
             read(data)

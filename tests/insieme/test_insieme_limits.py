@@ -221,7 +221,7 @@ async def test_batch_in_flight_commits_after_the_server_has_forgotten_the_own_ev
         pages.shut()  # behind the first page
         await soon(pages.reached.wait())
         await bob.knows(13)  # its result waits for the pages of the cycle
-        force_setattr(served.server.settings.door_limits, "cycle_idle_ms", 0)  # ends before the package can ask again
+        force_setattr(served.server.settings.api_limits, "cycle_idle_ms", 0)  # ends before the package can ask again
         pages.open()
         await ada.happened("error")
         await ada.knows(13)

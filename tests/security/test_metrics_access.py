@@ -68,7 +68,7 @@ async def test_metrics_port_bounds_its_connections(tmp_path: Path) -> None:
         for reason, count in (("connections_max", 0), ("evicted", 1), ("timeout", 0)):
             assert f'oncelog_connections_refused_total{{reason="{reason}"}} {count}.0' in shown
         assert "oncelog_unauthenticated_connections 0.0" in shown
-        clock.advance(served.server.settings.door_limits.connect_timeout_ms + 1)
+        clock.advance(served.server.settings.api_limits.connect_timeout_ms + 1)
         listener.close_expired()
         assert await soon(opened[1][0].read()) == b""
         assert len(listener._limiter) == 0

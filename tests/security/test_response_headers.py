@@ -63,7 +63,7 @@ async def test_openapi_document_is_built_once_and_revalidated(served: Serving, m
     monkeypatch.setattr(server_module, "build_document", counted)
     first, second = await served.get("/openapi.json"), await served.get("/openapi.json")
     assert first.body == second.body
-    assert json.loads(first.body) == build_document(served.server.list_endpoints(), served.server.settings.door_limits)
+    assert json.loads(first.body) == build_document(served.server.list_endpoints(), served.server.settings.api_limits)
     assert len(built) == 1
     etag = first.headers["ETag"]
     unchanged = await served.get("/openapi.json", headers={"If-None-Match": etag})

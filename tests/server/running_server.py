@@ -397,7 +397,7 @@ def _settings(
     settings.setdefault("store", log_at(directory / "events.db"))
     settings.setdefault("port", 0)
     settings.setdefault("grpc_port", 0)  # the default, 100 above `port`, may be in use
-    made = ServerSettings(door_limits=ApiLimits(**door), engine_limits=Limits(**engine), **settings)
+    made = ServerSettings(api_limits=ApiLimits(**door), engine_limits=Limits(**engine), **settings)
     return made, keys, chosen
 
 

@@ -62,7 +62,7 @@ def test_defaults() -> None:
     assert load(None, {}, OPEN) == ServerSettings(development=True)
     settings = ServerSettings(development=True)
     assert (settings.store, settings.host, settings.port) == ("oncelog.db", "127.0.0.1", 7171)
-    assert (settings.engine_limits, settings.door_limits) == (Limits(), ApiLimits())
+    assert (settings.engine_limits, settings.api_limits) == (Limits(), ApiLimits())
 
 
 def test_command_line_overrides_environment_and_file(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def sample(setting: SettingDescription) -> tuple[str, Any]:
 def kept(settings: ServerSettings, name: str) -> Any:
     table, _, field = name.rpartition(".")
     if table == "limits":
-        return getattr(settings.engine_limits if hasattr(Limits(), field) else settings.door_limits, field)
+        return getattr(settings.engine_limits if hasattr(Limits(), field) else settings.api_limits, field)
     return getattr(getattr(settings, table) if table else settings, field)
 
 

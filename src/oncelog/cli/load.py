@@ -30,7 +30,7 @@ from oncelog.cli.remote import (
     translate_decode_errors,
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_json, translate_errors
-from oncelog.client.events.codec import Message
+from oncelog.client.events.codec import Envelope
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class _Worker:
         self._tally = tally
         self._connection: EventsConnection | None = None
         self._is_connected = asyncio.Event()
-        self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._pending: dict[int, asyncio.Future[Envelope]] = {}
         self._requests = 0
         self._event_count = 0
         self._retries_due = 0.0
@@ -347,7 +347,7 @@ class _Worker:
         self._tally.lost += len(events)
         self._tally.note_problem(f"{events[0].id} has {outcome}")
 
-    async def _request(self, payload: bytes) -> Message:
+    async def _request(self, payload: bytes) -> Envelope:
         await self._is_connected.wait()
         assert self._connection is not None  # noqa: S101 - it is there
         self._requests += 1
@@ -356,7 +356,7 @@ class _Worker:
         self._pending[number] = reply
         try:
             await self._connection.send("submit_events", payload, number)
-            message: Message = await reply
+            message: Envelope = await reply
         finally:
             self._pending.pop(number, None)
         if message.type == "error":
@@ -364,7 +364,7 @@ class _Worker:
                 raise decode_refusal(message.payload)
         return message
 
-    def _handle_results(self, events: Sequence[_SentEvent], message: Message) -> None:
+    def _handle_results(self, events: Sequence[_SentEvent], message: Envelope) -> None:
         with translate_decode_errors(self._remote):
             results = _RESULTS_DECODER.decode(message.payload).results
         if [result.id for result in results] != [event.id for event in events]:

@@ -22,7 +22,7 @@ from msgspec import Raw, Struct
 
 from oncelog.cli.secret_files import read_token_file
 from oncelog.client.events import codec
-from oncelog.client.events.codec import Message
+from oncelog.client.events.codec import Envelope
 from oncelog.client.runtime import backoff, websocket
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.error_codes import AUTH_FAILED, PROTOCOL_VERSION
@@ -273,7 +273,7 @@ class EventsConnection:
         with translate_connection_errors(self._remote):
             await self._socket.send_str(f"{head}{payload.decode()}}}")
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Envelope:
         """The next message, unless it is an error without a `msg_id`: then, as when the connection is lost, raises."""
         with translate_connection_errors(self._remote):
             frame = await self._socket.receive()
@@ -283,7 +283,7 @@ class EventsConnection:
                 f"the connection to {self._remote.url} was lost" + (f" (closed with {code})" if code else "")
             )
         with translate_decode_errors(self._remote):
-            message = codec.decode_message(frame.data)
+            message = codec.decode_envelope(frame.data)
             if message.type == "error" and message.msg_id is None:
                 raise decode_refusal(message.payload)
         return message

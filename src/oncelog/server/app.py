@@ -159,7 +159,7 @@ class Server:
         self.counts = Counts()
         self._log_limiter = LogLimiter(self._clock.elapsed_ms)
         self._limiter = ConnectionLimiter(
-            to_connection_limits(settings.door_limits, is_development=settings.development),
+            to_connection_limits(settings.api_limits, is_development=settings.development),
             self._clock.elapsed_ms,
             self.counts,
             self._log_limiter,
@@ -168,23 +168,23 @@ class Server:
         self._events_service = self._new_events_service()
         self.hub = self._events_service.hub
         self.event_sessions = WebSocketSessions(
-            self._auth_gate, settings.door_limits, self.counts, partial(EventsSession, self._events_service)
+            self._auth_gate, settings.api_limits, self.counts, partial(EventsSession, self._events_service)
         )
         self.events = EventsEndpoints(self._events_service, self.event_sessions.serve)
         self._trusted_networks = settings.proxy_networks
         self._find_refusal_cached = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._find_refusal)
         self._to_network_cached = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._to_network)
-        ledger_door = LedgerService(self.log, self._auth_gate, limits=settings.door_limits, counts=self.counts)
-        self.ledger = LedgerEndpoints(ledger_door)
+        ledger_service = LedgerService(self.log, self._auth_gate, limits=settings.api_limits, counts=self.counts)
+        self.ledger = LedgerEndpoints(ledger_service)
         self.deltas = DeltasEndpoints(
-            DeltasService(self.log, self._auth_gate, limits=settings.door_limits, counts=self.counts)
+            DeltasService(self.log, self._auth_gate, limits=settings.api_limits, counts=self.counts)
         )
-        self._chat_service = ChatService(self.log, self._auth_gate, limits=settings.door_limits, counts=self.counts)
-        self._chat_hub = ChatHub(self.log, settings.door_limits, self.counts, self._on_chat_failure)
+        self._chat_service = ChatService(self.log, self._auth_gate, limits=settings.api_limits, counts=self.counts)
+        self._chat_hub = ChatHub(self.log, settings.api_limits, self.counts, self._on_chat_failure)
         new_session = partial(ChatSession, self._chat_service, self._chat_hub, AckQueue(self.log))
-        self.chat_sessions = WebSocketSessions(self._auth_gate, settings.door_limits, self.counts, new_session)
+        self.chat_sessions = WebSocketSessions(self._auth_gate, settings.api_limits, self.counts, new_session)
         self.chat = ChatEndpoints(self._chat_service, self.chat_sessions.serve)
-        self.grpc_service = self._new_grpc_service(ledger_door) if settings.grpc else None
+        self.grpc_service = self._new_grpc_service(ledger_service) if settings.grpc else None
         self.metrics = Metrics(
             self.counts,
             queue_items=lambda: self.log.queue_length,
@@ -197,7 +197,7 @@ class Server:
         self.log.watch_commits(self.metrics.observe_commit)
         self.metrics_listener = MetricsListener(
             {"/metrics": self._serve_metrics, "/healthz": self._handle_healthz, "/readyz": self._handle_readyz},
-            timeout_ms=settings.door_limits.connect_timeout_ms,
+            timeout_ms=settings.api_limits.connect_timeout_ms,
             now_ms=self._clock.elapsed_ms,
             counts=self.counts,
             log_limiter=self._log_limiter,
@@ -210,7 +210,7 @@ class Server:
             self.ledger.list_fast_routes(),
             check_host=self._check_host_and_origin,
             count_failure=self._count_failure,
-            body_bytes_max=settings.door_limits.frame_bytes_max,
+            body_bytes_max=settings.api_limits.frame_bytes_max,
             varies_by_origin=bool(self._allowed_origins),
         )
         self._router = EndpointRouter(
@@ -233,17 +233,17 @@ class Server:
     def _new_events_service(self) -> EventsService:
         shows_actor = self.settings.show_actors
         first = NativeDialect(shows_actor=shows_actor)
-        door = EventsService(
+        service = EventsService(
             self.log,
             EventsHub(self._clock.wall_ms, self.counts, self._on_read_failure, first),
             self._auth_gate,
-            limits=self.settings.door_limits,
+            limits=self.settings.api_limits,
             counts=self.counts,
             native=first,
             insieme=InsiemeDialect(None, shows_actor=shows_actor),
         )
-        door.set_tenants(self.settings.tenants)
-        return door
+        service.set_tenants(self.settings.tenants)
+        return service
 
     def _new_grpc_service(self, service: LedgerService) -> LedgerGrpcService:
         return LedgerGrpcService(
@@ -257,9 +257,9 @@ class Server:
         )
 
     def _new_auth_gate(self) -> AuthGate:
-        per_minute = self.settings.door_limits.auth_failures_per_minute_max
+        per_minute = self.settings.api_limits.auth_failures_per_minute_max
         auth_failures = RateLimiter(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms)
-        per_second = self.settings.door_limits.requests_per_second_max
+        per_second = self.settings.api_limits.requests_per_second_max
         requests = RateLimiter(
             per_second, max(1, REQUESTS_BURST_SECONDS * per_second), RATE_KEYS_MAX, self._clock.elapsed_ms
         )
@@ -319,20 +319,23 @@ class Server:
         if self._authenticator.files:
             self._poll_task = asyncio.get_running_loop().create_task(self._poll_credentials())
         self._is_ready = True
-        where = {"urls": " ".join(self.urls), "store": redact_address(self.settings.store)}
-        logger.info("listening", extra={**where, "grpc": self.grpc_address} if self.grpc_service is not None else where)
+        log_fields = {"urls": " ".join(self.urls), "store": redact_address(self.settings.store)}
+        logger.info(
+            "listening",
+            extra={**log_fields, "grpc": self.grpc_address} if self.grpc_service is not None else log_fields,
+        )
         if self._authenticator.is_open:
             logger.warning("development mode: everybody on this machine may do everything, without a token")
-        if self.settings.door_limits.frame_bytes_max < INSIEME_FRAME_BYTES:
+        if self.settings.api_limits.frame_bytes_max < INSIEME_FRAME_BYTES:
             logger.warning(
                 "limits.frame_bytes_max is %d: clients of the npm package insieme send up to %d bytes, and wait "
                 "forever if a frame is too large; raise the limit, or lower submitBatch.maxBytes of these clients",
-                self.settings.door_limits.frame_bytes_max,
+                self.settings.api_limits.frame_bytes_max,
                 INSIEME_FRAME_BYTES,
             )
 
     def _raise_open_files_limit(self) -> None:
-        grpc_connections_max = self.settings.door_limits.connections_max if self.grpc_service is not None else 0
+        grpc_connections_max = self.settings.api_limits.connections_max if self.grpc_service is not None else 0
         limits = self._limiter.limits
         total_max, grpc_connections_max = raise_limit(limits.total_max, grpc_connections_max)
         self._limiter.limits = replace(limits, total_max=total_max)
@@ -347,7 +350,7 @@ class Server:
         self._events_service.is_closing = self.deltas.is_closing = self._chat_service.is_closing = True
         self._router.is_closing = True
         self._fast_path.start_shutdown()
-        lingers_until_s = asyncio.get_running_loop().time() + min(LINGER_S, self.settings.shutdown_ms / 1000)
+        linger_end_s = asyncio.get_running_loop().time() + min(LINGER_S, self.settings.shutdown_ms / 1000)
         runner, self._runner = self._runner, None
         logger.info("stopping", extra={"connections": self._reader_count, "queued": self.log.queue_length})
         await self._accept_last()
@@ -369,7 +372,7 @@ class Server:
         self.events.streams.close_all()
         self.ledger.streams.close_all()
         self.deltas.close_all()
-        await self._linger(lingers_until_s)
+        await self._linger(linger_end_s)
         self._fast_path.close_all()
         await runner.cleanup()
         await self.metrics_listener.stop()
@@ -444,7 +447,7 @@ class Server:
 
     async def _listen(self) -> None:
         app = web.Application(
-            client_max_size=self.settings.door_limits.frame_bytes_max, middlewares=[self._handle_request]
+            client_max_size=self.settings.api_limits.frame_bytes_max, middlewares=[self._handle_request]
         )
         self._router.add_routes(app, self.list_endpoints())
         if self.settings.development:
@@ -505,7 +508,7 @@ class Server:
         if self.settings.metrics and self.settings.metrics_port is None:
             handlers[METRICS_PATH] = self._serve_metrics
         if self.settings.openapi:
-            document = CachedDocument(lambda: build_document(self.list_endpoints(), self.settings.door_limits))
+            document = CachedDocument(lambda: build_document(self.list_endpoints(), self.settings.api_limits))
             handlers["/openapi.json"] = document.serve
         return [
             *list_endpoints(handlers, has_public_metrics=self.settings.metrics_public),
@@ -648,7 +651,7 @@ class Server:
             self._count_failure(request.path, error)
             return respond(error)
         except web.HTTPRequestEntityTooLarge:
-            size = self.settings.door_limits.frame_bytes_max
+            size = self.settings.api_limits.frame_bytes_max
             message = f"body: must have at most {size} bytes"
             return respond(ApiError(error_codes.BAD_REQUEST, message, field="body", limit=size, status=413))
         except web.HTTPException as error:
@@ -678,8 +681,8 @@ class Server:
     ) -> None:
         refused = self._find_refusal_cached(remote, host, forwarded, origin)
         if refused is not None:
-            field, what = refused
-            raise ApiError(error_codes.FORBIDDEN, f"{field}: {what}", field=field)
+            field, message = refused
+            raise ApiError(error_codes.FORBIDDEN, f"{field}: {message}", field=field)
 
     def _find_refusal(
         self, remote: str | None, host: str | None, forwarded: str | None, origin: str | None
@@ -718,7 +721,7 @@ class Server:
         return to_client_network(find_client_address(remote, forwarded, self._trusted_networks))
 
     def _check_capacity(self, connection: Connection | None = None) -> None:
-        connections_max = self.settings.door_limits.connections_max
+        connections_max = self.settings.api_limits.connections_max
         if self._reader_count >= connections_max and not self._limiter.close_unauthenticated_stream(connection):
             message = f"connections_max is {connections_max}, and that many are there already"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=1000)
@@ -794,9 +797,9 @@ class Server:
 
 
 def _find_api_name(path: str) -> str:
-    for prefix, door in _API_NAMES.items():
+    for prefix, api_name in _API_NAMES.items():
         if path.startswith(prefix):
-            return door
+            return api_name
     return "events"
 
 

@@ -62,8 +62,8 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
 
     def accepts_per_turn(self, *, listeners: int, with_tls: bool) -> int:
         """Return how many connections each of the listening sockets accepts in one turn of the event loop."""
-        most = TLS_ACCEPTS_PER_TURN_MAX if with_tls else ACCEPTS_PER_TURN_MAX
-        return max(1, min(most, self.evictable_max // (TURNS_TO_AUTHENTICATE * listeners)))
+        accepts_max = TLS_ACCEPTS_PER_TURN_MAX if with_tls else ACCEPTS_PER_TURN_MAX
+        return max(1, min(accepts_max, self.evictable_max // (TURNS_TO_AUTHENTICATE * listeners)))
 
 
 class Caller:
@@ -290,19 +290,19 @@ class ConnectionLimiter:
     def accept(self, address: str, abort: Callable[[], None], *, is_proxy: bool = False) -> Connection | None:
         """Count a connection. Returns None if authenticated connections have reached a limit."""
         reason = None
-        if not self._has_room():
+        if not self._has_capacity():
             reason = "connections_max"
-        elif not is_proxy and not self._has_address_room(address):
+        elif not is_proxy and not self._has_address_capacity(address):
             reason = "address"
         if reason is not None:
             self.count_refusal(reason, address)
             return None
         self._limit_unauthenticated()
-        made = Connection(self, address, is_proxy=is_proxy, abort=abort)
-        self._connections[made] = None
-        self._by_address[address].add(made)
-        self._add_unauthenticated(made, address)
-        return made
+        connection = Connection(self, address, is_proxy=is_proxy, abort=abort)
+        self._connections[connection] = None
+        self._by_address[address].add(connection)
+        self._add_unauthenticated(connection, address)
+        return connection
 
     def attach(self, connection: Connection) -> None:
         """Find the connection by its transport from now on."""
@@ -317,7 +317,7 @@ class ConnectionLimiter:
 
         The connection of a proxy counts as unauthenticated until the caller of the stream is authenticated.
         """
-        if not self._has_address_room(address, connection):
+        if not self._has_address_capacity(address, connection):
             self.count_refusal("address", address)
             raise busy_error("connections_per_address_max", self.limits.address_max)
         if connection is not None:
@@ -325,28 +325,30 @@ class ConnectionLimiter:
                 self._limit_unauthenticated()
             self.discard_unauthenticated(connection)
             self._add_unauthenticated(connection, address)
-        made = CountedStream(self, address, connection)
+        stream = CountedStream(self, address, connection)
         if connection is not None:
-            connection.stream = made
-        self._by_address[address].add(made)
-        return made
+            connection.stream = stream
+        self._by_address[address].add(stream)
+        return stream
 
     def count_principal(self, caller: Connection | CountedStream, principal: Principal) -> None:
         """Count a connection for its principal. Raises ApiError at the limit."""
         limit, actor = self.limits.principal_max, principal.actor
-        others = self._by_principal[actor]
-        if limit and len(others) >= limit:
-            self._remove_closed([one for one in others if isinstance(one, Connection)])
-            others = self._by_principal[actor]
-        if limit and len(others) >= limit:
+        callers = self._by_principal[actor]
+        if limit and len(callers) >= limit:
+            self._remove_closed([other for other in callers if isinstance(other, Connection)])
+            callers = self._by_principal[actor]
+        if limit and len(callers) >= limit:
             self.count_refusal("principal", caller.address, actor=actor)
             raise busy_error("connections_per_principal_max", limit)
-        others.add(caller)
+        callers.add(caller)
         caller.actor = actor
 
     def close_unauthenticated_stream(self, other_than: Connection | None) -> bool:
         """Close the oldest WebSocket whose caller is not authenticated. Returns whether one was closed."""
-        streams = (one for one in self._unauthenticated if one.is_stream and one is not other_than)
+        streams = (
+            candidate for candidate in self._unauthenticated if candidate.is_stream and candidate is not other_than
+        )
         return self._close_first(streams)
 
     def hold(self, connection: Connection, held_bytes: int) -> None:
@@ -414,22 +416,24 @@ class ConnectionLimiter:
 
     # --- room
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         """Return whether one more connection fits into the total, after an unauthenticated one was closed for it."""
         if len(self._connections) < self.limits.total_max:
             return True
         self._remove_closed(self._connections)
         return len(self._connections) < self.limits.total_max or self._close_oldest()
 
-    def _has_address_room(self, address: str, other_than: Connection | None = None) -> bool:
+    def _has_address_capacity(self, address: str, other_than: Connection | None = None) -> bool:
         """Return whether one more connection of the address fits, after an unauthenticated one was closed for it."""
         limit = self.limits.address_max
         if not limit or len(self._by_address.get(address, ())) < limit:
             return True
-        self._remove_closed([one for one in self._by_address[address] if isinstance(one, Connection)])
+        self._remove_closed([caller for caller in self._by_address[address] if isinstance(caller, Connection)])
         if len(self._by_address.get(address, ())) < limit:
             return True
-        return self._close_first(one for one in self._unauthenticated_of.get(address, ()) if one is not other_than)
+        return self._close_first(
+            caller for caller in self._unauthenticated_of.get(address, ()) if caller is not other_than
+        )
 
     def _add_unauthenticated(self, connection: Connection, address: str) -> None:
         connection.counted_address = address

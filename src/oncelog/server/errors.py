@@ -74,8 +74,8 @@ class StoreFailures:
 
     def count(self, error: BaseException) -> None:
         """One request more."""
-        is_told = type(error) in self._kinds
-        logger.log(logging.DEBUG if is_told else logging.ERROR, "the log could not do what it was asked: %s", error)
+        is_reported = type(error) in self._kinds
+        logger.log(logging.DEBUG if is_reported else logging.ERROR, "the log could not do what it was asked: %s", error)
         if isinstance(error, StoreUnavailableError):  # what else goes wrong is no state that ends by itself
             self._kinds.add(type(error))
             self._count += 1

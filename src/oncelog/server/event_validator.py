@@ -95,9 +95,9 @@ def _to_event(submission: Submission) -> NewEvent:
 
 def _load_from_module(name: str) -> Any:
     module, _, path = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does: an application's own module is found where it is started
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)  # as `python -m` does: an application's own module is found where it is started
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
@@ -110,8 +110,8 @@ def _load_from_module(name: str) -> Any:
 def _load_from_entry_point(name: str) -> Any:
     found = list(metadata.entry_points(group=VALIDATORS_GROUP, name=name))
     if len(found) != 1:
-        many = "no entry point" if not found else "more than one entry point"
-        raise SettingsError(f"validate: there is {many} named {name!r} in the group {VALIDATORS_GROUP}")
+        count_text = "no entry point" if not found else "more than one entry point"
+        raise SettingsError(f"validate: there is {count_text} named {name!r} in the group {VALIDATORS_GROUP}")
     try:
         return found[0].load()
     except Exception as error:

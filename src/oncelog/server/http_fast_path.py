@@ -110,7 +110,7 @@ class HttpFastPath:
 
     def close_idle(self, since_s: float) -> None:
         """Closes those that have asked for nothing since then."""
-        for connection in [one for one in self.connections if one.is_idle_since(since_s)]:
+        for connection in [candidate for candidate in self.connections if candidate.is_idle_since(since_s)]:
             connection.close()
 
     @property

@@ -14,10 +14,10 @@ _CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, Connectio
 
 def new_http_logger(log_limiter: LogLimiter) -> logging.Logger:
     """Return a logger for one server, below `oncelog.doors`."""
-    made = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one for each server, and not one of the process
-    made.parent = logging.getLogger("oncelog.doors")
-    made.addFilter(_ClientErrorFilter(log_limiter))
-    return made
+    http_logger = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one for each server, and not one of the process
+    http_logger.parent = logging.getLogger("oncelog.doors")
+    http_logger.addFilter(_ClientErrorFilter(log_limiter))
+    return http_logger
 
 
 class _ClientErrorFilter(logging.Filter):

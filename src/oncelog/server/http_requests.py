@@ -94,14 +94,14 @@ def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
     # Some send deflate without the header that it has by its standard, whose first byte says how it is packed.
     has_header = body[0] & 0x0F == zlib.DEFLATED
     bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
-    unpacking = zlib.decompressobj(bits)
+    decompressor = zlib.decompressobj(bits)
     try:
-        found = unpacking.decompress(body, bytes_max + 1)
+        found = decompressor.decompress(body, bytes_max + 1)
     except zlib.error:
         raise _body_error() from None
     if len(found) > bytes_max:
         raise web.HTTPRequestEntityTooLarge(max_size=bytes_max, actual_size=len(found))
-    if not unpacking.eof or unpacking.unused_data:
+    if not decompressor.eof or decompressor.unused_data:
         raise _body_error()
     return found
 
@@ -143,14 +143,14 @@ def parse_query(request: web.Request) -> list[tuple[str, str]]:
 
 def parse_parameters(request: web.Request, names: Collection[str]) -> dict[str, str]:
     """The parameters of a query. Raises ApiError for one that has no meaning, or is there twice."""
-    given: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in parse_query(request):
         if name not in names:
             raise ApiError(error_codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
-        if name in given:
+        if name in parameters:
             raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
-        given[name] = value
-    return given
+        parameters[name] = value
+    return parameters
 
 
 def parse_number(text: str, name: str) -> int:

@@ -166,6 +166,6 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
             limit = f"request_members_max must be below {WHOLE_REQUEST_ITEMS_MAX}"  # the chat itself is one item more
             raise SettingsError(f"{limit}, not {self.request_members_max}")
         for name in _RATES:
-            given = getattr(self, name)
-            if given > RATE_MAX:
-                raise SettingsError(f"{name} must be at most {RATE_MAX}, or 0 for no limit, not {given}")
+            burst = getattr(self, name)
+            if burst > RATE_MAX:
+                raise SettingsError(f"{name} must be at most {RATE_MAX}, or 0 for no limit, not {burst}")

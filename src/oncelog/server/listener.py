@@ -33,25 +33,25 @@ async def bind(host: str, port: int) -> list[socket.socket]:
         for family, kind, protocol, _, address in dict.fromkeys(found):
             sockets.append(_bind_socket(family, kind, protocol, address))
     except BaseException:
-        for one in sockets:
-            one.close()
+        for opened in sockets:
+            opened.close()
         raise
     return sockets
 
 
 def _bind_socket(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
-    made = socket.socket(family, kind, protocol)
+    bound = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.setblocking(False)
-        made.bind(address)
-        made.listen(BACKLOG)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.setblocking(False)
+        bound.bind(address)
+        bound.listen(BACKLOG)
     except BaseException:
-        made.close()
+        bound.close()
         raise
-    return made
+    return bound
 
 
 class Listener:
@@ -82,40 +82,40 @@ class Listener:
 
     def start(self) -> None:
         """Accept connections from now on."""
-        for one in self.sockets:
-            self._loop.add_reader(one.fileno(), self._accept_batch, one)
+        for server_socket in self.sockets:
+            self._loop.add_reader(server_socket.fileno(), self._accept_batch, server_socket)
 
     def close(self) -> None:
         """Accept no more connections. Open connections stay."""
-        for one in self.sockets:
-            if one.fileno() >= 0:
-                self._loop.remove_reader(one.fileno())
-                one.close()
+        for server_socket in self.sockets:
+            if server_socket.fileno() >= 0:
+                self._loop.remove_reader(server_socket.fileno())
+                server_socket.close()
         for pause in self._pauses.values():
             pause.cancel()
 
-    def _accept_batch(self, listening: socket.socket) -> None:
+    def _accept_batch(self, server_socket: socket.socket) -> None:
         for _ in range(self._accepts_per_turn):
             try:
-                accepted, peer = listening.accept()
+                accepted, peer = server_socket.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
-                    self._pause(listening, error)
+                    self._pause(server_socket, error)
                     return
                 continue  # the client closed it before it was accepted
             self._start_connection(accepted, peer)
 
-    def _pause(self, listening: socket.socket, error: OSError) -> None:
+    def _pause(self, server_socket: socket.socket, error: OSError) -> None:
         self._refusal_counts["open_files"] += 1
         self._log_limiter.warn("a connection cannot be accepted: raise the limit of open files", error=error.strerror)
-        self._loop.remove_reader(listening.fileno())
-        self._pauses[listening] = self._loop.call_later(NO_FILES_PAUSE_S, self._resume, listening)
+        self._loop.remove_reader(server_socket.fileno())
+        self._pauses[server_socket] = self._loop.call_later(NO_FILES_PAUSE_S, self._resume, server_socket)
 
-    def _resume(self, listening: socket.socket) -> None:
-        del self._pauses[listening]
-        self._loop.add_reader(listening.fileno(), self._accept_batch, listening)
+    def _resume(self, server_socket: socket.socket) -> None:
+        del self._pauses[server_socket]
+        self._loop.add_reader(server_socket.fileno(), self._accept_batch, server_socket)
 
     def _start_connection(self, accepted: socket.socket, peer: object) -> None:
         address, is_proxy = self._find_address(str(peer[0]) if isinstance(peer, tuple) else None)

@@ -254,6 +254,6 @@ class _LiveStream:
             self._counts.bytes_sent += len(data)
             await self._wait_bounded(self._transport.write(data))
 
-    async def _wait_bounded(self, writing: Awaitable[None]) -> None:
+    async def _wait_bounded(self, write: Awaitable[None]) -> None:
         async with asyncio.timeout(2 * self._heartbeat_s):
-            await writing
+            await write

@@ -35,7 +35,7 @@ def configure(level: Level, format: Format, stream: TextIO | None = None) -> Non
     A second call takes the place of the first; handlers of others stay.
     """
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, _ServerHandler)]:
+    for handler in [other for other in root.handlers if isinstance(other, _ServerHandler)]:
         root.removeHandler(handler)
     handler = _ServerHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
@@ -100,7 +100,7 @@ def _format_message(record: logging.LogRecord) -> str:
 
 
 def _get_extra_fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {str(name): _to_json_value(one) for name, one in vars(record).items() if name not in _STANDARD_FIELDS}
+    return {str(name): _to_json_value(value) for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
 
 
 def _format_exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
@@ -124,10 +124,10 @@ def _to_json_value(value: object, depth: int = DEPTH_MAX) -> Any:
     if type(value) is float and math.isfinite(value):
         return value
     if depth and type(value) in (list, tuple, set, frozenset):
-        return [_to_json_value(one, depth - 1) for one in _call_safely(list, value, [])]
+        return [_to_json_value(item, depth - 1) for item in _call_safely(list, value, [])]
     if depth and isinstance(value, Mapping):
         pairs = _call_safely(lambda mapping: list(mapping.items()), value, [])
-        return {_shorten(_call_safely(str, name)): _to_json_value(one, depth - 1) for name, one in pairs}
+        return {_shorten(_call_safely(str, name)): _to_json_value(item, depth - 1) for name, item in pairs}
     return _shorten(_call_safely(hex if type(value) is int else str, value))
 
 

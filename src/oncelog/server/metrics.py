@@ -247,14 +247,14 @@ class _TenantCollector(Collector):
             "tenant_bytes",
             "Bytes of records, members and side state.",
             "tenant",
-            {who.prefix: has.bytes for who, has in usage},
+            {tenant.prefix: has.bytes for tenant, has in usage},
         )
         yield _new_gauge(
-            "tenant_records", "Records and members.", "tenant", {who.prefix: has.records for who, has in usage}
+            "tenant_records", "Records and members.", "tenant", {tenant.prefix: has.records for tenant, has in usage}
         )
-        limits = {who.prefix: who.bytes_max for who, _ in usage if who.bytes_max}
+        limits = {tenant.prefix: tenant.bytes_max for tenant, _ in usage if tenant.bytes_max}
         yield _new_gauge("tenant_bytes_max", "Bytes that a tenant may have.", "tenant", limits)
-        limits = {who.prefix: who.records_max for who, _ in usage if who.records_max}
+        limits = {tenant.prefix: tenant.records_max for tenant, _ in usage if tenant.records_max}
         yield _new_gauge("tenant_records_max", "Records that a tenant may have.", "tenant", limits)
 
 

@@ -119,8 +119,8 @@ class PreauthLimiter(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         """Pass it on."""
-        kept: bool | None = self._inner.eof_received()
-        return kept
+        keeps_open: bool | None = self._inner.eof_received()
+        return keeps_open
 
     def pause_writing(self) -> None:
         """Pass it on."""

@@ -179,19 +179,19 @@ class SendQueue:
             self._transport.write(data)
 
     def _take_due(self) -> bytes:
-        taken: list[bytes] = []
-        for one in self.frames:
-            if isinstance(one, ReplySlot):
-                if not one.is_due or one.frame is None:
+        frames: list[bytes] = []
+        for item in self.frames:
+            if isinstance(item, ReplySlot):
+                if not item.is_due or item.frame is None:
                     break
-                taken.append(one.frame)
+                frames.append(item.frame)
                 self._slots -= 1
-                one.on_written()
+                item.on_written()
             else:
-                taken.append(one)
-                self.bytes -= len(one)
-        del self.frames[: len(taken)]
-        return b"".join(taken)
+                frames.append(item)
+                self.bytes -= len(item)
+        del self.frames[: len(frames)]
+        return b"".join(frames)
 
     def _wait_for_capacity(self) -> None:
         if self._drain_task is None:
@@ -208,8 +208,8 @@ class SendQueue:
             self._warn("a reader is slow")
 
     def _warn(self, message: str) -> None:
-        waiting = {"waiting": len(self.frames), "waiting_bytes": self.bytes}
-        logger.warning(message, extra={**self._describe(), **waiting})
+        queue_fields = {"waiting": len(self.frames), "waiting_bytes": self.bytes}
+        logger.warning(message, extra={**self._describe(), **queue_fields})
 
     async def _drain_transport(self) -> None:
         try:

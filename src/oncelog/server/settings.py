@@ -178,10 +178,10 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         highest = {"ttl_ms": TTL_MS_MAX, "eviction_interval": EVICTION_INTERVAL_MAX}
-        for name, most in highest.items():
+        for name, value_max in highest.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                raise SettingsError(f"{name} must be a whole number from 1 to {most}, not {value}")
+            if value is not None and not 1 <= value <= value_max:
+                raise SettingsError(f"{name} must be a whole number from 1 to {value_max}, not {value}")
 
 
 class TlsSettings(Struct, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
     tokens: TokenSettings | None = None
     api_keys: ApiKeySettings = ApiKeySettings()
     engine_limits: Limits = Limits()
-    door_limits: ApiLimits = ApiLimits()
+    api_limits: ApiLimits = ApiLimits()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,13 +229,13 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
             "tls.certificate and tls.private_key must be set together, or neither of them",
         )
         _check(
-            self.door_limits.request_events_max <= self.engine_limits.request_items_max,
-            f"limits.request_events_max ({self.door_limits.request_events_max}) must not be above "
+            self.api_limits.request_events_max <= self.engine_limits.request_items_max,
+            f"limits.request_events_max ({self.api_limits.request_events_max}) must not be above "
             f"limits.request_items_max ({self.engine_limits.request_items_max})",
         )
         _check(
-            self.door_limits.request_members_max < self.engine_limits.request_items_max,
-            f"limits.request_members_max ({self.door_limits.request_members_max}) must be below "
+            self.api_limits.request_members_max < self.engine_limits.request_items_max,
+            f"limits.request_members_max ({self.api_limits.request_members_max}) must be below "
             f"limits.request_items_max ({self.engine_limits.request_items_max})",
         )
         self._check_ports()
@@ -277,17 +277,17 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _check_origins(origins: tuple[str, ...]) -> None:
-    for one in origins:
+    for origin in origins:
         _check(
-            normalize_origin(one) is not None,
-            f"origins must have the form scheme://host[:port], without a path and without *, not {one!r}",
+            normalize_origin(origin) is not None,
+            f"origins must have the form scheme://host[:port], without a path and without *, not {origin!r}",
         )
 
 
 def _check_networks(texts: tuple[str, ...]) -> None:
-    for one in texts:
+    for text in texts:
         try:
-            parse_networks([one])
+            parse_networks([text])
         except ValueError as error:
             raise SettingsError(f"trusted_proxies must be IP addresses or networks: {error}") from error
 
@@ -323,8 +323,8 @@ _REQUIRED: Final[Mapping[type[Struct], Mapping[str, Any]]] = {
 def _list_fields(table: str, of: type[Struct]) -> dict[str, _Field]:
     kinds = get_type_hints(of)
     return {
-        f"{table}.{one.name}".removeprefix("."): _Field(of, one.name, kinds[one.name], one.default)
-        for one in msgspec.structs.fields(of)
+        f"{table}.{field.name}".removeprefix("."): _Field(of, field.name, kinds[field.name], field.default)
+        for field in msgspec.structs.fields(of)
     }
 
 
@@ -342,15 +342,15 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
 
     Raises SettingsError for anything that is wrong with them, with the setting's name and where it was made.
     """
-    given = {
+    sourced_values = {
         **(sources.load_file(config_path, _FIELDS) if config_path is not None else {}),
         **sources.load_environment(environment, _FIELDS),
         **sources.load_command_line(overrides, _FIELDS),
     }
     values: dict[type[Struct], dict[str, Any]] = {of: {} for structs in _TABLES.values() for of in structs}
-    for name, one in given.items():
+    for name, sourced in sourced_values.items():
         field = _FIELDS[name]
-        values[field.of][field.name] = _check_value(name, field, one)
+        values[field.of][field.name] = _check_value(name, field, sourced)
     return ServerSettings(
         **values[GeneralSettings],
         log=LogSettings(**values[LogSettings]),
@@ -360,7 +360,7 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
         tokens=_new_token_settings(values[TokenSettings]),
         api_keys=ApiKeySettings(**values[ApiKeySettings]),
         engine_limits=Limits(**values[Limits]),
-        door_limits=ApiLimits(**values[ApiLimits]),
+        api_limits=ApiLimits(**values[ApiLimits]),
     )
 
 

@@ -48,7 +48,7 @@ def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
         if key not in tables:
             found[key] = SourcedValue(value, path, is_text=False)
         elif isinstance(value, dict):
-            found |= {f"{key}.{name}": SourcedValue(one, path, is_text=False) for name, one in value.items()}
+            found |= {f"{key}.{name}": SourcedValue(nested, path, is_text=False) for name, nested in value.items()}
         else:
             raise SettingsError(f"{path}: {key} must be a table")
     for name in found:
@@ -60,7 +60,7 @@ def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> di
     """What variables set that begin with `ONCELOG_`. Raises SettingsError for one that is no setting."""
     variables = {to_variable(name): name for name in names}
     found = {}
-    for variable in sorted(one for one in environment if one.startswith(VARIABLE_PREFIX)):
+    for variable in sorted(name for name in environment if name.startswith(VARIABLE_PREFIX)):
         _check_known(variable, variables, "environment")
         found[variables[variable]] = SourcedValue(
             environment[variable], f"environment variable {variable}", is_text=True
@@ -173,21 +173,21 @@ def _decode_choice(kind: Any, value: object) -> object:
 
 
 def _describe_choices(kind: Any) -> str:
-    *most, last = get_args(kind)
-    return f"{', '.join(most)} or {last}"
+    *others, last = get_args(kind)
+    return f"{', '.join(others)} or {last}"
 
 
 def _decode_list(kind: Any, value: object, is_text: bool) -> tuple[object, ...]:
     if is_text and isinstance(value, str):
-        value = [one.strip() for one in value.split(",")] if value.strip() else []
-    what = f"a list of {_PLURALS[kind]}{', with commas between them' if is_text else ''}"
+        value = [item.strip() for item in value.split(",")] if value.strip() else []
+    description = f"a list of {_PLURALS[kind]}{', with commas between them' if is_text else ''}"
     if type(value) is not list or "" in value:
-        raise _WrongValueError(f"{what}, none of them empty")
+        raise _WrongValueError(f"{description}, none of them empty")
     try:
-        return tuple(_DECODERS[kind](one, is_text) for one in value)
+        return tuple(_DECODERS[kind](item, is_text) for item in value)
     except _WrongValueError as error:
         problem = str(error)
-    raise _WrongValueError(f"{what}: each must be {problem}")
+    raise _WrongValueError(f"{description}: each must be {problem}")
 
 
 def _decode_key_file(value: object, is_text: bool) -> KeyFile:  # noqa: ARG001
@@ -208,7 +208,7 @@ def _decode_tenant(value: object, is_text: bool) -> Tenant:  # noqa: ARG001
     """A table; or the prefix, and behind it `name=number` for each of its limits."""
     if isinstance(value, str):
         prefix, *limits = value.split()
-        pairs = [one.partition("=") for one in limits]
+        pairs = [limit.partition("=") for limit in limits]
         value = {"prefix": prefix, **{name: _decode_tenant_value(name, text) for name, _, text in pairs}}
     if isinstance(value, dict) and value.keys() <= set(Tenant.__struct_fields__):
         with suppress(msgspec.ValidationError):

@@ -63,11 +63,11 @@ class LimitedHandshake(ssl.SSLObject):
 
     def do_handshake(self) -> None:
         """Continue the handshake. The event loop calls it after every read."""
-        arrived = self.incoming.pending
+        pending_bytes = self.incoming.pending
         try:
             super().do_handshake()
         except ssl.SSLWantReadError:  # incomplete: all of these bytes belong to the handshake
-            self.handshake_bytes += arrived
+            self.handshake_bytes += pending_bytes
             if self.handshake_bytes <= TLS_HANDSHAKE_BYTES_MAX:
                 raise
             message = f"the handshake has more than {TLS_HANDSHAKE_BYTES_MAX} bytes"
@@ -81,10 +81,10 @@ class ServerContext(ssl.SSLContext):
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, *arguments: Any, **options: Any) -> ssl.SSLObject:
         """As `ssl.SSLContext` says. The event loop calls it for every connection."""
-        made = super().wrap_bio(incoming, *arguments, **options)
-        assert isinstance(made, LimitedHandshake)  # noqa: S101 - `sslobject_class`
-        made.incoming = incoming
-        return made
+        handshake = super().wrap_bio(incoming, *arguments, **options)
+        assert isinstance(handshake, LimitedHandshake)  # noqa: S101 - `sslobject_class`
+        handshake.incoming = incoming
+        return handshake
 
 
 def _new_context() -> ssl.SSLContext:

@@ -190,10 +190,14 @@ class WebSocketSessions(Generic[S]):
         transport = request.transport
         if transport is None:  # it is gone already
             return socket
-        wire = WebSocketSessionTransport(request, transport)
-        session = self._new_session(wire, caller)
-        caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, wire.refuse_first_message)
-        socket.session, socket.session_transport, socket.frame_bytes_max = session, wire, limits.frame_bytes_max
+        session_transport = WebSocketSessionTransport(request, transport)
+        session = self._new_session(session_transport, caller)
+        caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, session_transport.refuse_first_message)
+        socket.session, socket.session_transport, socket.frame_bytes_max = (
+            session,
+            session_transport,
+            limits.frame_bytes_max,
+        )
         self._sessions.add(session)
         self._counts.ws_connections += 1
         timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, self._check_connected, session)
@@ -240,9 +244,9 @@ class WebSocketSessions(Generic[S]):
 async def _receive_all(socket: web.WebSocketResponse, session: WebSocketSession) -> None:
     async for message in socket:
         if message.type is _TEXT:
-            waiting = session.receive(message.data)
-            if waiting is not None:
-                await waiting
+            receive_task = session.receive(message.data)
+            if receive_task is not None:
+                await receive_task
         elif message.type is WSMsgType.BINARY:
             session.receive_binary()
         else:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from oncelog.client.deltas import DeltasClient
-from oncelog.client.deltas.codec import Fault, NoReply, OutboxEntry, PushReply
+from oncelog.client.deltas.codec import NoReply, OutboxEntry, PushReply, ServerError
 from oncelog.client.deltas.transport import HttpDeltasTransport
 
 _, URL, FILE, MOMENT, COUNT = sys.argv
@@ -19,7 +19,7 @@ push = HttpDeltasTransport.push
 edited = asyncio.Event()
 
 
-async def dying(self: HttpDeltasTransport, entries: Sequence[OutboxEntry]) -> PushReply | Fault | NoReply:
+async def dying(self: HttpDeltasTransport, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
     await edited.wait()
     if MOMENT == "unanswered":
         await push(self, entries)

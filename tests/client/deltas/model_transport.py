@@ -7,15 +7,15 @@ from typing import Any
 from client.deltas.model_gateway import ModelGateway, Refusal
 from oncelog.client.deltas.codec import (
     DeltaPage,
-    Fault,
     LiveCompacted,
     LiveDeltas,
     NoReply,
     OutboxEntry,
     PushReply,
+    ServerError,
     SnapshotPage,
     decode_delta_page,
-    decode_fault,
+    decode_error,
     decode_live,
     decode_push_reply,
     decode_snapshot_page,
@@ -45,7 +45,7 @@ class ModelWire:
         self.moved.set()
         self.moved = asyncio.Event()
 
-    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | Fault | NoReply:
+    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
         body = encode_push([one.body for one in entries])
         answer = await self._told(
             "push", lambda: self.gateway.push(body), lambda said: decode_push_reply(said, entries)
@@ -53,17 +53,17 @@ class ModelWire:
         self.move()
         return answer  # type: ignore[no-any-return]
 
-    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | Fault | NoReply:
+    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | ServerError | NoReply:
         return await self._told("pull", lambda: self.gateway.pull(since, epoch, limit), decode_delta_page)  # type: ignore[no-any-return]
 
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage | Fault | NoReply:
+    async def snapshot(self, page: str, limit: int) -> SnapshotPage | ServerError | NoReply:
         return await self._told("snapshot", lambda: self.gateway.snapshot(page, limit), decode_snapshot_page)  # type: ignore[no-any-return]
 
-    async def follow(self, since: int, epoch: str) -> LiveStream | Fault | NoReply:
+    async def follow(self, since: int, epoch: str) -> LiveStream | ServerError | NoReply:
         first = await self._told(
             "follow", lambda: self.gateway.live(since, epoch, 3), lambda said: decode_live(said.decode())
         )
-        return first if isinstance(first, Fault | NoReply) else ModelLive(self, since, epoch)
+        return first if isinstance(first, ServerError | NoReply) else ModelLive(self, since, epoch)
 
     async def close(self) -> None:
         self.asked.append("close")
@@ -75,7 +75,7 @@ class ModelWire:
             try:
                 answer = read(call())
             except Refusal as refusal:
-                answer = decode_fault(refusal.status, refusal.body, 0)
+                answer = decode_error(refusal.status, refusal.body, 0)
             other = await self.after(name)
             answer = answer if other is None else other
         return answer
@@ -88,7 +88,7 @@ class ModelLive:
         self._since = since
         self._epoch = epoch
 
-    async def receive(self) -> LiveDeltas | LiveCompacted | Fault | NoReply:
+    async def receive(self) -> LiveDeltas | LiveCompacted | ServerError | NoReply:
         while True:
             moved = self._wire.moved
             message = decode_live(self._wire.gateway.live(self._since, self._epoch, 3).decode())

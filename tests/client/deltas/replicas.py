@@ -8,27 +8,27 @@ from typing import Any
 
 from client.deltas.model_gateway import ModelGateway, Refusal
 from oncelog.client.deltas.codec import (
-    Fault,
     NoReply,
     OutboxEntry,
     PushReply,
+    ServerError,
     decode_delta_page,
-    decode_fault,
+    decode_error,
     decode_live,
     decode_push_reply,
     decode_snapshot_page,
 )
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.pull_protocol import (
-    Apply,
-    Follow,
-    Join,
-    Pull,
+    ApplyDeltas,
+    FollowDeltas,
+    JoinRows,
+    PullDeltas,
     PullEffect,
     PullProtocol,
     PullRequest,
-    Reset,
-    Stage,
+    ResetRows,
+    StageRows,
 )
 from oncelog.client.deltas.push_protocol import PushProtocol
 from oncelog.client.deltas.store import DeltasStore
@@ -70,7 +70,7 @@ class Replica:
         self.pushing = PushProtocol(self.limits.push_deltas_max)
         self.pulling = PullProtocol(self.store.sync_state.cursor, self.store.sync_state.epoch)
         self.pushed: tuple[list[OutboxEntry], bytes] | None = None
-        self.push_answer: PushReply | Fault | NoReply | None = None
+        self.push_answer: PushReply | ServerError | NoReply | None = None
         self.asked: PullRequest | None = None
         self.pull_answer: Any = None
 
@@ -138,7 +138,7 @@ class Replica:
             if not self.store.acknowledge(batch[-1].number, answer):
                 answer = NoReply("acknowledged in another history")
             self.pulling.on_acknowledged(self.store.sync_state.epoch)
-        self.seen[answer.code if isinstance(answer, Fault) else type(answer).__name__] += 1
+        self.seen[answer.code if isinstance(answer, ServerError) else type(answer).__name__] += 1
         if self.pushing.handle_answer(batch, answer) is not None:
             self.pushing.release()
 
@@ -152,11 +152,11 @@ class Replica:
         gateway, limits = self.gateway, self.limits
         if is_lost:
             self.pull_answer = LOST
-        elif isinstance(request, Pull):
+        elif isinstance(request, PullDeltas):
             self.pull_answer = self._told(
                 lambda: gateway.pull(request.since, request.epoch, limits.page_deltas), decode_delta_page
             )
-        elif isinstance(request, Follow):
+        elif isinstance(request, FollowDeltas):
             self.pull_answer = self._told(
                 lambda: gateway.live(request.since, request.epoch, 3), lambda said: decode_live(said.decode())
             )
@@ -178,15 +178,15 @@ class Replica:
     def _carry_out(self, effect: PullEffect) -> None:
         store = self.store
         match effect:
-            case Apply():
+            case ApplyDeltas():
                 store.apply(effect.deltas, effect.cursor, effect.epoch)
-            case Join():
+            case JoinRows():
                 store.join(effect.rows, None if effect.next else effect.cursor, effect.epoch)
-            case Stage():
+            case StageRows():
                 store.stage(effect.rows, effect.is_first, effect.horizon)
                 if not effect.next:
                     store.replace(effect.cursor, effect.epoch, 10, effect.horizon)
-            case Reset():
+            case ResetRows():
                 store.request_reset()
         self.pulling.confirm(effect)
 
@@ -205,7 +205,7 @@ class Replica:
         try:
             return read(call())
         except Refusal as refusal:
-            return decode_fault(refusal.status, refusal.body, 0)
+            return decode_error(refusal.status, refusal.body, 0)
 
     # --- state
 

@@ -7,31 +7,31 @@ import pytest
 from client.deltas.test_deltas_client_store import ALL, delta, opened, put
 from oncelog.client.deltas.codec import (
     DeltaPage,
-    Fault,
     LiveCompacted,
     LiveDeltas,
     NoReply,
     OutboxEntry,
     PushReply,
+    ServerError,
     SnapshotPage,
     decode_connected,
     decode_delta_page,
-    decode_fault,
+    decode_error,
     decode_live,
     decode_push_reply,
     decode_snapshot_page,
 )
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.pull_protocol import (
-    Apply,
-    Follow,
-    Join,
-    Pull,
+    ApplyDeltas,
+    FollowDeltas,
+    JoinRows,
+    PullDeltas,
     PullProtocol,
     ReadSnapshot,
-    Reset,
+    ResetRows,
     RestartSnapshot,
-    Stage,
+    StageRows,
 )
 from oncelog.client.deltas.push_protocol import PushBounds, PushProtocol
 from oncelog.client.deltas.values import Refusal
@@ -50,8 +50,8 @@ def entries(count: int) -> list[OutboxEntry]:
     return store.list_pending(None, ALL, ALL)
 
 
-def fault(code: str, index: int | None = None, retry_after_ms: int = 0) -> Fault:
-    return Fault(code, "because", index, retry_after_ms)
+def fault(code: str, index: int | None = None, retry_after_ms: int = 0) -> ServerError:
+    return ServerError(code, "because", index, retry_after_ms)
 
 
 def refusal_of(pushing: PushProtocol) -> Refusal | None:
@@ -176,7 +176,7 @@ def pulling_at(cursor: int = 0, epoch: str = EPOCH) -> PullProtocol:
 
 def following(cursor: int = 0) -> PullProtocol:
     pulling = pulling_at(cursor)
-    pulling.confirm(Apply((), cursor, EPOCH, is_caught_up=True))
+    pulling.confirm(ApplyDeltas((), cursor, EPOCH, is_caught_up=True))
     return pulling
 
 
@@ -188,39 +188,39 @@ def request_of(pulling: PullProtocol, *, is_reset_wanted: bool = False) -> Any:
 def test_pages_are_pulled_until_the_end_and_then_followed_live() -> None:
     pulling = pulling_at(epoch="")
     request = request_of(pulling)
-    assert request == Pull(0, "")
+    assert request == PullDeltas(0, "")
     deltas = (delta(1, a=1),)
     effect = pulling.handle_answer(request, DeltaPage(deltas, 3, has_more=True, epoch=EPOCH))
-    assert effect == Apply(deltas, 3, EPOCH, is_caught_up=False)
-    assert request_of(pulling) == Pull(0, "")  # it is not stored yet
-    assert isinstance(effect, Apply)
+    assert effect == ApplyDeltas(deltas, 3, EPOCH, is_caught_up=False)
+    assert request_of(pulling) == PullDeltas(0, "")  # it is not stored yet
+    assert isinstance(effect, ApplyDeltas)
     pulling.confirm(effect)
     request = request_of(pulling)
-    assert request == Pull(3, EPOCH)
+    assert request == PullDeltas(3, EPOCH)
     effect = pulling.handle_answer(request, DeltaPage((), 3, has_more=False, epoch=EPOCH))
-    assert isinstance(effect, Apply)
+    assert isinstance(effect, ApplyDeltas)
     pulling.confirm(effect)
     request = request_of(pulling)
-    assert request == Follow(3, EPOCH)
+    assert request == FollowDeltas(3, EPOCH)
     effect = pulling.handle_answer(request, LiveDeltas(deltas, 5))
-    assert effect == Apply(deltas, 5, EPOCH, is_caught_up=True)
-    assert isinstance(effect, Apply)
+    assert effect == ApplyDeltas(deltas, 5, EPOCH, is_caught_up=True)
+    assert isinstance(effect, ApplyDeltas)
     pulling.confirm(effect)
-    assert request_of(pulling) == Follow(5, EPOCH)
+    assert request_of(pulling) == FollowDeltas(5, EPOCH)
     pulling.pull_again()
-    assert request_of(pulling) == Pull(5, EPOCH)
-    assert pulling.handle_answer(request, LiveDeltas(deltas, 4)) == Apply(deltas, 5, EPOCH, is_caught_up=True)
+    assert request_of(pulling) == PullDeltas(5, EPOCH)
+    assert pulling.handle_answer(request, LiveDeltas(deltas, 4)) == ApplyDeltas(deltas, 5, EPOCH, is_caught_up=True)
 
 
 def test_client_pulls_before_following_after_a_failure() -> None:
     pulling = following(4)
     assert pulling.handle_answer(request_of(pulling), LOST) == RetryPause()
-    assert (request_of(pulling), pulling.last_error) == (Pull(4, EPOCH), "lost")
+    assert (request_of(pulling), pulling.last_error) == (PullDeltas(4, EPOCH), "lost")
     assert pulling.handle_answer(request_of(pulling), fault("SERVER_BUSY", None, 9)) == RetryPause(9)
     assert (pulling.is_authorized, pulling.last_error) == (True, "SERVER_BUSY: because")
     assert pulling.handle_answer(request_of(pulling), fault("FORBIDDEN")) == RetryPause(0, is_long=True)
     assert (pulling.is_authorized, pulling.last_error) == (False, "FORBIDDEN: because")
-    pulling.confirm(Apply((), 4, EPOCH, is_caught_up=True))
+    pulling.confirm(ApplyDeltas((), 4, EPOCH, is_caught_up=True))
     assert (pulling.is_authorized, pulling.last_error) == (True, None)
 
 
@@ -239,23 +239,23 @@ def test_compacted_deltas_are_read_from_a_snapshot(is_live: bool) -> None:
     request = request_of(pulling)
     assert request == ReadSnapshot("")
     joined = pulling.handle_answer(request, SnapshotPage((), 9, "next", EPOCH))
-    assert joined == Join((), 9, EPOCH, "next")
-    assert isinstance(joined, Join)
+    assert joined == JoinRows((), 9, EPOCH, "next")
+    assert isinstance(joined, JoinRows)
     pulling.confirm(joined)
     assert (request_of(pulling), pulling.cursor) == (ReadSnapshot("next"), 2)
     assert pulling.handle_answer(request_of(pulling), LOST) == RetryPause()
     assert request_of(pulling) == ReadSnapshot("next")
     last = pulling.handle_answer(request_of(pulling), SnapshotPage((), 9, "", EPOCH))
-    assert isinstance(last, Join)
+    assert isinstance(last, JoinRows)
     pulling.confirm(last)
-    assert request_of(pulling) == Pull(9, EPOCH)
+    assert request_of(pulling) == PullDeltas(9, EPOCH)
 
 
 @pytest.mark.parametrize("epoch", ["other", EPOCH])
 def test_snapshot_is_restarted_when_its_history_changes(epoch: str) -> None:
     pulling = following(2)
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(Join((), 9, EPOCH, "next"))
+    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
     cursor = 9 if epoch == "other" else 8
     assert pulling.handle_answer(request_of(pulling), SnapshotPage((), cursor, "", epoch)) == RestartSnapshot()
     pulling.confirm(RestartSnapshot())
@@ -265,7 +265,7 @@ def test_snapshot_is_restarted_when_its_history_changes(epoch: str) -> None:
 def test_snapshot_is_restarted_when_its_page_token_is_refused() -> None:
     pulling = following(2)
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(Join((), 9, EPOCH, "next"))
+    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
     assert pulling.handle_answer(request_of(pulling), fault("BAD_REQUEST")) == RetryPause()
     assert request_of(pulling) == ReadSnapshot("")
     assert pulling.handle_answer(request_of(pulling), fault("BAD_REQUEST")) == RetryPause(0, is_long=True)
@@ -276,12 +276,12 @@ def test_snapshot_is_restarted_when_its_page_token_is_refused() -> None:
 def test_history_that_changes_between_the_pages_of_the_first_snapshot_starts_a_reset(answer: Any) -> None:
     pulling = pulling_at(epoch="")
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(Join((), 9, EPOCH, "next"))
+    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
     effect = pulling.handle_answer(request_of(pulling), answer)
     if isinstance(effect, RestartSnapshot):
         pulling.confirm(effect)
     assert request_of(pulling) == ReadSnapshot("")
-    assert isinstance(pulling.handle_answer(ReadSnapshot(""), SnapshotPage((), 2, "next", "other")), Reset)
+    assert isinstance(pulling.handle_answer(ReadSnapshot(""), SnapshotPage((), 2, "next", "other")), ResetRows)
 
 
 @pytest.mark.parametrize(
@@ -295,47 +295,47 @@ def test_history_that_changes_between_the_pages_of_the_first_snapshot_starts_a_r
 def test_changed_history_starts_a_reset(answer: Any) -> None:
     pulling = pulling_at(2)
     effect = pulling.handle_answer(request_of(pulling), answer)
-    assert isinstance(effect, Reset)
+    assert isinstance(effect, ResetRows)
     pulling.confirm(effect)
     request = request_of(pulling, is_reset_wanted=True)
     assert request == ReadSnapshot("")
     assert pulling.is_resetting
     first = pulling.handle_answer(request, SnapshotPage((), 1, "next", "other"))
-    assert first == Stage((), True, 1, "other", "next")
-    assert isinstance(first, Stage)
+    assert first == StageRows((), True, 1, "other", "next")
+    assert isinstance(first, StageRows)
     pulling.confirm(first)
     assert pulling.handle_answer(ReadSnapshot("next"), fault("HISTORY_CHANGED")) == RestartSnapshot()
     request = request_of(pulling, is_reset_wanted=True)
     assert request == ReadSnapshot("next")
     last = pulling.handle_answer(request, SnapshotPage((), 1, "", "other"))
-    assert last == Stage((), False, 1, "other", "")
-    assert isinstance(last, Stage)
+    assert last == StageRows((), False, 1, "other", "")
+    assert isinstance(last, StageRows)
     pulling.confirm(last)
-    assert (request_of(pulling), pulling.is_resetting) == (Pull(1, "other"), False)
+    assert (request_of(pulling), pulling.is_resetting) == (PullDeltas(1, "other"), False)
 
 
 def test_requested_reset_interrupts_a_snapshot() -> None:
     pulling = following(2)
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(Join((), 9, EPOCH, "next"))
+    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
     assert request_of(pulling, is_reset_wanted=True) == ReadSnapshot("")
-    assert pulling.handle_answer(ReadSnapshot(""), SnapshotPage((), 9, "", EPOCH)) == Stage((), True, 9, EPOCH, "")
+    assert pulling.handle_answer(ReadSnapshot(""), SnapshotPage((), 9, "", EPOCH)) == StageRows((), True, 9, EPOCH, "")
 
 
 def test_live_connection_with_another_epoch_starts_a_reset() -> None:
     pulling = following(2)
     assert pulling.on_connected(EPOCH) is None
-    assert isinstance(pulling.on_connected("other"), Reset)
-    assert isinstance(pulling.handle_answer(request_of(pulling), fault("HISTORY_CHANGED")), Reset)
+    assert isinstance(pulling.on_connected("other"), ResetRows)
+    assert isinstance(pulling.handle_answer(request_of(pulling), fault("HISTORY_CHANGED")), ResetRows)
 
 
 def test_inconsistent_page_is_a_protocol_error() -> None:
     pulling = pulling_at(5)
     for page in (DeltaPage((), 4, False, EPOCH), DeltaPage((), 5, True, EPOCH)):
         with pytest.raises(ProtocolError):
-            pulling.handle_answer(Pull(5, EPOCH), page)
+            pulling.handle_answer(PullDeltas(5, EPOCH), page)
     with pytest.raises(ProtocolError):
-        pulling.handle_answer(Pull(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
+        pulling.handle_answer(PullDeltas(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
 
 
 # --- messages
@@ -374,7 +374,7 @@ def test_malformed_snapshot_is_a_protocol_error() -> None:
 
 def test_live_messages_are_decoded() -> None:
     assert decode_connected('{"type":"connected","epoch":"e"}') == "e"
-    assert decode_connected('{"type":"error","error":"no","code":"AUTH_FAILED"}') == Fault("AUTH_FAILED", "no")
+    assert decode_connected('{"type":"error","error":"no","code":"AUTH_FAILED"}') == ServerError("AUTH_FAILED", "no")
     assert decode_live('{"type":"snapshot"}') == LiveCompacted()
     assert decode_live('{"type":"deltas","deltas":[],"cursor":3}') == LiveDeltas((), 3)
     for text in ('{"type":"hello"}', "x", "[]"):
@@ -384,10 +384,10 @@ def test_live_messages_are_decoded() -> None:
 
 def test_errors_with_and_without_a_gateway_body_are_decoded() -> None:
     body = b'{"error":"no","code":"CLOCK_DRIFT","index":3,"retryAfterMs":70,"serverTime":1}'
-    assert decode_fault(409, body, 50) == Fault("CLOCK_DRIFT", "no", 3, 70)
+    assert decode_error(409, body, 50) == ServerError("CLOCK_DRIFT", "no", 3, 70)
     for status, code in ((502, "SERVER_BUSY"), (500, "SERVER_ERROR"), (401, "AUTH_FAILED"), (404, "BAD_REQUEST")):
-        assert decode_fault(status, b"<html>", 50).code == code
-    assert decode_fault(503, b"\xff", 50).retry_after_ms == 50
+        assert decode_error(status, b"<html>", 50).code == code
+    assert decode_error(503, b"\xff", 50).retry_after_ms == 50
 
 
 # --- pauses

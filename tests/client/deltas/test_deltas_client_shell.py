@@ -13,7 +13,7 @@ from client.deltas.model_transport import ModelWire
 from deadlines import WAIT_S, soon, until
 from oncelog.client.deltas import DELETE, DeltasClient, DeltasLimits, Edits, LocalRow, State
 from oncelog.client.deltas.client import _get_system_wall_ms
-from oncelog.client.deltas.codec import FORBIDDEN, DeltaPage, Fault, NoReply
+from oncelog.client.deltas.codec import FORBIDDEN, DeltaPage, NoReply, ServerError
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
@@ -172,7 +172,7 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
 
 async def test_request_with_an_invalid_answer_is_repeated() -> None:
     _, wire = modelled()
-    nonsense = [DeltaPage((), 0, has_more=True, epoch="e"), Fault("SERVER_ERROR", "x")]
+    nonsense = [DeltaPage((), 0, has_more=True, epoch="e"), ServerError("SERVER_ERROR", "x")]
 
     async def odd(name: str) -> Any:
         if name == "pull" and nonsense:
@@ -221,8 +221,8 @@ async def test_client_that_may_only_push_continues_after_a_restore() -> None:
     gateway, wire = modelled()
     may_read = False
 
-    async def forbidden(name: str) -> Fault | None:
-        return None if name == "push" or may_read else Fault(FORBIDDEN, "may not read")
+    async def forbidden(name: str) -> ServerError | None:
+        return None if name == "push" or may_read else ServerError(FORBIDDEN, "may not read")
 
     wire.before = forbidden
     async with client_of(NOWHERE, wire=wire) as ann:

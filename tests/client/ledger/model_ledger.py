@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from oncelog.client.ledger.entries import (
     CommittedWrite,
-    QueueEntry,
+    QueuedWrite,
     ScopeState,
     SequenceGap,
     SequenceTaken,
@@ -102,10 +102,10 @@ class ModelFile:
             self.rows.pop(settled.entry.number, None)
         self.state = changes.state
 
-    def entries(self) -> list[QueueEntry]:
+    def entries(self) -> list[QueuedWrite]:
         found = []
         for number, (key, sequence, lowest, operations, body, made_at_ms) in sorted(self.rows.items()):
-            entry = QueueEntry(number, key, operations, body, made_at_ms)
+            entry = QueuedWrite(number, key, operations, body, made_at_ms)
             entry.sequence = sequence
             entry.mark_unknown(lowest)
             found.append(entry)

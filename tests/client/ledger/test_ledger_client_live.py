@@ -36,7 +36,7 @@ from oncelog.client.ledger import (
     unrelate,
     write_stream,
 )
-from oncelog.client.ledger.entries import QueueEntry, SavedEntry, ScopeState, StoreChanges
+from oncelog.client.ledger.entries import QueuedWrite, SavedEntry, ScopeState, StoreChanges
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.transport import LedgerTransport
 from oncelog.core.proof import Proof
@@ -224,7 +224,9 @@ async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> Non
     store.open("billing-1")
     scope = store.load_scope("acme", "")
     operations, now = (set_entity("a", b"1"),), time.time_ns() // 10**6
-    entries = [QueueEntry(number, bytes([7]) * 16, operations, encode_operations(operations), now) for number in (1, 2)]
+    entries = [
+        QueuedWrite(number, bytes([7]) * 16, operations, encode_operations(operations), now) for number in (1, 2)
+    ]
     store.save(
         scope.id, StoreChanges([SavedEntry(entry, entry.number, entry.number) for entry in entries], [], ScopeState())
     )

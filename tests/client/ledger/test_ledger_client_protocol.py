@@ -11,7 +11,7 @@ from oncelog.client.ledger.entries import (
     ForgottenClient,
     NoReply,
     ProofFailure,
-    QueueEntry,
+    QueuedWrite,
     ScopeState,
     SequenceGap,
     SequenceTaken,
@@ -36,7 +36,7 @@ class Driven:
     def __init__(self, last: int = 0, pending: tuple[int, ...] = (), in_flight_max: int = 64, now_ms: int = 0) -> None:
         entries = []
         for number, sequence in enumerate(pending, 1):
-            entry = QueueEntry(number, _key(number), operations_of(str(number)), b"", 0)
+            entry = QueuedWrite(number, _key(number), operations_of(str(number)), b"", 0)
             entry.sequence = sequence
             entries.append(entry)
         self.now_ms = now_ms

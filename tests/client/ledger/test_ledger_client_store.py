@@ -7,7 +7,7 @@ import pytest
 
 from client.ledger.ledgers import HERE
 from client.ledger.model_ledger import operations_of
-from oncelog.client.ledger.entries import QueueEntry, SavedEntry, ScopeState, SettledWrite, StoreChanges
+from oncelog.client.ledger.entries import QueuedWrite, SavedEntry, ScopeState, SettledWrite, StoreChanges
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import Written
 from oncelog.core.transactions import encode_operations
@@ -22,9 +22,9 @@ from oncelog.errors import (
 from scripts import read_line, start_script
 
 
-def entry(number: int, sequence: int) -> QueueEntry:
+def entry(number: int, sequence: int) -> QueuedWrite:
     operations = operations_of(str(number), is_conditional=True)
-    made = QueueEntry(number, bytes([number]) * 16, operations, encode_operations(operations), 17)
+    made = QueuedWrite(number, bytes([number]) * 16, operations, encode_operations(operations), 17)
     made.sequence = sequence
     return made
 

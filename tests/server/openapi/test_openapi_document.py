@@ -192,7 +192,7 @@ def faults_of(found: Mapping[str, tuple[int, list[str]]]) -> str:
 
 
 def document_of(served: Serving) -> dict[str, Any]:
-    return build_document(served.server.list_endpoints(), served.server.settings.door_limits)
+    return build_document(served.server.list_endpoints(), served.server.settings.api_limits)
 
 
 async def test_document_describes_every_route_and_no_other(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class BlockingChatClient:
     def pending(self, chat_id: str | None = None) -> list[BlockingPending]:
         """As `ChatClient.pending`."""
         portal = self._portal
-        return [BlockingPending(one, portal) for one in self._call_on_loop(self._client.pending, chat_id)]
+        return [BlockingPending(message, portal) for message in self._call_on_loop(self._client.pending, chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
         """As `ChatClient.refused`."""

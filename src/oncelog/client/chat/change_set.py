@@ -57,8 +57,8 @@ class ChangeSet(Struct):
     def reset_chat(self, chat: ChatState, change: HistoryChange) -> None:
         """The same for one chat."""
         self.reset_chats.append(chat.chat_id)
-        self.messages = [one for one in self.messages if one.chat_id != chat.chat_id]
-        self.watermarks = [one for one in self.watermarks if one[0] != chat.chat_id]
+        self.messages = [message for message in self.messages if message.chat_id != chat.chat_id]
+        self.watermarks = [message for message in self.watermarks if message[0] != chat.chat_id]
         self.members.pop(chat.chat_id, None)
         self.updates.append(change)
         self.restart_chat(chat)

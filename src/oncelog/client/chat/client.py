@@ -119,13 +119,13 @@ class ChatClient(BaseClient[ChatRuntime]):
         self._http = HttpClient(self.url, token=token, limits=self.limits, headers=headers, tls=tls)
         self._calls = ChatHttpCalls(self._http)
         self._transport = wire or HttpChatTransport(self._http)
-        self._chance = chance or random.Random()  # noqa: S311 - for pauses
+        self._random = chance or random.Random()  # noqa: S311 - for pauses
         self._wall_ms = wall_ms or _get_wall_ms
         self._persister = Persister(self._runtime)
-        self._connector = ChatConnector(self._runtime, self._persister, self._transport, self._chance, self._wall_ms)
+        self._connector = ChatConnector(self._runtime, self._persister, self._transport, self._random, self._wall_ms)
         self._persister.on_accepted = self._connector.wake
         self._delivery_counts = DeliveryCounts(
-            self._runtime, self._persister, self._connector, self._calls, self._chance
+            self._runtime, self._persister, self._connector, self._calls, self._random
         )
 
     # --- opening and closing
@@ -133,7 +133,7 @@ class ChatClient(BaseClient[ChatRuntime]):
     async def _open(self) -> None:
         runtime = self._runtime
         kept = await runtime.call_store(runtime.store.open, self._device_id)
-        protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._chance)
+        protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._random)
         runtime.attach_protocol(protocol)
         runtime.refused = dict(kept.refused)
         runtime.pending = {
@@ -194,31 +194,33 @@ class ChatClient(BaseClient[ChatRuntime]):
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
         """All messages without an outcome, those of an earlier run too, in their order; of one chat, or of all."""
-        return [one for one in self._runtime.pending.values() if chat_id in (None, one.chat_id)]
+        return [message for message in self._runtime.pending.values() if chat_id in (None, message.chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
         """Messages that are not sent again, oldest first, until the application has seen to them."""
-        return [one for _, one in sorted(self._runtime.refused.items())]
+        return [message for _, message in sorted(self._runtime.refused.items())]
 
     async def send_again(self, client_message_id: UUID | str) -> Pending:
         """Takes a refused message into the outbox once more, under its id. Raises ClientError if there is none."""
         self._runtime.check_open()
-        number, one = self._get_refused(str(client_message_id))
-        draft = OutboxMessage(0, one.client_message_id, one.chat_id, one.content, one.content_type, self._wall_ms())
+        number, message = self._get_refused(str(client_message_id))
+        draft = OutboxMessage(
+            0, message.client_message_id, message.chat_id, message.content, message.content_type, self._wall_ms()
+        )
         if _get_key(draft) in self._runtime.pending:
-            raise ClientError(f"the message {one.client_message_id} is on its way already")
+            raise ClientError(f"the message {message.client_message_id} is on its way already")
         return await self._accept(draft, [number])
 
     async def forget_refused(self, *client_message_ids: UUID | str) -> None:
         """The application has seen to these; to all if none is named."""
         self._runtime.check_open()
-        names = [str(one) for one in client_message_ids] or [one.client_message_id for one in self.refused()]
+        names = [str(item) for item in client_message_ids] or [item.client_message_id for item in self.refused()]
         await self._persister.accept(OutboxChange((), [self._get_refused(name)[0] for name in names]))
 
     def _get_refused(self, name: str) -> tuple[int, RefusedMessage]:
-        for number, one in self._runtime.refused.items():
-            if one.client_message_id == name.lower():
-                return number, one
+        for number, message in self._runtime.refused.items():
+            if message.client_message_id == name.lower():
+                return number, message
         raise ClientError(f"there is no refused message {name}")
 
     # --- reading
@@ -255,23 +257,25 @@ class ChatClient(BaseClient[ChatRuntime]):
 
         An own message is in its place as soon as it is acknowledged. `before` gives those before a number alone.
         """
-        desk = self._runtime
+        runtime = self._runtime
         check_chat_id(chat_id)
         if before is not None:
             _check_sequence(before, "before")
-        protocol, shown = desk.protocol, desk.progress.get(chat_id)
+        protocol, shown = runtime.protocol, runtime.progress.get(chat_id)
         complete_to = 0 if shown is None else shown.complete_to
-        found, watermarks = await desk.call_store(
-            desk.store.load_messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
+        found, watermarks = await runtime.call_store(
+            runtime.store.load_messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
             protocol.user_id, count,
         )  # fmt: skip
         self._delivery_counts.schedule(chat_id)  # the marks of own messages are as good as what is known of others
-        lines = [to_line(one, protocol.user_id, watermarks) for one in found]
+        lines = [to_line(message, protocol.user_id, watermarks) for message in found]
         if before is None:
-            seen = {one.client_message_id for one in found}
-            lines += [to_refused_line(one, protocol.user_id) for one in self.refused() if one.chat_id == chat_id]
-            waiting = [one for one in self.pending(chat_id) if one.client_message_id not in seen]
-            lines += [to_pending_line(one, protocol.user_id) for one in waiting]
+            seen = {message.client_message_id for message in found}
+            lines += [
+                to_refused_line(message, protocol.user_id) for message in self.refused() if message.chat_id == chat_id
+            ]
+            unsent = [message for message in self.pending(chat_id) if message.client_message_id not in seen]
+            lines += [to_pending_line(message, protocol.user_id) for message in unsent]
         return lines
 
     async def forget_messages(self, chat_id: str, up_to: int) -> None:
@@ -305,7 +309,7 @@ class ChatClient(BaseClient[ChatRuntime]):
             for chat in self._runtime.protocol.chats.values()
             if chat.is_member or chat.complete_to
         ]
-        return sorted(found, key=lambda one: one.chat_id)
+        return sorted(found, key=lambda chat: chat.chat_id)
 
     # --- over HTTP
 
@@ -317,11 +321,11 @@ class ChatClient(BaseClient[ChatRuntime]):
         name = f"chat_{uuid4().hex}" if chat_id is None else chat_id  # ours, so that it is one however often it is sent
         check_chat_id(name)
         protocol = self._runtime.protocol
-        made = await self._calls.create(name, members)
-        own = next((one.role for one in made.members if one.user_id == protocol.user_id), None)
+        details = await self._calls.create(name, members)
+        own = next((member.role for member in details.members if member.user_id == protocol.user_id), None)
         protocol.join(name, own)
         self._wake_tasks()
-        return made
+        return details
 
     async def details(self, chat_id: str) -> ChatDetails:
         """A chat as the server has it, with its members."""
@@ -377,20 +381,20 @@ class ChatClient(BaseClient[ChatRuntime]):
 
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
-        desk, link = self._runtime, self._connector
-        counts = len(desk.pending), len(desk.refused)
-        if not desk.is_ready or desk.is_ended:
+        runtime, connector = self._runtime, self._connector
+        counts = len(runtime.pending), len(runtime.refused)
+        if not runtime.is_ready or runtime.is_ended:
             return Status(
                 ChatConnectionState.CLOSED,
                 "",
                 *counts,
-                last_error=None if desk.failure_error is None else str(desk.failure_error),
+                last_error=None if runtime.failure_error is None else str(runtime.failure_error),
             )
-        protocol = desk.protocol
+        protocol = runtime.protocol
         state = ChatConnectionState.LIVE if protocol.is_live else ChatConnectionState.CATCHING_UP
-        if not link.is_admitted:
+        if not connector.is_admitted:
             state = ChatConnectionState.REFUSED
-        elif not link.is_connected:
+        elif not connector.is_connected:
             state = ChatConnectionState.OFFLINE
         return Status(
             state=state,
@@ -398,8 +402,8 @@ class ChatClient(BaseClient[ChatRuntime]):
             pending=counts[0],
             refused=counts[1],
             epoch=protocol.epoch,
-            history_change=desk.history_change,
-            last_error=self._persister.last_error or link.last_error or protocol.block_reason,
+            history_change=runtime.history_change,
+            last_error=self._persister.last_error or connector.last_error or protocol.block_reason,
         )
 
     async def until_status(self, condition: Callable[[Status], bool]) -> Status:

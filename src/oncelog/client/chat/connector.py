@@ -41,10 +41,10 @@ class ChatConnector(BaseConnector):
         runtime: ChatRuntime,
         persister: Persister,
         transport: ChatTransport,
-        chance: random.Random,
+        random_source: random.Random,
         wall_ms: Callable[[], int],
     ) -> None:
-        super().__init__(runtime, runtime.limits, chance, may_renew_token=True)
+        super().__init__(runtime, runtime.limits, random_source, may_renew_token=True)
         self._runtime = runtime
         self._persister = persister
         self._transport = transport

@@ -22,13 +22,13 @@ class DeliveryCounts:
         persister: Persister,
         connector: ChatConnector,
         calls: ChatHttpCalls,
-        chance: random.Random,
+        random_source: random.Random,
     ) -> None:
         self._runtime = runtime
         self._persister = persister
         self._connector = connector
         self._calls = calls
-        self._chance = chance
+        self._random = random_source
         self._counted_connections: dict[str, int] = {}
         """Over which connection each chat was asked about."""
         self._tasks: dict[str, asyncio.Task[bool]] = {}
@@ -64,7 +64,7 @@ class DeliveryCounts:
     async def wait_until_delivered(self, chat_id: str, sequence: int) -> None:
         """Returns when every other member has received everything up to here."""
         limits = self._runtime.limits
-        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
+        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
         while not self._is_delivered(chat_id, sequence):
             connection = self._connector.connection_count
             is_counted = self._connector.is_connected and await self._query(chat_id)

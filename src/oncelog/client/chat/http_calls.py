@@ -23,7 +23,7 @@ class _ErrorBody(Struct):
     details: dict[str, Any] = {}
 
 
-class _Error(Struct):
+class _ErrorResponse(Struct):
     error: _ErrorBody
 
 
@@ -135,16 +135,18 @@ class ChatHttpCalls:
 
 def _to_error(response: HttpResponse) -> ServerRefusedError | LostError:
     try:
-        said = msgspec.json.decode(response.body, type=_Error).error
+        body = msgspec.json.decode(response.body, type=_ErrorResponse).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return status_error(response.status)
-    asked_ms = said.details.get("retry_after_ms", 0)
-    asked_ms = asked_ms if type(asked_ms) is int else 0
-    return ServerRefusedError(said.code, said.message, max(said.retry_after_ms, asked_ms, response.retry_after_ms))
+    retry_after_ms = body.details.get("retry_after_ms", 0)
+    retry_after_ms = retry_after_ms if type(retry_after_ms) is int else 0
+    return ServerRefusedError(
+        body.code, body.message, max(body.retry_after_ms, retry_after_ms, response.retry_after_ms)
+    )
 
 
 def _to_details(page: _ChatPage) -> ChatDetails:
-    members = tuple(Member(one) if isinstance(one, str) else one for one in page.members)
+    members = tuple(Member(member) if isinstance(member, str) else member for member in page.members)
     return ChatDetails(page.chat_id, page.last_sequence, members)
 
 

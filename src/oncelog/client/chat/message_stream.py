@@ -52,10 +52,10 @@ class MessageStream:
         self._runtime.wake_waiters()
 
     def _acknowledge(self) -> None:
-        given, self._unacknowledged = self._unacknowledged, None
-        if given is not None and not self._runtime.is_ended:
-            generation = self._cursors[given.chat_id][1]
-            self._runtime.protocol.mark_received(given.chat_id, given.sequence, generation, now_ms())
+        message, self._unacknowledged = self._unacknowledged, None
+        if message is not None and not self._runtime.is_ended:
+            generation = self._cursors[message.chat_id][1]
+            self._runtime.protocol.mark_received(message.chat_id, message.sequence, generation, now_ms())
             self._persister.wake()
             self._persister.on_accepted()
 
@@ -85,13 +85,15 @@ class MessageStream:
     def _find_readable(self) -> list[str]:
         """The chats in which there is something to be read."""
         self._check_same_history(*self._cursors)
-        desk = self._runtime
-        names = desk.progress if self._chat_id is None else [self._chat_id] if self._chat_id in desk.progress else []
+        runtime = self._runtime
+        names = (
+            runtime.progress if self._chat_id is None else [self._chat_id] if self._chat_id in runtime.progress else []
+        )
         for chat_id in names:
             if chat_id not in self._cursors:
-                begin = desk.last_protocol.chats[chat_id].received_to if self._after is None else self._after
-                self._cursors[chat_id] = (begin, desk.progress[chat_id].generation)
-        return [name for name in names if desk.progress[name].complete_to > self._cursors[name][0]]
+                start = runtime.last_protocol.chats[chat_id].received_to if self._after is None else self._after
+                self._cursors[chat_id] = (start, runtime.progress[chat_id].generation)
+        return [name for name in names if runtime.progress[name].complete_to > self._cursors[name][0]]
 
     def _check_same_history(self, *chat_ids: str) -> None:
         for chat_id in chat_ids:

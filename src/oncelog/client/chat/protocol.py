@@ -65,7 +65,7 @@ class ChatProtocol:
         epoch: str,
         chats: Iterable[ChatState],
         limits: ChatLimits,
-        chance: random.Random,
+        random_source: random.Random,
     ) -> None:
         self.phase = ChatPhase.NONE
         self.user_id = user_id
@@ -85,7 +85,7 @@ class ChatProtocol:
         self._changes = ChangeSet()
         self._wall_ahead_ms = 0
         self._sync_scheduler = SyncScheduler(limits)
-        self._sender = MessageSender(limits, chance, self._settle)
+        self._sender = MessageSender(limits, random_source, self._settle)
         self._acknowledger = Acknowledger(limits.ack_wait_ms)
         self._check_at_ms = 0
         self._heard_since_list: set[str] = set()
@@ -254,9 +254,9 @@ class ChatProtocol:
         if is_first:
             self._check_at_ms = now_ms + self._limits.check_ms
         seen: set[str] = set()
-        for one in chats:
-            seen.add(one.chat_id)
-            self._apply_listed(one, now_ms)
+        for listed in chats:
+            seen.add(listed.chat_id)
+            self._apply_listed(listed, now_ms)
         for chat_id, chat in self.chats.items():
             if chat_id not in seen and chat_id not in self._heard_since_list:
                 self.leave(chat_id)
@@ -295,26 +295,26 @@ class ChatProtocol:
 
     def receive(self, data: str | bytes, now_ms: int) -> None:
         """A text frame. Raises ProtocolError, or ServerRefusedError or LostError where the connection is at its end."""
-        said, request_id = codec.decode_frame(data)
-        if isinstance(said, codec.Connected):
-            self._handle_connected(said)
-        elif isinstance(said, codec.ServerError):
-            self._handle_error(said, request_id, now_ms)
-        elif isinstance(said, codec.ClosingFrame):
-            self.reconnect_ms = said.reconnect_delay_ms
-            raise LostError(f"the server closes the connection: {said.reason}")
+        frame, request_id = codec.decode_frame(data)
+        if isinstance(frame, codec.Connected):
+            self._handle_connected(frame)
+        elif isinstance(frame, codec.ServerError):
+            self._handle_error(frame, request_id, now_ms)
+        elif isinstance(frame, codec.ClosingFrame):
+            self.reconnect_ms = frame.reconnect_delay_ms
+            raise LostError(f"the server closes the connection: {frame.reason}")
         elif self.phase in (ChatPhase.NONE, ChatPhase.CONNECTING):
             return
-        elif isinstance(said, Message):
-            self._handle_message(said, now_ms)
-        elif isinstance(said, codec.SendAck):
-            self._handle_ack(said, request_id, now_ms)
-        elif isinstance(said, codec.MessageBatch):
-            self._handle_batch(said, request_id, now_ms)
-        elif isinstance(said, codec.DeliveryFrame):
-            self._handle_delivery(said)
-        elif isinstance(said, codec.MembershipFrame):
-            self._handle_membership(said)
+        elif isinstance(frame, Message):
+            self._handle_message(frame, now_ms)
+        elif isinstance(frame, codec.SendAck):
+            self._handle_ack(frame, request_id, now_ms)
+        elif isinstance(frame, codec.MessageBatch):
+            self._handle_batch(frame, request_id, now_ms)
+        elif isinstance(frame, codec.DeliveryFrame):
+            self._handle_delivery(frame)
+        elif isinstance(frame, codec.MembershipFrame):
+            self._handle_membership(frame)
 
     def _handle_connected(self, frame: codec.Connected) -> None:
         if self.phase is not ChatPhase.CONNECTING:
@@ -350,11 +350,11 @@ class ChatProtocol:
         entry = chat.entries.get(message.client_message_id)
         if entry is not None and message.sender_id == self.user_id:
             # It came there by an attempt whose answer we have not had, or not yet.
-            is_other = message.content is not None and (message.content, message.content_type) != (
+            is_different = message.content is not None and (message.content, message.content_type) != (
                 entry.content, entry.content_type
             )  # fmt: skip
             sent = Sent(
-                message.message_id, message.sequence, message.created_at, duplicate=True, content_mismatch=is_other
+                message.message_id, message.sequence, message.created_at, duplicate=True, content_mismatch=is_different
             )
             self._settle(chat, message.client_message_id, sent)
 

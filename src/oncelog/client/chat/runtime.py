@@ -101,8 +101,8 @@ class ChatRuntime(ClientRuntime):
         self.wake_waiters()
 
     def _settle(self, changes: ChangeSet) -> None:
-        for one in changes.settled:
-            entry, outcome = one.entry, one.outcome
+        for settled in changes.settled:
+            entry, outcome = settled.entry, settled.outcome
             if isinstance(outcome, Refused):
                 logger.warning("message %s was refused: %s", entry.client_message_id, outcome.code)
                 self.refused[entry.number] = RefusedMessage(
@@ -115,22 +115,22 @@ class ChatRuntime(ClientRuntime):
 
     def _update_watermarks(self, changes: ChangeSet) -> list[Update]:
         """What is known of others. Gives what of it nobody has been told."""
-        news: list[Update] = []
+        updates: list[Update] = []
         for chat_id, members in changes.members.items():
             known = self.watermarks.get(chat_id, {})
-            news += [
-                Delivery(chat_id, one.user_id, one.last_acked_sequence)
-                for one in members
-                if one.last_acked_sequence > known.get(one.user_id, 0)
+            updates += [
+                Delivery(chat_id, member.user_id, member.last_acked_sequence)
+                for member in members
+                if member.last_acked_sequence > known.get(member.user_id, 0)
             ]
             self.watermarks[chat_id] = {
-                one.user_id: max(one.last_acked_sequence, known.get(one.user_id, 0)) for one in members
+                member.user_id: max(member.last_acked_sequence, known.get(member.user_id, 0)) for member in members
             }
         for chat_id, user_id, sequence in changes.watermarks:
-            watched = self.watermarks.get(chat_id)
-            if watched is not None:
+            watermarks = self.watermarks.get(chat_id)
+            if watermarks is not None:
                 if sequence is None:
-                    watched.pop(user_id, None)
+                    watermarks.pop(user_id, None)
                 else:
-                    watched[user_id] = max(sequence, watched.get(user_id, 0))
-        return news
+                    watermarks[user_id] = max(sequence, watermarks.get(user_id, 0))
+        return updates

@@ -21,7 +21,7 @@ SettleMessage = Callable[[ChatState, str, Outcome], None]
 class MessageSender:
     """Of one client, over one connection after the other."""
 
-    def __init__(self, limits: ChatLimits, chance: random.Random, settle: SettleMessage) -> None:
+    def __init__(self, limits: ChatLimits, random_source: random.Random, settle: SettleMessage) -> None:
         self.requests: dict[str, ChatState] = {}
         """What is under way."""
         self.due_ms: dict[str, int] = {}
@@ -29,7 +29,7 @@ class MessageSender:
         self.blocked_writes = BlockedWrites(logger)
         """By chat: others go on."""
         self._limits = limits
-        self._chance = chance
+        self._random = random_source
         self._settle = settle
         self._pauses: dict[str, Iterator[float]] = {}
 
@@ -70,7 +70,7 @@ class MessageSender:
     def handle_refusal(self, request_id: str, error: codec.ServerError, now_ms: int) -> ChatState:
         """The server says no, for now or for good."""
         chat = self.requests.pop(request_id)
-        name = next((one for one, request in chat.in_flight.items() if request == request_id), None)
+        name = next((message_id for message_id, request in chat.in_flight.items() if request == request_id), None)
         if name is None:
             return chat  # it has come by another way meanwhile
         del chat.in_flight[name]
@@ -104,10 +104,10 @@ class MessageSender:
         """Longer each time, not all alike, and not less than the server asks for."""
         limits = self._limits
         pauses = self._pauses.setdefault(
-            chat.chat_id, iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
+            chat.chat_id, iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
         )
-        asked_ms = min(least_ms, limits.retry_after_ms_max) * self._chance.uniform(1, 1.2)
-        return round(max(1000 * next(pauses), asked_ms)) + 1
+        retry_after_ms = min(least_ms, limits.retry_after_ms_max) * self._random.uniform(1, 1.2)
+        return round(max(1000 * next(pauses), retry_after_ms)) + 1
 
 
 def to_own_message(entry: OutboxMessage, ack: codec.SendAck, user_id: str) -> Message:

@@ -75,8 +75,10 @@ class ChatStore:
         first = self._next_number
         self._next_number += len(drafts)
         return [
-            OutboxMessage(number, one.client_message_id, one.chat_id, one.content, one.content_type, one.accepted_at_ms)
-            for number, one in enumerate(drafts, first)
+            OutboxMessage(
+                number, draft.client_message_id, draft.chat_id, draft.content, draft.content_type, draft.accepted_at_ms
+            )
+            for number, draft in enumerate(drafts, first)
         ]
 
     def save(self, accepted: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
@@ -84,19 +86,19 @@ class ChatStore:
 
         `taken_back` are numbers of refused messages that the application has seen to.
         """
-        refused = [one for one in changes.settled if isinstance(one.outcome, Refused)]
+        refused = [settled for settled in changes.settled if isinstance(settled.outcome, Refused)]
         # The rest comes again from the server if a crash loses it, all of it together.
         is_durable = bool(accepted or withdrawn or refused or changes.is_reset or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
-            connection.executemany(SQL["accept"], [_to_entry_row(one) for one in accepted])
+            connection.executemany(SQL["accept"], [_to_entry_row(settled) for settled in accepted])
             connection.executemany(SQL["forget_refused"], [(number,) for number in withdrawn])
             self._delete_reset(connection, changes)
             if changes.user_and_epoch is not None:
                 connection.execute(SQL["save_client"], changes.user_and_epoch)
-            connection.executemany(SQL["save_message"], [_to_message_row(one) for one in changes.messages])
+            connection.executemany(SQL["save_message"], [_to_message_row(settled) for settled in changes.messages])
             connection.executemany(SQL["save_chat"], list(changes.chats.values()))
-            connection.executemany(SQL["refuse"], [_to_refused_row(one) for one in refused])
-            connection.executemany(SQL["settle"], [(one.entry.number,) for one in changes.settled])
+            connection.executemany(SQL["refuse"], [_to_refused_row(settled) for settled in refused])
+            connection.executemany(SQL["settle"], [(settled.entry.number,) for settled in changes.settled])
             self._save_watermarks(connection, changes)
 
     @staticmethod
@@ -112,19 +114,19 @@ class ChatStore:
     def _save_watermarks(connection: sqlite3.Connection, changes: ChangeSet) -> None:
         for chat_id, members in changes.members.items():
             # Those who are there stay as they are if we have heard of more meanwhile.
-            there = {one.user_id for one in members}
+            present = {member.user_id for member in members}
             known = connection.execute(SQL["watermarks"], (chat_id,)).fetchall()
-            gone = [(chat_id, user_id) for user_id, _ in known if user_id not in there]
-            connection.executemany(SQL["forget_watermark"], gone)
-            rows = [(chat_id, one.user_id, one.last_acked_sequence) for one in members]
+            removed = [(chat_id, user_id) for user_id, _ in known if user_id not in present]
+            connection.executemany(SQL["forget_watermark"], removed)
+            rows = [(chat_id, member.user_id, member.last_acked_sequence) for member in members]
             connection.executemany(SQL["save_watermark"], rows)
         for chat_id, user_id, sequence in changes.watermarks:
             if sequence is None:
                 connection.execute(SQL["forget_watermark"], (chat_id, user_id))
             else:
                 # Who has heard of some members alone must not take them for all.
-                given = {"chat_id": chat_id, "user_id": user_id, "sequence": sequence}
-                connection.execute(SQL["note_watermark"], given)
+                parameters = {"chat_id": chat_id, "user_id": user_id, "sequence": sequence}
+                connection.execute(SQL["note_watermark"], parameters)
 
     # --- reading
 
@@ -138,11 +140,11 @@ class ChatStore:
         self, chat_id: str, before: int, complete_to: int, user_id: str, count: int
     ) -> tuple[list[Message], dict[str, int]]:
         """The last ones before a number that may be shown, in their order, and the watermarks of the members."""
-        given = {
+        parameters = {
             "chat_id": chat_id, "before": before, "complete_to": complete_to, "user_id": user_id, "count": count
         }  # fmt: skip
         with self._file.translate_errors():
-            rows = self._file.connection.execute(SQL["messages_before"], given).fetchall()
+            rows = self._file.connection.execute(SQL["messages_before"], parameters).fetchall()
         return [Message(*row) for row in reversed(rows)], self.load_watermarks(chat_id)
 
     def load_watermarks(self, chat_id: str) -> dict[str, int]:

@@ -20,8 +20,8 @@ class SyncScheduler:
 
     def disconnect(self) -> None:
         """The connection is gone."""
-        for kept in (self.requests, self.due_ms, self._queue):
-            kept.clear()
+        for collection in (self.requests, self.due_ms, self._queue):
+            collection.clear()
 
     @property
     def is_idle(self) -> bool:

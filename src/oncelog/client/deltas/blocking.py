@@ -69,10 +69,10 @@ class BlockingDeltasClient:
     def _forbid_reentry(self, function: Callable[[G], T]) -> Callable[[G], T]:
         """What the function does with this client is refused: it holds the thread that would do it."""
 
-        def call_marked(given: G) -> T:
+        def call_marked(argument: G) -> T:
             self._thread_state.is_editing = True
             try:
-                return function(given)
+                return function(argument)
             finally:
                 self._thread_state.is_editing = False
 

@@ -11,12 +11,12 @@ from oncelog.client.runtime.bounded_stream import BoundedStream
 class ChangeStream(BoundedStream[Change]):
     """`async for change in stream`: every change from the moment on that it was made. `aclose` ends it."""
 
-    def __init__(self, table: str | None, limits: DeltasLimits, forget: Callable[["ChangeStream"], None]) -> None:
+    def __init__(self, table: str | None, limits: DeltasLimits, on_close: Callable[["ChangeStream"], None]) -> None:
         super().__init__(
-            forget,
+            on_close,
             count_max=("changes_max", limits.changes_max),
             bytes_max=("changes_bytes_max", limits.changes_bytes_max),
             new_overflow_error=ChangesLostError,
             accepts=lambda change: table in (None, change.table),
-            size_of=lambda change: change.bytes,
+            get_size=lambda change: change.bytes,
         )

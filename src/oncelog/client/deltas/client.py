@@ -78,12 +78,12 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         if not isinstance(self.limits, DeltasLimits):
             raise SettingsError(f"limits must be DeltasLimits, not {limits!r}")
         check_token(token)
-        checked = check_client_id(client_id)
-        if checked is None:
+        checked_id = check_client_id(client_id)
+        if checked_id is None:
             raise SettingsError("client_id must be given: it decides between writes of the same moment")
         self.url = normalize_url(url)
         self.gateway = _check_gateway(gateway)
-        self.client_id = checked
+        self.client_id = checked_id
         self._wall_ms = wall_ms or _get_system_wall_ms
         self._random = chance or random.Random()  # noqa: S311 - for pauses
         self._runtime = DeltasRuntime(DeltasStore(check_store(path), self.limits), self.limits)
@@ -166,14 +166,14 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         If it raises, nothing was changed. It is called in a thread, and must not use the client. On the gateway the
         deltas are committed one after the other, in one push where they fit into it.
         """
-        pusher, desk = self._pusher, self._runtime
+        pusher, runtime = self._pusher, self._runtime
 
-        def publish(done: tuple[T, list[Change]]) -> None:
+        def publish(outcome: tuple[T, list[Change]]) -> None:
             pusher.notify()
-            desk.publish_changes(done[1])
+            runtime.publish_changes(outcome[1])
 
-        store, wall_now_ms = desk.store, self._wall_ms()
-        result, _ = await desk.call_store_and_notify(lambda: store.transact(function, wall_now_ms), notify=publish)
+        store, wall_now_ms = runtime.store, self._wall_ms()
+        result, _ = await runtime.call_store_and_notify(lambda: store.transact(function, wall_now_ms), notify=publish)
         return result
 
     # --- reading
@@ -222,9 +222,9 @@ class DeltasClient(BaseClient[DeltasRuntime]):
             number = store.sync_state.newest_number
 
             def is_pushed() -> bool:
-                pushing = pusher.protocol
-                if pushing.refusal is not None and pushing.refused_number <= number:
-                    raise DeltaRefusedError(pushing.refusal)
+                protocol = pusher.protocol
+                if protocol.refusal is not None and protocol.refused_number <= number:
+                    raise DeltaRefusedError(protocol.refusal)
                 return not 0 < store.sync_state.oldest_number <= number
 
             await self._runtime.wait_until(is_pushed)
@@ -234,32 +234,34 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         """What is in the outbox, in its order."""
         self._runtime.check_open()
         found = await self._runtime.call_store(self._runtime.store.list_pending, None, UNLIMITED, UNLIMITED)
-        return [PendingDelta(one.delta_id.hex(), one.body) for one in found]
+        return [PendingDelta(entry.delta_id.hex(), entry.body) for entry in found]
 
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
-        standing = self._runtime.store.sync_state
+        sync_state = self._runtime.store.sync_state
         pusher, puller = self._open_pusher, self._open_puller
         if pusher is None or puller is None or self._runtime.is_ended:
-            return Status(State.CLOSED, standing.pending, standing.pending_bytes, standing.cursor, standing.epoch)
-        pushing, pulling = pusher.protocol, puller.protocol
-        if not (pushing.is_authorized and pulling.is_authorized):
+            return Status(
+                State.CLOSED, sync_state.pending, sync_state.pending_bytes, sync_state.cursor, sync_state.epoch
+            )
+        push_protocol, pull_protocol = pusher.protocol, puller.protocol
+        if not (push_protocol.is_authorized and pull_protocol.is_authorized):
             state = State.NOT_LET_IN
-        elif pulling.last_error is not None:
+        elif pull_protocol.last_error is not None:
             state = State.OFFLINE
         else:
             state = State.LIVE if puller.is_live else State.CATCHING_UP
         return Status(
             state=state,
-            pending=standing.pending,
-            pending_bytes=standing.pending_bytes,
-            cursor=standing.cursor,
-            epoch=standing.epoch,
-            refusal=pushing.refusal,
-            clock_wait_ms=pushing.clock_wait_ms,
-            is_resetting=standing.is_reset_wanted,
+            pending=sync_state.pending,
+            pending_bytes=sync_state.pending_bytes,
+            cursor=sync_state.cursor,
+            epoch=sync_state.epoch,
+            refusal=push_protocol.refusal,
+            clock_wait_ms=push_protocol.clock_wait_ms,
+            is_resetting=sync_state.is_reset_wanted,
             history_change=puller.history_change,
-            last_error=pulling.last_error or pushing.last_error,
+            last_error=pull_protocol.last_error or push_protocol.last_error,
         )
 
     async def until_status(self, condition: Callable[[Status], bool]) -> Status:
@@ -301,18 +303,18 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         """
         pusher, puller = self._pusher, self._puller
         try:
-            ids = [bytes.fromhex(one) for one in delta_ids]
+            ids = [bytes.fromhex(delta_id) for delta_id in delta_ids]
         except (ValueError, TypeError) as error:
             raise ClientError(f"a delta's id has 64 hexadecimal digits: {error}") from error
 
-        def notify(_gone: int) -> None:
+        def notify(_count: int) -> None:
             pusher.on_discarded()
             puller.skip_pause()
             self._runtime.wake_waiters()
 
-        gone = await self._runtime.call_store_and_notify(self._runtime.store.discard, ids, notify=notify)
-        if gone != len(set(ids)):
-            raise ClientError(f"{len(set(ids)) - gone} of the deltas are not in the outbox")
+        count = await self._runtime.call_store_and_notify(self._runtime.store.discard, ids, notify=notify)
+        if count != len(set(ids)):
+            raise ClientError(f"{len(set(ids)) - count} of the deltas are not in the outbox")
 
     def retry(self) -> None:
         """Ends all pauses: what was refused, or could not be reached, is tried at once."""
@@ -321,9 +323,9 @@ class DeltasClient(BaseClient[DeltasRuntime]):
 
 
 def _check_gateway(gateway: str) -> str:
-    fault = find_gateway_fault(gateway)
-    if fault is not None:
-        raise SettingsError(f"gateway {fault}")
+    problem = find_gateway_fault(gateway)
+    if problem is not None:
+        raise SettingsError(f"gateway {problem}")
     return gateway
 
 

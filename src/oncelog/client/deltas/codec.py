@@ -100,7 +100,7 @@ class LiveCompacted(Struct, frozen=True):
     """What is after the cursor has been compacted: the snapshot is to be read."""
 
 
-class Fault(Struct, frozen=True):
+class ServerError(Struct, frozen=True):
     """The gateway says no, in its own words."""
 
     code: str
@@ -173,7 +173,7 @@ class _RowJson(Struct, rename="camel"):
     deleted: _StampJson | None
 
     def to_snapshot_row(self) -> SnapshotRow:
-        columns = {one.column: (canonical_text(bytes(one.value)), one.to_stamp()) for one in self.columns}
+        columns = {column.column: (canonical_text(bytes(column.value)), column.to_stamp()) for column in self.columns}
         written = NEVER if self.written is None else self.written.to_stamp()
         deleted = NEVER if self.deleted is None else self.deleted.to_stamp()
         return SnapshotRow(self.table, self.row_id, Row(columns, written, deleted))
@@ -187,7 +187,7 @@ class _SnapshotJson(Struct):
     horizon: str | None = None
 
 
-class _FaultJson(Struct, rename="camel"):
+class _ErrorJson(Struct, rename="camel"):
     error: str
     code: str
     index: int | None = None
@@ -209,7 +209,7 @@ class _LiveJson(Struct, rename="camel"):
 def decode_push_reply(body: bytes, entries: Sequence[OutboxEntry]) -> PushReply:
     """Raises ProtocolError where the answer is not about these deltas."""
     answer = _decode_json(body, _PushReplyJson)
-    if [one.delta_id for one in answer.results] != [one.delta_id.hex() for one in entries]:
+    if [result.delta_id for result in answer.results] != [result.delta_id.hex() for result in entries]:
         raise ProtocolError("the gateway acknowledges other deltas than those that were pushed")
     return PushReply(answer.epoch, answer.previous_epochs)
 
@@ -224,48 +224,50 @@ def decode_snapshot_page(body: bytes) -> SnapshotPage:
     """Raises ProtocolError."""
     page = _decode_json(body, _SnapshotJson)
     try:
-        rows = tuple(one.to_snapshot_row() for one in page.rows)
+        rows = tuple(row.to_snapshot_row() for row in page.rows)
         horizon = None if page.horizon is None else parse_hlc(page.horizon)
     except (CanonicalError, ValueError) as error:
         raise ProtocolError(f"the gateway's snapshot has a row that is none: {error}") from error
     return SnapshotPage(rows, page.cursor, page.next, page.epoch, horizon)
 
 
-def decode_fault(status: int, body: bytes, retry_after_ms: int) -> Fault:
+def decode_error(status: int, body: bytes, retry_after_ms: int) -> ServerError:
     """Any answer that is no success; those of a proxy between have no words of the gateway's."""
     try:
-        said = msgspec.json.decode(body, type=_FaultJson)
+        answer = msgspec.json.decode(body, type=_ErrorJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         code = _CODES_BY_STATUS.get(status) or (SERVER_ERROR if status >= 500 else BAD_REQUEST)
-        return Fault(code, f"no gateway answers there (HTTP status {status})", None, retry_after_ms)
-    return Fault(said.code, said.error, said.index, max(said.retry_after_ms, retry_after_ms), said.snapshot)
+        return ServerError(code, f"no gateway answers there (HTTP status {status})", None, retry_after_ms)
+    return ServerError(
+        answer.code, answer.error, answer.index, max(answer.retry_after_ms, retry_after_ms), answer.snapshot
+    )
 
 
-def decode_connected(text: str) -> str | Fault:
+def decode_connected(text: str) -> str | ServerError:
     """The first message of a live connection: the gateway's epoch, or why there is none."""
-    said = _decode_json(text.encode(), _LiveJson)
-    if said.type == "connected":
-        return said.epoch
-    return _decode_live_fault(said)
+    message = _decode_json(text.encode(), _LiveJson)
+    if message.type == "connected":
+        return message.epoch
+    return _decode_live_error(message)
 
 
-def decode_live(text: str) -> LiveDeltas | LiveCompacted | Fault:
+def decode_live(text: str) -> LiveDeltas | LiveCompacted | ServerError:
     """Raises ProtocolError."""
-    said = _decode_json(text.encode(), _LiveJson)
-    if said.type == "deltas":
-        return LiveDeltas(_decode_deltas(said.deltas), said.cursor)
-    return LiveCompacted() if said.type == "snapshot" else _decode_live_fault(said)
+    message = _decode_json(text.encode(), _LiveJson)
+    if message.type == "deltas":
+        return LiveDeltas(_decode_deltas(message.deltas), message.cursor)
+    return LiveCompacted() if message.type == "snapshot" else _decode_live_error(message)
 
 
-def _decode_live_fault(message: _LiveJson) -> Fault:
+def _decode_live_error(message: _LiveJson) -> ServerError:
     if message.type != "error":
         raise ProtocolError(f"the gateway says something that no gateway says: {message.type!r}")
-    return Fault(message.code, message.error, None, message.retry_after_ms, message.snapshot)
+    return ServerError(message.code, message.error, None, message.retry_after_ms, message.snapshot)
 
 
 def _decode_deltas(bodies: list[Raw]) -> tuple[RowDelta, ...]:
     try:
-        return tuple(decode_delta(bytes(one)) for one in bodies)
+        return tuple(decode_delta(bytes(body)) for body in bodies)
     except CanonicalError as error:
         raise ProtocolError(f"the gateway has a delta that is none: {error}") from error
 

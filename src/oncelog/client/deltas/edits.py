@@ -114,12 +114,12 @@ class Edits(Struct):
             return None
         first, current = self.rows[table, row_id]
         row = merge(current, delta)
-        made = NewDelta(delta.delta_id, encode_delta(delta))
-        self._check_acceptable(delta, row, made.body)
+        new_delta = NewDelta(delta.delta_id, encode_delta(delta))
+        self._check_acceptable(delta, row, new_delta.body)
         self.hlc = hlc
         self.rows[table, row_id] = (first, row)
-        self.new_deltas.append(made)
-        self._bytes += len(made.body)
+        self.new_deltas.append(new_delta)
+        self._bytes += len(new_delta.body)
         return delta.delta_id.hex()
 
     def _check_acceptable(self, delta: RowDelta, row: Row, body: bytes) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from oncelog.client.deltas.codec import Fault, LiveCompacted, LiveDeltas, NoReply, decode_connected, decode_live
+from oncelog.client.deltas.codec import LiveCompacted, LiveDeltas, NoReply, ServerError, decode_connected, decode_live
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.runtime.websocket import WebSocket, translate_errors
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError
@@ -19,28 +19,28 @@ class WebSocketLiveStream:
 
     async def connect(
         self, since: int, epoch: str, token: str | None, limits: DeltasLimits
-    ) -> "WebSocketLiveStream | Fault | NoReply":
+    ) -> "WebSocketLiveStream | ServerError | NoReply":
         """Says from where on. Where that is refused, it is closed."""
         first = {"type": "connect", "since": since, "epoch": epoch, "token": token}
-        words = msgspec.json.encode({name: value for name, value in first.items() if value not in ("", None)})
-        told: str | Fault | NoReply
+        message = msgspec.json.encode({name: value for name, value in first.items() if value not in ("", None)})
+        answer: str | ServerError | NoReply
         try:
             with translate_errors(self._socket.url):
                 async with asyncio.timeout(limits.connect_timeout_ms / 1000):
-                    await self._socket.send(words)
-                    told = decode_connected(await self._socket.receive())
+                    await self._socket.send(message)
+                    answer = decode_connected(await self._socket.receive())
         except (LostError, ProtocolError, ServerRefusedError) as error:
-            told = NoReply(str(error))
+            answer = NoReply(str(error))
         except BaseException:
             await self.close()
             raise
-        if isinstance(told, str):
-            self.epoch = told
+        if isinstance(answer, str):
+            self.epoch = answer
             return self
         await self.close()
-        return told
+        return answer
 
-    async def receive(self) -> LiveDeltas | LiveCompacted | Fault | NoReply:
+    async def receive(self) -> LiveDeltas | LiveCompacted | ServerError | NoReply:
         """As `Live` says."""
         try:
             return decode_live(await self._socket.receive())

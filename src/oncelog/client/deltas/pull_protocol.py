@@ -9,10 +9,10 @@ from msgspec import Struct
 from oncelog.client.deltas.codec import (
     HISTORY_CHANGED,
     DeltaPage,
-    Fault,
     LiveCompacted,
     LiveDeltas,
     NoReply,
+    ServerError,
     SnapshotPage,
     SnapshotRow,
 )
@@ -23,7 +23,7 @@ from oncelog.errors import ProtocolError
 # --- requests
 
 
-class Pull(Struct, frozen=True):
+class PullDeltas(Struct, frozen=True):
     """The deltas after a cursor."""
 
     since: int
@@ -36,19 +36,19 @@ class ReadSnapshot(Struct, frozen=True):
     page: str
 
 
-class Follow(Struct, frozen=True):
+class FollowDeltas(Struct, frozen=True):
     """What is committed from now on."""
 
     since: int
     epoch: str
 
 
-PullRequest = Pull | ReadSnapshot | Follow
+PullRequest = PullDeltas | ReadSnapshot | FollowDeltas
 
 # --- what is to be done
 
 
-class Apply(Struct, frozen=True):
+class ApplyDeltas(Struct, frozen=True):
     """Merge deltas and move the cursor."""
 
     deltas: tuple[RowDelta, ...]
@@ -57,7 +57,7 @@ class Apply(Struct, frozen=True):
     is_caught_up: bool
 
 
-class Join(Struct, frozen=True):
+class JoinRows(Struct, frozen=True):
     """Merge rows of a snapshot. Behind the last page the cursor moves."""
 
     rows: tuple[SnapshotRow, ...]
@@ -66,7 +66,7 @@ class Join(Struct, frozen=True):
     next: str
 
 
-class Stage(Struct, frozen=True):
+class StageRows(Struct, frozen=True):
     """Lay rows of a snapshot aside. Behind the last page they become the rows, and the cursor moves."""
 
     rows: tuple[SnapshotRow, ...]
@@ -77,7 +77,7 @@ class Stage(Struct, frozen=True):
     horizon: int | None = None
 
 
-class Reset(Struct, frozen=True):
+class ResetRows(Struct, frozen=True):
     """Replace all rows by those of the snapshot."""
 
     message: str
@@ -89,7 +89,7 @@ class RestartSnapshot(Struct, frozen=True):
     """The snapshot is read from its first page on. Nothing is to be done to the file."""
 
 
-PullEffect = Apply | Join | Stage | Reset | RestartSnapshot
+PullEffect = ApplyDeltas | JoinRows | StageRows | ResetRows | RestartSnapshot
 
 
 class _SnapshotProgress(Struct, frozen=True):
@@ -120,7 +120,7 @@ class PullProtocol:
             self._snapshot = _SnapshotProgress()
         if self._snapshot is not None:
             return ReadSnapshot(self._snapshot.page)
-        request = Follow if self.is_caught_up else Pull
+        request = FollowDeltas if self.is_caught_up else PullDeltas
         return request(self.cursor, self.epoch)
 
     def pull_again(self) -> None:
@@ -134,27 +134,29 @@ class PullProtocol:
         """
         self.epoch = self.epoch or epoch
 
-    def on_connected(self, epoch: str) -> Reset | None:
+    def on_connected(self, epoch: str) -> ResetRows | None:
         """What is live is of this history."""
-        return Reset(f"its epoch is {epoch}, was {self.epoch}") if self._is_of_other_history(epoch) else None
+        return ResetRows(f"its epoch is {epoch}, was {self.epoch}") if self._is_of_other_history(epoch) else None
 
     def handle_answer(
-        self, request: PullRequest, answer: DeltaPage | SnapshotPage | LiveDeltas | LiveCompacted | Fault | NoReply
+        self,
+        request: PullRequest,
+        answer: DeltaPage | SnapshotPage | LiveDeltas | LiveCompacted | ServerError | NoReply,
     ) -> PullEffect | RetryPause:
         """What follows. Raises ProtocolError."""
         match answer:
             case NoReply():
                 self._record_failure(answer)
                 return RetryPause()
-            case Fault():
-                return self._handle_fault(request, answer)
+            case ServerError():
+                return self._handle_error(request, answer)
             case DeltaPage():
                 return self._handle_delta_page(request, answer)
             case SnapshotPage():
                 return self._handle_snapshot_page(answer)
             case LiveDeltas():
                 # A pull in between may have gone further.
-                return Apply(answer.deltas, max(answer.cursor, self.cursor), self.epoch, is_caught_up=True)
+                return ApplyDeltas(answer.deltas, max(answer.cursor, self.cursor), self.epoch, is_caught_up=True)
             case LiveCompacted():
                 return RestartSnapshot()
 
@@ -163,64 +165,64 @@ class PullProtocol:
         self.last_error = None
         self.is_authorized = True
         match effect:
-            case Apply():
+            case ApplyDeltas():
                 self.cursor, self.epoch, self.is_caught_up = effect.cursor, effect.epoch, effect.is_caught_up
-            case Join() | Stage():
+            case JoinRows() | StageRows():
                 self._advance_snapshot(effect)
-            case Reset():
+            case ResetRows():
                 self.is_caught_up = False
             case RestartSnapshot():
                 self._snapshot = _SnapshotProgress()
 
     def _handle_delta_page(self, request: PullRequest, page: DeltaPage) -> PullEffect:
         if self._is_of_other_history(page.epoch):
-            return Reset(f"its epoch is {page.epoch}, was {self.epoch}")
+            return ResetRows(f"its epoch is {page.epoch}, was {self.epoch}")
         if page.is_compacted:
             return RestartSnapshot()
-        if not isinstance(request, Pull) or page.cursor < request.since:
+        if not isinstance(request, PullDeltas) or page.cursor < request.since:
             raise ProtocolError(f"the gateway's page ends at {page.cursor}, before it begins")
         if page.has_more and page.cursor == request.since:
             raise ProtocolError(f"the gateway's page is empty, and yet there is more after {page.cursor}")
-        return Apply(page.deltas, max(page.cursor, self.cursor), page.epoch, is_caught_up=not page.has_more)
+        return ApplyDeltas(page.deltas, max(page.cursor, self.cursor), page.epoch, is_caught_up=not page.has_more)
 
     def _handle_snapshot_page(self, page: SnapshotPage) -> PullEffect:
-        reading = self._snapshot
-        if reading is None:
+        snapshot = self._snapshot
+        if snapshot is None:
             raise ProtocolError("the gateway sends a snapshot that nobody has asked for")
-        is_first = reading.cursor is None
-        if not is_first and (page.cursor, page.epoch) != (reading.cursor, reading.epoch):
+        is_first = snapshot.cursor is None
+        if not is_first and (page.cursor, page.epoch) != (snapshot.cursor, snapshot.epoch):
             return RestartSnapshot()  # a backup was restored in between
         if self.is_resetting:
-            return Stage(page.rows, is_first, page.cursor, page.epoch, page.next, page.horizon)
+            return StageRows(page.rows, is_first, page.cursor, page.epoch, page.next, page.horizon)
         if self._is_of_other_history(page.epoch):
-            return Reset(f"its epoch is {page.epoch}, was {self.epoch}")
+            return ResetRows(f"its epoch is {page.epoch}, was {self.epoch}")
         if page.horizon is not None:
-            return Reset("its snapshot lacks deleted rows", is_compacted=True)
-        return Join(page.rows, page.cursor, page.epoch, page.next)
+            return ResetRows("its snapshot lacks deleted rows", is_compacted=True)
+        return JoinRows(page.rows, page.cursor, page.epoch, page.next)
 
-    def _advance_snapshot(self, effect: Join | Stage) -> None:
+    def _advance_snapshot(self, effect: JoinRows | StageRows) -> None:
         if effect.next:
             self._snapshot = _SnapshotProgress(effect.next, effect.cursor, effect.epoch)
-            if isinstance(effect, Join):
+            if isinstance(effect, JoinRows):
                 self.epoch = effect.epoch  # the file has rows of this history: rows of another one must replace them
             return
         self.cursor, self.epoch = effect.cursor, effect.epoch
         self.is_resetting = self.is_caught_up = False
         self._snapshot = None
 
-    def _handle_fault(self, request: PullRequest, fault: Fault) -> PullEffect | RetryPause:
-        self._record_failure(fault)
-        if fault.code == HISTORY_CHANGED:
-            return RestartSnapshot() if self.is_resetting else Reset(fault.message, fault.is_compacted)
-        if fault.is_transient:
-            return RetryPause(fault.retry_after_ms)
+    def _handle_error(self, request: PullRequest, error: ServerError) -> PullEffect | RetryPause:
+        self._record_failure(error)
+        if error.code == HISTORY_CHANGED:
+            return RestartSnapshot() if self.is_resetting else ResetRows(error.message, error.is_compacted)
+        if error.is_transient:
+            return RetryPause(error.retry_after_ms)
         if isinstance(request, ReadSnapshot) and request.page:
             self._snapshot = _SnapshotProgress()  # its pages may mean nothing to a gateway that was started anew
-            return RetryPause(fault.retry_after_ms)
+            return RetryPause(error.retry_after_ms)
         self.is_authorized = False
-        return RetryPause(fault.retry_after_ms, is_long=True)
+        return RetryPause(error.retry_after_ms, is_long=True)
 
-    def _record_failure(self, answer: Fault | NoReply) -> None:
+    def _record_failure(self, answer: ServerError | NoReply) -> None:
         self.last_error = str(answer)
         self.is_caught_up = False  # whoever comes back asks first what there is
 

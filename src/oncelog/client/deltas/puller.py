@@ -8,24 +8,24 @@ from typing import Final
 
 from oncelog.client.deltas.codec import (
     DeltaPage,
-    Fault,
     LiveCompacted,
     LiveDeltas,
     NoReply,
+    ServerError,
     SnapshotPage,
 )
 from oncelog.client.deltas.pull_protocol import (
-    Apply,
-    Follow,
-    Join,
-    Pull,
+    ApplyDeltas,
+    FollowDeltas,
+    JoinRows,
+    PullDeltas,
     PullEffect,
     PullProtocol,
     PullRequest,
     ReadSnapshot,
-    Reset,
+    ResetRows,
     RestartSnapshot,
-    Stage,
+    StageRows,
 )
 from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
@@ -35,14 +35,14 @@ from oncelog.client.runtime.retry_task import RetryTask
 
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
-_LiveMessage = LiveDeltas | LiveCompacted | Fault | NoReply
+_LiveMessage = LiveDeltas | LiveCompacted | ServerError | NoReply
 
 
 class Puller(RetryTask):
     """Makes one request, or takes one live message, after the other."""
 
-    def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport, rng: random.Random) -> None:
-        super().__init__(runtime, runtime.limits, rng)
+    def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport, random_source: random.Random) -> None:
+        super().__init__(runtime, runtime.limits, random_source)
         self._runtime = runtime
         self._transport = transport
         self._live_stream: LiveStream | None = None
@@ -54,8 +54,8 @@ class Puller(RetryTask):
         """How often in a row a snapshot had to be begun."""
         self._lost_history: tuple[str, int] | None = None
         """Epoch and cursor of a history that is no more the gateway's."""
-        standing = runtime.store.sync_state
-        self.protocol = PullProtocol(standing.cursor, standing.epoch)
+        sync_state = runtime.store.sync_state
+        self.protocol = PullProtocol(sync_state.cursor, sync_state.epoch)
         self.history_change: HistoryChange | None = None
 
     @property
@@ -73,9 +73,9 @@ class Puller(RetryTask):
     async def run_round(self) -> None:
         """Returns when all that the gateway has at this moment has arrived."""
         self._rounds_requested += 1
-        wanted = self._rounds_requested
+        round_number = self._rounds_requested
         self.skip_pause()
-        await self._runtime.wait_until(lambda: self._rounds_done >= wanted)
+        await self._runtime.wait_until(lambda: self._rounds_done >= round_number)
 
     async def run(self) -> None:
         """Repeat the step until cancelled."""
@@ -86,16 +86,16 @@ class Puller(RetryTask):
 
     async def _step(self) -> RetryPause | None:
         """One request, or one message of what is live."""
-        pulling = self.protocol
-        asked = self._rounds_requested
-        if asked > self._rounds_done:
-            pulling.pull_again()
-        request = pulling.next_request(is_reset_wanted=self._runtime.store.sync_state.is_reset_wanted)
+        protocol = self.protocol
+        rounds_requested = self._rounds_requested
+        if rounds_requested > self._rounds_done:
+            protocol.pull_again()
+        request = protocol.next_request(is_reset_wanted=self._runtime.store.sync_state.is_reset_wanted)
         answer = await self._send_request(request)
         if answer is None:
             return None
-        had_error = pulling.last_error is not None
-        effect = pulling.handle_answer(request, answer)
+        had_error = protocol.last_error is not None
+        effect = protocol.handle_answer(request, answer)
         if isinstance(effect, RetryPause):
             if not had_error:
                 logger.info("not connected: %s", answer)
@@ -104,31 +104,31 @@ class Puller(RetryTask):
         if isinstance(effect, RestartSnapshot):
             self._snapshot_restarts += 1
             return RetryPause() if self._snapshot_restarts > 1 else None
-        if not isinstance(effect, Apply) or effect.deltas:
+        if not isinstance(effect, ApplyDeltas) or effect.deltas:
             self._backoff.reset()
-        if isinstance(effect, Apply):
+        if isinstance(effect, ApplyDeltas):
             self._snapshot_restarts = 0
-            if isinstance(request, Pull) and effect.is_caught_up:
-                self._rounds_done = asked
+            if isinstance(request, PullDeltas) and effect.is_caught_up:
+                self._rounds_done = rounds_requested
         return None
 
     async def _send_request(self, request: PullRequest) -> DeltaPage | SnapshotPage | _LiveMessage | None:
         """None if there is something else to do, or nothing has come of it."""
         limits = self._runtime.limits
         match request:
-            case Pull(since, epoch):
+            case PullDeltas(since, epoch):
                 return await self._transport.pull(since, epoch, limits.page_deltas)
             case ReadSnapshot(page):
                 await self._disconnect()
                 return await self._transport.snapshot(page, limits.page_rows)
-            case Follow():
+            case FollowDeltas():
                 if self._live_stream is None:
                     return await self._connect(request)
                 return await self._receive_message()
 
-    async def _connect(self, request: Follow) -> Fault | NoReply | None:
+    async def _connect(self, request: FollowDeltas) -> ServerError | NoReply | None:
         live = await self._transport.follow(request.since, request.epoch)
-        if isinstance(live, Fault | NoReply):
+        if isinstance(live, ServerError | NoReply):
             return live
         self._live_stream = live
         self._live_since_s = time.monotonic()
@@ -140,61 +140,66 @@ class Puller(RetryTask):
 
     async def _receive_message(self) -> _LiveMessage | None:
         """The next one; None if there is something else to do."""
-        receiving, live = self._receive_task, self._live_stream
-        if receiving is None or live is None:
+        receive_task, live = self._receive_task, self._live_stream
+        if receive_task is None or live is None:
             return None
         skipped = asyncio.create_task(self._backoff.wait_for_skip())
         try:
-            await asyncio.wait((receiving, skipped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((receive_task, skipped), return_when=asyncio.FIRST_COMPLETED)
         finally:
             skipped.cancel()
         self._backoff.clear_skip()
-        if not receiving.done():
+        if not receive_task.done():
             return None
-        message = receiving.result()
+        message = receive_task.result()
         if isinstance(message, LiveDeltas):
             self._receive_task = asyncio.create_task(live.receive(), name="oncelog deltas: live")
         return message
 
     async def _execute(self, effect: PullEffect) -> None:
-        desk, store, pulling = self._runtime, self._runtime.store, self.protocol
+        runtime, store, protocol = self._runtime, self._runtime.store, self.protocol
         match effect:
-            case Apply():
-                if effect.deltas or (effect.cursor, effect.epoch) != (pulling.cursor, pulling.epoch):
-                    await desk.call_store_and_notify(
-                        store.apply, effect.deltas, effect.cursor, effect.epoch, notify=desk.publish_changes
+            case ApplyDeltas():
+                if effect.deltas or (effect.cursor, effect.epoch) != (protocol.cursor, protocol.epoch):
+                    await runtime.call_store_and_notify(
+                        store.apply, effect.deltas, effect.cursor, effect.epoch, notify=runtime.publish_changes
                     )
-            case Join():
+            case JoinRows():
                 cursor = None if effect.next else effect.cursor
-                await desk.call_store_and_notify(
-                    store.join, effect.rows, cursor, effect.epoch, notify=desk.publish_changes
+                await runtime.call_store_and_notify(
+                    store.join, effect.rows, cursor, effect.epoch, notify=runtime.publish_changes
                 )
-            case Stage():
-                await desk.call_store(store.stage, effect.rows, effect.is_first, effect.horizon)
+            case StageRows():
+                await runtime.call_store(store.stage, effect.rows, effect.is_first, effect.horizon)
                 if not effect.next:
                     await self._replace(effect)
-            case Reset():
+            case ResetRows():
                 if effect.is_compacted:
                     logger.info("all rows are read again: %s", effect.message)
                 else:
                     logger.warning("the gateway's history is another one than before: %s", effect.message)
-                    self._lost_history = (pulling.epoch, pulling.cursor)
-                await desk.call_store(store.request_reset)
+                    self._lost_history = (protocol.epoch, protocol.cursor)
+                await runtime.call_store(store.request_reset)
             case RestartSnapshot():
                 pass
-        pulling.confirm(effect)
+        protocol.confirm(effect)
 
-    async def _replace(self, effect: Stage) -> None:
-        desk, pulling = self._runtime, self.protocol
-        told_max = desk.limits.changes_max if desk.streams else 0
-        await desk.call_store_and_notify(
-            desk.store.replace, effect.cursor, effect.epoch, told_max, effect.horizon, notify=desk.publish_replacement
+    async def _replace(self, effect: StageRows) -> None:
+        runtime, protocol = self._runtime, self.protocol
+        changes_max = runtime.limits.changes_max if runtime.streams else 0
+        await runtime.call_store_and_notify(
+            runtime.store.replace,
+            effect.cursor,
+            effect.epoch,
+            changes_max,
+            effect.horizon,
+            notify=runtime.publish_replacement,
         )
-        left = self._lost_history
-        if left is None and pulling.epoch not in ("", effect.epoch):
-            left = (pulling.epoch, pulling.cursor)
-        if left is not None:
-            self.history_change = HistoryChange(left[0], effect.epoch, left[1], effect.cursor)
+        lost_history = self._lost_history
+        if lost_history is None and protocol.epoch not in ("", effect.epoch):
+            lost_history = (protocol.epoch, protocol.cursor)
+        if lost_history is not None:
+            self.history_change = HistoryChange(lost_history[0], effect.epoch, lost_history[1], effect.cursor)
             logger.warning("all rows are the gateway's again: %s", self.history_change)
         self._lost_history = None
 
@@ -202,10 +207,10 @@ class Puller(RetryTask):
         live, self._live_stream = self._live_stream, None
         if live is not None and time.monotonic() - self._live_since_s > self._runtime.limits.pause_ms_max / 1000:
             self._backoff.reset()  # it was more than a greeting: the next pause is a short one again
-        receiving, self._receive_task = self._receive_task, None
-        if receiving is not None:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
+        receive_task, self._receive_task = self._receive_task, None
+        if receive_task is not None:
+            receive_task.cancel()
+            await asyncio.gather(receive_task, return_exceptions=True)
         if live is not None:
             await live.close()
 

@@ -18,15 +18,15 @@ from oncelog.client.deltas.codec import (
     RATE_LIMITED,
     SERVER_BUSY,
     TOO_LARGE,
-    Fault,
     NoReply,
     OutboxEntry,
     PushReply,
+    ServerError,
 )
 from oncelog.client.deltas.values import Refusal
 from oncelog.client.runtime.backoff import RetryPause
 
-_DELTA_FAULT_CODES: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN, TOO_LARGE, INVALID})
+_DELTA_ERROR_CODES: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN, TOO_LARGE, INVALID})
 
 
 class PushBounds(Struct, frozen=True):
@@ -80,7 +80,9 @@ class PushProtocol:
         self.clock_wait_ms = 0
         self._forget_refusal()
 
-    def handle_answer(self, batch: Sequence[OutboxEntry], answer: PushReply | Fault | NoReply) -> RetryPause | None:
+    def handle_answer(
+        self, batch: Sequence[OutboxEntry], answer: PushReply | ServerError | NoReply
+    ) -> RetryPause | None:
         """What to do before the next push: a pause, or nothing. If it was acknowledged, the outbox is told first."""
         if isinstance(answer, PushReply):
             self._handle_acknowledgement(batch)
@@ -89,14 +91,14 @@ class PushProtocol:
         if isinstance(answer, NoReply):
             return RetryPause()
         self.is_authorized = True
-        at_fault = _find_faulty_entry(batch, answer)
+        rejected_entry = _find_rejected_entry(batch, answer)
         if answer.code == CLOCK_DRIFT:
             # Their clocks only rise: those before the one at fault may be in time.
             self.clock_wait_ms = max(answer.retry_after_ms, 1)
-            self._held = _HeldDelta((at_fault or batch[0]).number, RetryPause(answer.retry_after_ms))
+            self._held = _HeldDelta((rejected_entry or batch[0]).number, RetryPause(answer.retry_after_ms))
             return None
-        if at_fault is not None and answer.code in _DELTA_FAULT_CODES:
-            self._handle_refusal(at_fault, answer)
+        if rejected_entry is not None and answer.code in _DELTA_ERROR_CODES:
+            self._handle_refusal(rejected_entry, answer)
             return None
         if answer.code == TOO_LARGE:  # it has no index: the push as a whole is
             self._ceiling = self._deltas_max = len(batch) // 2
@@ -122,15 +124,15 @@ class PushProtocol:
         self.refusal, self.refused_number = None, 0
         self._ceiling = self._configured_max
 
-    def _handle_refusal(self, entry: OutboxEntry, fault: Fault) -> None:
-        given = entry.decode()
-        self.refusal = Refusal(entry.delta_id.hex(), given.table, given.row_id, fault.code, fault.message)
+    def _handle_refusal(self, entry: OutboxEntry, error: ServerError) -> None:
+        delta = entry.decode()
+        self.refusal = Refusal(entry.delta_id.hex(), delta.table, delta.row_id, error.code, error.message)
         self.refused_number = entry.number
-        self._held = _HeldDelta(entry.number, RetryPause(fault.retry_after_ms, is_long=True))
+        self._held = _HeldDelta(entry.number, RetryPause(error.retry_after_ms, is_long=True))
 
 
-def _find_faulty_entry(batch: Sequence[OutboxEntry], fault: Fault) -> OutboxEntry | None:
+def _find_rejected_entry(batch: Sequence[OutboxEntry], error: ServerError) -> OutboxEntry | None:
     """The delta that the gateway names; the only one where it names none, but its size is what is wrong."""
-    if fault.index is not None:
-        return batch[fault.index] if 0 <= fault.index < len(batch) else None
-    return batch[0] if fault.code == TOO_LARGE and len(batch) == 1 else None
+    if error.index is not None:
+        return batch[error.index] if 0 <= error.index < len(batch) else None
+    return batch[0] if error.code == TOO_LARGE and len(batch) == 1 else None

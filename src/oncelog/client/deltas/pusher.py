@@ -23,10 +23,10 @@ class Pusher(RetryTask):
         self,
         runtime: DeltasRuntime,
         transport: DeltasTransport,
-        rng: random.Random,
+        random_source: random.Random,
         on_acknowledged: Callable[[str], None],
     ) -> None:
-        super().__init__(runtime, runtime.limits, rng)
+        super().__init__(runtime, runtime.limits, random_source)
         self._runtime = runtime
         self._transport = transport
         self._on_acknowledged = on_acknowledged

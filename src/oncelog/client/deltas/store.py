@@ -81,9 +81,9 @@ class DeltasStore:
 
     def _check_owner(self, connection: sqlite3.Connection, client_id: str, gateway: str) -> None:
         known = connection.execute(SQL["client"]).fetchone()
-        for name, kept, given in (("client", known[0], client_id), ("gateway", known[1], gateway)):
-            if kept != given:
-                raise SettingsError(f"{self._file.path} belongs to the {name} {kept!r}, not to {given!r}")
+        for name, stored, requested in (("client", known[0], client_id), ("gateway", known[1], gateway)):
+            if stored != requested:
+                raise SettingsError(f"{self._file.path} belongs to the {name} {stored!r}, not to {requested!r}")
 
     def _load_sync_state(self, connection: sqlite3.Connection) -> SyncState:
         _, _, hlc, cursor, epoch, is_reset_wanted = connection.execute(SQL["client"]).fetchone()
@@ -119,15 +119,15 @@ class DeltasStore:
 
     def transact(self, function: Callable[[Edits], T], wall_now_ms: int) -> tuple[T, list[Change]]:
         """Calls the function with edits that it can make, and saves what they came to. On return it is on the disk."""
-        standing = self.sync_state
+        before = self.sync_state
         with self._file.transaction(is_durable=True) as connection:
             edits = Edits(
                 client_id=self._client_id,
-                hlc=standing.hlc,
+                hlc=before.hlc,
                 wall_now_ms=wall_now_ms,
                 load=lambda table, row_id: self._load_state(connection, table, row_id),
                 limits=self._limits,
-                outbox_usage=OutboxUsage(standing.pending, standing.pending_bytes),
+                outbox_usage=OutboxUsage(before.pending, before.pending_bytes),
             )
             try:
                 result = function(edits)
@@ -136,16 +136,17 @@ class DeltasStore:
             if edits.new_deltas:
                 _save_rows(connection, edits.rows)
                 numbers = [
-                    connection.execute(SQL["append"], (one.delta_id, one.body)).lastrowid for one in edits.new_deltas
+                    connection.execute(SQL["append"], (delta.delta_id, delta.body)).lastrowid
+                    for delta in edits.new_deltas
                 ]
                 connection.execute(SQL["save_hlc"], (str(edits.hlc),))
         if edits.new_deltas:
             self.sync_state = msgspec.structs.replace(
-                standing,
+                before,
                 hlc=edits.hlc,
-                pending=standing.pending + len(numbers),
-                pending_bytes=standing.pending_bytes + sum(len(one.body) for one in edits.new_deltas),
-                oldest_number=standing.oldest_number or numbers[0] or 0,
+                pending=before.pending + len(numbers),
+                pending_bytes=before.pending_bytes + sum(len(delta.body) for delta in edits.new_deltas),
+                oldest_number=before.oldest_number or numbers[0] or 0,
                 newest_number=numbers[-1] or 0,
             )
         return result, edits.changes()
@@ -187,12 +188,12 @@ class DeltasStore:
     def discard(self, delta_ids: Iterable[bytes]) -> int:
         """Removes them, and has all rows read anew: nobody knows what they would be without. Gives how many it were."""
         with self._file.transaction(is_durable=True) as connection:
-            gone = sum(connection.execute(SQL["discard"], (one,)).rowcount for one in delta_ids)
-            if gone:
+            count = sum(connection.execute(SQL["discard"], (delta_id,)).rowcount for delta_id in delta_ids)
+            if count:
                 connection.execute(SQL["want_reset"])
             after = self._load_sync_state(connection)
         self.sync_state = after
-        return gone
+        return count
 
     # --- from the gateway
 
@@ -217,11 +218,11 @@ class DeltasStore:
         """Merges a page of a snapshot; the cursor comes with the last one."""
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._file.transaction(is_durable=False) as connection:
-            for one in snapshot:
-                loaded = self._load_state(connection, one.table, one.row_id)
-                rows[one.table, one.row_id] = (loaded, join_rows(loaded, one.row))
+            for snapshot_row in snapshot:
+                loaded = self._load_state(connection, snapshot_row.table, snapshot_row.row_id)
+                rows[snapshot_row.table, snapshot_row.row_id] = (loaded, join_rows(loaded, snapshot_row.row))
             _save_rows(connection, rows)
-            clocks = (get_newest_hlc(one.row) for one in snapshot)
+            clocks = (get_newest_hlc(snapshot_row.row) for snapshot_row in snapshot)
             after = self._save_cursor(connection, clocks, self.sync_state.cursor if cursor is None else cursor, epoch)
         self.sync_state = after
         return list_changes(rows, is_local=False)
@@ -238,8 +239,10 @@ class DeltasStore:
         with self._file.transaction(is_durable=False) as connection:
             if is_first:
                 connection.execute(SQL["clear_staged"])
-            _stage(connection, [((one.table, one.row_id), one.row) for one in snapshot])
-            clocks = (horizon or 0, *(get_newest_hlc(one.row) for one in snapshot))
+            _stage(
+                connection, [((snapshot_row.table, snapshot_row.row_id), snapshot_row.row) for snapshot_row in snapshot]
+            )
+            clocks = (horizon or 0, *(get_newest_hlc(snapshot_row.row) for snapshot_row in snapshot))
             after = self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
         self.sync_state = after
 

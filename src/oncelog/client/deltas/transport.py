@@ -7,15 +7,15 @@ from urllib.parse import quote
 
 from oncelog.client.deltas.codec import (
     DeltaPage,
-    Fault,
     LiveCompacted,
     LiveDeltas,
     NoReply,
     OutboxEntry,
     PushReply,
+    ServerError,
     SnapshotPage,
     decode_delta_page,
-    decode_fault,
+    decode_error,
     decode_push_reply,
     decode_snapshot_page,
 )
@@ -34,7 +34,7 @@ class LiveStream(Protocol):
 
     epoch: str
 
-    async def receive(self) -> LiveDeltas | LiveCompacted | Fault | NoReply:
+    async def receive(self) -> LiveDeltas | LiveCompacted | ServerError | NoReply:
         """The next message. Behind a fault, or what is unanswered, there is none."""
 
     async def close(self) -> None:
@@ -44,16 +44,16 @@ class LiveStream(Protocol):
 class DeltasTransport(Protocol):
     """A gateway, as the client sees it."""
 
-    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | Fault | NoReply:
+    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
         """Deltas, in this order."""
 
-    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | Fault | NoReply:
+    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | ServerError | NoReply:
         """Deltas after a cursor."""
 
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage | Fault | NoReply:
+    async def snapshot(self, page: str, limit: int) -> SnapshotPage | ServerError | NoReply:
         """A page of all rows."""
 
-    async def follow(self, since: int, epoch: str) -> LiveStream | Fault | NoReply:
+    async def follow(self, since: int, epoch: str) -> LiveStream | ServerError | NoReply:
         """What is committed from now on."""
 
     async def close(self) -> None:
@@ -77,29 +77,29 @@ class HttpDeltasTransport:
         self._base = f"/v1/sync/{quote(gateway, safe='')}"
         self._limits = limits
 
-    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | Fault | NoReply:
+    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
         """As `Wire` says."""
-        body = encode_push([one.body for one in entries])
+        body = encode_push([entry.body for entry in entries])
         return await self._request("push", {}, lambda answer: decode_push_reply(answer, entries), body)
 
-    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | Fault | NoReply:
+    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | ServerError | NoReply:
         """As `Wire` says."""
         query = {"since": str(since), "limit": str(limit), **({"epoch": epoch} if epoch else {})}
         return await self._request("pull", query, decode_delta_page)
 
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage | Fault | NoReply:
+    async def snapshot(self, page: str, limit: int) -> SnapshotPage | ServerError | NoReply:
         """As `Wire` says."""
         return await self._request(
             "snapshot", {"limit": str(limit), **({"page": page} if page else {})}, decode_snapshot_page
         )
 
-    async def follow(self, since: int, epoch: str) -> LiveStream | Fault | NoReply:
+    async def follow(self, since: int, epoch: str) -> LiveStream | ServerError | NoReply:
         """As `Wire` says."""
         try:
             token = await self._caller.get_token()
             socket = await self._caller.open_websocket(f"{self._base}/live")
         except ServerRefusedError as error:
-            return Fault(error.code.upper(), str(error), None, error.retry_after_ms)
+            return ServerError(error.code.upper(), str(error), None, error.retry_after_ms)
         except LostError as error:
             return NoReply(str(error))
         return await WebSocketLiveStream(socket).connect(since, epoch, token, self._limits)
@@ -109,12 +109,12 @@ class HttpDeltasTransport:
         await self._caller.close()
 
     async def _request(
-        self, name: str, query: Mapping[str, str], read: Callable[[bytes], T], body: bytes | None = None
-    ) -> T | Fault | NoReply:
+        self, name: str, query: Mapping[str, str], decode: Callable[[bytes], T], body: bytes | None = None
+    ) -> T | ServerError | NoReply:
         try:
             answer = await self._caller.request("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
             if answer.status == 200:
-                return read(answer.body)
-            return decode_fault(answer.status, answer.body, answer.retry_after_ms)
+                return decode(answer.body)
+            return decode_error(answer.status, answer.body, answer.retry_after_ms)
         except (LostError, ProtocolError) as error:
             return NoReply(str(error))

@@ -124,7 +124,7 @@ class BlockingClient:
     def submit_many(self, drafts: Iterable[Draft]) -> list[BlockingPending]:
         """As `Client.submit_many`."""
         portal = self._portal
-        return [BlockingPending(one, portal) for one in portal.call(self._client.submit_many, drafts)]
+        return [BlockingPending(pending, portal) for pending in portal.call(self._client.submit_many, drafts)]
 
     def pending(self) -> list[BlockingPending]:
         """As `Client.pending`."""
@@ -133,7 +133,7 @@ class BlockingClient:
         async def list_pending() -> list[Pending]:
             return self._client.pending()
 
-        return [BlockingPending(one, portal) for one in portal.call(list_pending)]
+        return [BlockingPending(pending, portal) for pending in portal.call(list_pending)]
 
     def rejected(self) -> list[Rejection]:
         """As `Client.rejected`."""

@@ -124,7 +124,7 @@ class Client:
         self._reset = reset
         self._store = ClientStore(check_store(store))
         self._transport = transport or WebSocketTransport(self.url, self.limits, headers, tls)
-        self._chance = chance or random.Random()  # noqa: S311 - for pauses
+        self._random = chance or random.Random()  # noqa: S311 - for pauses
         self._handlers = EventHandlers()
         self._status_handlers: list[Callable[[Status], Awaitable[None] | None]] = []
         self._history_handlers: list[Callable[[HistoryChange], Awaitable[None] | None]] = []
@@ -158,29 +158,29 @@ class Client:
             raise ClosedError("a client is opened once; make another one")
         self._thread = ThreadPoolExecutor(1, "oncelog-client")
         try:
-            kept = await self._call_store(self._store.open, self._requested_id, self.partitions, self._reset)
+            stored = await self._call_store(self._store.open, self._requested_id, self.partitions, self._reset)
         except BaseException:
             self._is_closed = True
             self._thread.submit(self._store.close)  # whoever gives up waiting leaves a thread that opens it
             self._thread.shutdown()
             raise
-        self._cursor, self._epoch = kept.cursor, kept.epoch
-        self._rejected_count, self._set_aside_count = kept.rejected, kept.set_aside
-        protocol = self._open_protocol = EventsProtocol(kept.client_id, self.partitions, kept.cursor, kept.epoch)
+        self._cursor, self._epoch = stored.cursor, stored.epoch
+        self._rejected_count, self._set_aside_count = stored.rejected, stored.set_aside
+        protocol = self._open_protocol = EventsProtocol(stored.client_id, self.partitions, stored.cursor, stored.epoch)
         protocol.wants_events = self._has_handlers
-        self._pending = {entry.id: Pending(entry) for entry in kept.outbox}
-        self._outbox_bytes = sum(len(entry.body) for entry in kept.outbox)
-        protocol.enqueue(kept.outbox)
+        self._pending = {entry.id: Pending(entry) for entry in stored.outbox}
+        self._outbox_bytes = sum(len(entry.body) for entry in stored.outbox)
+        protocol.enqueue(stored.outbox)
         self._open_connector = Connector(
-            protocol, self._transport, self._token, self.limits, self._chance, self._wake_tasks
+            protocol, self._transport, self._token, self.limits, self._random, self._wake_tasks
         )
-        for work in (self._open_connector.run, self._persist_outbox, self._report_changes):
-            self._start_task(work)
+        for function in (self._open_connector.run, self._persist_outbox, self._report_changes):
+            self._start_task(function)
         self._delivery_task = self._start_task(self._deliver_all)
         return self
 
-    def _start_task(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._guard_task(work), name=f"oncelog client: {work.__name__}")
+    def _start_task(self, function: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._guard_task(function), name=f"oncelog client: {function.__name__}")
         self._tasks.append(task)
         return task
 
@@ -219,8 +219,8 @@ class Client:
 
     def _fail_waiters(self, error: OncelogError) -> None:
         """Nothing more will come."""
-        accepting, self._pending_accepts = self._pending_accepts, []
-        for group in accepting:
+        pending_accepts, self._pending_accepts = self._pending_accepts, []
+        for group in pending_accepts:
             if not group.accepted.done():
                 group.accepted.set_exception(error)
                 group.accepted.exception()  # whoever submitted may have gone
@@ -228,13 +228,13 @@ class Client:
             pending.settle(error)
         self._wake_waiters()
 
-    async def _guard_task(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _guard_task(self, function: Callable[[], Awaitable[None]]) -> None:
         """What nobody has foreseen must not leave the application waiting."""
         try:
-            await work()
+            await function()
         except asyncio.CancelledError:
-            is_meant = self._is_closed or self._failure or asyncio.current_task() in self._stopped_tasks
-            if is_being_cancelled() and is_meant:
+            is_expected = self._is_closed or self._failure or asyncio.current_task() in self._stopped_tasks
+            if is_being_cancelled() and is_expected:
                 raise
             self._fail(ClientError("a task of the client's was cancelled by somebody else"))
         except (KeyboardInterrupt, SystemExit) as error:
@@ -306,20 +306,23 @@ class Client:
         size = sum(len(prepared.body) for prepared, _ in new.values())
         if self._outbox_bytes + size > self.limits.outbox_bytes_max:
             raise LimitExceededError("outbox_bytes_max", self.limits.outbox_bytes_max)
-        await self._accept([prepared for prepared, _ in new.values()], {id: one for id, (_, one) in new.items()})  # noqa: A001
-        for one in pending.values():
-            one.check_accepted()
+        await self._accept(
+            [prepared for prepared, _ in new.values()],
+            {id: new_pending for id, (_, new_pending) in new.items()},  # noqa: A001
+        )
+        for new_pending in pending.values():
+            new_pending.check_accepted()
         return list(pending.values())
 
     async def _accept(self, prepared: list[PreparedEvent], pending: Mapping[str, Pending]) -> None:
         """Returns when they are on the disk, and with them those before them that may say the same."""
-        accepting = _PendingAccept(prepared, asyncio.get_running_loop().create_future())
+        pending_accept = _PendingAccept(prepared, asyncio.get_running_loop().create_future())
         self._pending.update(pending)
-        self._outbox_bytes += sum(len(one.body) for one in prepared)
-        self._pending_accepts.append(accepting)
+        self._outbox_bytes += sum(len(event.body) for event in prepared)
+        self._pending_accepts.append(pending_accept)
         self._outbox_wakeup.set()
         # Whoever gives up waiting does not take it back: it may be on the disk already.
-        await asyncio.shield(accepting.accepted)
+        await asyncio.shield(pending_accept.accepted)
 
     def _get_partitions(self, partitions: Sequence[str] | None) -> Sequence[str]:
         if partitions is not None:
@@ -338,7 +341,7 @@ class Client:
 
     async def forget_rejected(self, *ids: UUID | str) -> None:
         """The application has seen to these."""
-        texts = [str(one).lower() for one in ids]
+        texts = [str(event_id).lower() for event_id in ids]
         self._rejected_count = await self._call_store(self._store.forget_rejected, texts)
         self._report_wakeup.set()
 
@@ -353,27 +356,27 @@ class Client:
         while True:
             await self._outbox_wakeup.wait()
             self._outbox_wakeup.clear()
-            accepting, self._pending_accepts = self._pending_accepts, []
+            pending_accepts, self._pending_accepts = self._pending_accepts, []
             if settled:  # they could not be saved with the last ones; on a full disk, that may be easier alone
-                self._pending_accepts, accepting = accepting + self._pending_accepts, []
+                self._pending_accepts, pending_accepts = pending_accepts + self._pending_accepts, []
                 self._outbox_wakeup.set()
             settled += self._protocol.take_settled()
             try:
-                entries = self._store.assign_numbers([one for group in accepting for one in group.prepared])
+                entries = self._store.assign_numbers([event for group in pending_accepts for event in group.prepared])
                 await self._call_store(self._store.save_outbox, entries, settled, time.time_ns() // 1_000_000)
             except StoreError as error:
-                self._fail_accepts(accepting, error)
+                self._fail_accepts(pending_accepts, error)
                 self._fail_store(error)
                 await asyncio.sleep(STORE_PAUSE_S)
                 self._outbox_wakeup.set()
                 continue
             except BaseException as error:
-                self._fail_accepts(accepting, error if isinstance(error, Exception) else _client_closed_error())
+                self._fail_accepts(pending_accepts, error if isinstance(error, Exception) else _client_closed_error())
                 raise
             self._store_error = None
             self._protocol.enqueue(entries)
             self._connector.wake_writer()
-            for group in accepting:
+            for group in pending_accepts:
                 if not group.accepted.done():
                     group.accepted.set_result(None)
             self._settle(settled)
@@ -392,14 +395,14 @@ class Client:
                 group.accepted.exception()  # whoever submitted may have gone
 
     def _settle(self, settled: Sequence[SettledEntry]) -> None:
-        for one in settled:
-            if isinstance(one.outcome, Rejected):
+        for settled_entry in settled:
+            if isinstance(settled_entry.outcome, Rejected):
                 self._rejected_count += 1
-                logger.warning("%s was rejected: %s", one.entry.id, one.outcome)
-            pending = self._pending.pop(one.entry.id, None)
+                logger.warning("%s was rejected: %s", settled_entry.entry.id, settled_entry.outcome)
+            pending = self._pending.pop(settled_entry.entry.id, None)
             if pending is not None:
-                self._outbox_bytes -= len(one.entry.body)
-                pending.settle(one.outcome)
+                self._outbox_bytes -= len(settled_entry.entry.body)
+                pending.settle(settled_entry.outcome)
 
     # --- events
 
@@ -455,16 +458,16 @@ class Client:
 
         Not to be called by a handler of events.
         """
-        left: list[SetAside] = []
+        remaining: list[SetAside] = []
         self._check_not_in_handler("hand_over_set_aside")
         async with self._delivery_lock:
-            for one in await self.set_aside():
-                error = await self._redeliver(one)
+            for delivery in await self.set_aside():
+                error = await self._redeliver(delivery)
                 if error is not None:
-                    left.append(SetAside(one.handler, one.event, error))
-        self._set_aside_count = len(left)
+                    remaining.append(SetAside(delivery.handler, delivery.event, error))
+        self._set_aside_count = len(remaining)
         self._report_wakeup.set()
-        return left
+        return remaining
 
     async def _redeliver(self, failed_delivery: SetAside) -> str | None:
         apply = self._apply if failed_delivery.handler == APPLY else None
@@ -512,27 +515,27 @@ class Client:
         epoch = protocol.epoch
         events, cursor = protocol.take_events(self.limits.hand_over_events_max)
         failed: list[SetAside] = []
-        taken = 0
-        began = time.monotonic()
+        delivered_count = 0
+        started_s = time.monotonic()
         try:
             for event in events if self._handlers else ():
                 if not self._has_handlers:  # the only loop was left
                     break
-                if taken and time.monotonic() - began > DELIVERY_S:
+                if delivered_count and time.monotonic() - started_s > DELIVERY_S:
                     break  # what was handed over is saved before it goes on
-                not_taken, is_taken = await self._handlers.deliver(event)
-                if not is_taken and self._apply is None:  # it was left before it came to this one
+                failures, is_delivered = await self._handlers.deliver(event)
+                if not is_delivered and self._apply is None:  # it was left before it came to this one
                     break
-                failed += not_taken
-                taken += 1
+                failed += failures
+                delivered_count += 1
             else:
-                taken = len(events)
+                delivered_count = len(events)
         finally:
             # Also if the client is being closed: what has been handed over must not come again.
-            if taken < len(events):
-                protocol.return_events(events[taken:])
-                cursor = events[taken - 1].committed_id if taken else self._cursor
-            await asyncio.shield(self._save_delivered(events[:taken], cursor, epoch, failed))
+            if delivered_count < len(events):
+                protocol.return_events(events[delivered_count:])
+                cursor = events[delivered_count - 1].committed_id if delivered_count else self._cursor
+            await asyncio.shield(self._save_delivered(events[:delivered_count], cursor, epoch, failed))
 
     async def _save_delivered(self, events: list[Event], cursor: int, epoch: str, failed: list[SetAside]) -> None:
         while True:
@@ -555,15 +558,15 @@ class Client:
 
     def status(self) -> Status:
         """How the client stands, for a user interface."""
-        protocol, connecting = self._open_protocol, self._open_connector
-        if protocol is None or connecting is None or self._is_closed or self._failure is not None:
+        protocol, connector = self._open_protocol, self._open_connector
+        if protocol is None or connector is None or self._is_closed or self._failure is not None:
             error = None if self._failure is None else describe_error(self._failure)
             counts = len(self._pending), self._rejected_count, self._set_aside_count
             return Status(ConnectionState.CLOSED, *counts, self._cursor, self._cursor, error)
         state = _STATE_BY_PHASE[protocol.phase]
         if protocol.phase is EventsPhase.ASIDE and not self._has_handlers:
             state = ConnectionState.LIVE  # there is nothing else that it could do
-        is_refused = not connecting.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
+        is_refused = not connector.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
         if is_refused or protocol.read_error is not None:
             state = ConnectionState.REFUSED
         return Status(
@@ -575,7 +578,7 @@ class Client:
             server_last_committed_id=max(protocol.last_committed_id, self._cursor),
             last_error=self._store_error
             or protocol.read_error
-            or connecting.last_error
+            or connector.last_error
             or protocol.blocked_writes.last_error,
         )
 
@@ -658,14 +661,14 @@ class Client:
 
     async def _report_changes(self) -> None:
         """Tells the handlers of the application's how the client stands."""
-        told: Status | None = None
+        reported: Status | None = None
         change: HistoryChange | None = None
         while True:
             await self._report_wakeup.wait()
             self._report_wakeup.clear()
             status = self.status()
-            if status != told:
-                told = status
+            if status != reported:
+                reported = status
                 for handler in list(self._status_handlers):
                     await EventHandlers.call(handler, get_handler_name(handler), status)
             if self.history_change is not None and self.history_change != change:

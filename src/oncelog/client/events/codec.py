@@ -11,7 +11,7 @@ from oncelog.client.events.values import Event, Fault, Number, OutboxEntry
 from oncelog.error_codes import PROTOCOL_VERSION
 
 
-class Message(Struct, frozen=True, gc=False):
+class Envelope(Struct, frozen=True, gc=False):
     """What the server sends."""
 
     type: str
@@ -30,7 +30,7 @@ class Connected(Struct, frozen=True):
     """Empty if the server does not show it."""
 
 
-class Page(Struct, frozen=True):
+class SyncPage(Struct, frozen=True):
     """A `sync_response`."""
 
     events: list[Event]
@@ -39,7 +39,7 @@ class Page(Struct, frozen=True):
     sync_to_committed_id: Number
 
 
-class Result(Struct, frozen=True, gc=False):
+class SubmitResult(Struct, frozen=True, gc=False):
     """Of one submission."""
 
     id: str
@@ -51,10 +51,10 @@ class Result(Struct, frozen=True, gc=False):
     errors: tuple[Fault, ...] = ()
 
 
-class Results(Struct, frozen=True):
+class SubmitResults(Struct, frozen=True):
     """Of one request."""
 
-    results: list[Result]
+    results: list[SubmitResult]
 
 
 class Details(Struct, frozen=True):
@@ -73,11 +73,11 @@ class ServerError(Struct, frozen=True):
     details: Details = Details()
 
 
-decode_message: Final = msgspec.json.Decoder(Message).decode
+decode_envelope: Final = msgspec.json.Decoder(Envelope).decode
 decode_connected: Final = msgspec.json.Decoder(Connected).decode
-decode_page: Final = msgspec.json.Decoder(Page).decode
+decode_page: Final = msgspec.json.Decoder(SyncPage).decode
 decode_event: Final = msgspec.json.Decoder(Event).decode
-decode_results: Final = msgspec.json.Decoder(Results).decode
+decode_results: Final = msgspec.json.Decoder(SubmitResults).decode
 decode_error: Final = msgspec.json.Decoder(ServerError).decode
 
 
@@ -94,10 +94,10 @@ def encode_connect(token: str | None, client_id: str, msg_id: str) -> bytes:
 
 def encode_sync(partitions: Sequence[str], since: int, limit: int, epoch: str, msg_id: str) -> bytes:
     """A page that we ask for."""
-    asked = {"partitions": partitions, "since_committed_id": since, "limit": limit}
+    payload = {"partitions": partitions, "since_committed_id": since, "limit": limit}
     if epoch:
-        asked["epoch"] = epoch
-    return encode_message("sync", orjson.dumps(asked), msg_id)
+        payload["epoch"] = epoch
+    return encode_message("sync", orjson.dumps(payload), msg_id)
 
 
 def encode_submit(entries: Sequence[OutboxEntry], msg_id: str) -> bytes:
@@ -105,7 +105,7 @@ def encode_submit(entries: Sequence[OutboxEntry], msg_id: str) -> bytes:
     return encode_message("submit_events", b'{"events":[%b]}' % b",".join(map(_encode_item, entries)), msg_id)
 
 
-def to_own_event(entry: OutboxEntry, result: Result, client_id: str, actor: str) -> Event:
+def to_own_event(entry: OutboxEntry, result: SubmitResult, client_id: str, actor: str) -> Event:
     """An own event that was committed, as all others get it."""
     return Event(
         id=entry.id,

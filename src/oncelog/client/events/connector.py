@@ -30,14 +30,14 @@ class Connector:
         transport: Transport,
         token: Token,
         limits: ClientLimits,
-        chance: random.Random,
+        random_source: random.Random,
         on_change: Callable[[], None],
     ) -> None:
         self._protocol = protocol
         self._transport = transport
         self._token = token
         self._limits = limits
-        self._chance = chance
+        self._random = random_source
         self._on_change = on_change
         self._write_wakeup = asyncio.Event()
         self._skip_pause_event = asyncio.Event()
@@ -65,7 +65,7 @@ class Connector:
     async def run(self) -> None:
         """Until it is cancelled."""
         protocol, limits = self._protocol, self._limits
-        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
+        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
         while True:
             retry_after_ms = 0
             before = protocol.answer_count
@@ -86,7 +86,7 @@ class Connector:
                     retry_after_ms = max(retry_after_ms, limits.refused_pause_ms_min)
             self._on_change()
             if protocol.answer_count - before > 1:  # it was more than a greeting: the next pause is a short one again
-                pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
+                pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
             await self._pause(max(next(pauses), retry_after_ms / 1000))
 
     def _record_error(self, error: str) -> None:
@@ -131,7 +131,7 @@ class Connector:
             self._retry_read,
             self._wait_for_restart,
         )
-        tasks = [asyncio.create_task(work(socket)) for work in parts]
+        tasks = [asyncio.create_task(function(socket)) for function in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -198,8 +198,8 @@ class EventsProtocol:
     @property
     def is_flooded(self) -> bool:
         """So many events wait that no more may come: the next connection is to be one that stands aside."""
-        held = 0 if self._request is None else len(self._request.held_broadcasts)
-        return self.phase is EventsPhase.LIVE and len(self._ready) + held > 2 * READY_EVENTS_MAX
+        held_count = 0 if self._request is None else len(self._request.held_broadcasts)
+        return self.phase is EventsPhase.LIVE and len(self._ready) + held_count > 2 * READY_EVENTS_MAX
 
     @property
     def is_submitting(self) -> bool:
@@ -250,7 +250,7 @@ class EventsProtocol:
     def receive(self, data: str | bytes) -> None:
         """A text frame. Raises ProtocolError, or ServerRefusedError for a server that ends the connection."""
         try:
-            message = codec.decode_message(data)
+            message = codec.decode_envelope(data)
             if message.type == "event_broadcast":
                 self._handle_broadcast(codec.decode_event(message.payload))
             elif message.type == "submit_events_result":
@@ -282,7 +282,7 @@ class EventsProtocol:
         self._catch_up_if_ready()
         self._send_request()
 
-    def _handle_page(self, message: codec.Message) -> None:
+    def _handle_page(self, message: codec.Envelope) -> None:
         page = codec.decode_page(message.payload)
         if self._page_request_id is None or message.msg_id != self._page_request_id:
             self._handle_unrequested_page(page)
@@ -305,7 +305,7 @@ class EventsProtocol:
         else:
             self._request_page_if_ready()
 
-    def _handle_unrequested_page(self, page: codec.Page) -> None:
+    def _handle_unrequested_page(self, page: codec.SyncPage) -> None:
         """A page that came twice, or our question was doubled on its way."""
         if self.phase is not EventsPhase.LIVE:
             return
@@ -329,13 +329,13 @@ class EventsProtocol:
         else:
             self._ready.append(event)
 
-    def _handle_result(self, message: codec.Message) -> None:
+    def _handle_result(self, message: codec.Envelope) -> None:
         request = self._request
         results = codec.decode_results(message.payload).results
         if request is None or message.msg_id != request.msg_id:
             # An answer that came twice. Or the request did, and was sent away once and taken once: then its events are
             # not broadcast to us, and come with the next sync alone.
-            if self.phase is not EventsPhase.ASIDE and any(one.committed_id > self._cursor for one in results):
+            if self.phase is not EventsPhase.ASIDE and any(result.committed_id > self._cursor for result in results):
                 raise ProtocolError("an answer came that nobody waits for")
             return
         if len(results) != len(request.entries):
@@ -359,7 +359,7 @@ class EventsProtocol:
         self._send_request()
 
     def _place_own_events(
-        self, request: _Request, results: Sequence[codec.Result], outcomes: Sequence[Outcome]
+        self, request: _Request, results: Sequence[codec.SubmitResult], outcomes: Sequence[Outcome]
     ) -> None:
         own: list[Event] = []
         for entry, result, outcome in zip(request.entries, results, outcomes, strict=True):
@@ -377,11 +377,11 @@ class EventsProtocol:
             # What stood before the request was sent has arrived by then. Since then, what has been broadcast is held.
             seen = {event.committed_id for event in request.held_broadcasts}
             new = {event.committed_id: event for event in own if event.committed_id > request.cursor}
-            arrived = request.held_broadcasts + [event for number, event in new.items() if number not in seen]
-            arrived.sort(key=_get_committed_id)
+            events = request.held_broadcasts + [event for number, event in new.items() if number not in seen]
+            events.sort(key=_get_committed_id)
         else:
-            arrived = [event for event in own if event.committed_id > self._cursor]
-        self._ready.extend(arrived)
+            events = [event for event in own if event.committed_id > self._cursor]
+        self._ready.extend(events)
 
     def _handle_error(self, msg_id: str | int | None, error: codec.ServerError) -> None:
         request = self._request
@@ -517,7 +517,7 @@ def _get_committed_id(event: Event) -> int:
     return event.committed_id
 
 
-def _to_outcome(entry: OutboxEntry, result: codec.Result) -> Committed | Rejected:
+def _to_outcome(entry: OutboxEntry, result: codec.SubmitResult) -> Committed | Rejected:
     if result.id != entry.id:
         raise ProtocolError(f"the result of {entry.id} is about {result.id}")
     if result.status == "committed" and result.committed_id > 0:

@@ -99,12 +99,14 @@ class ClientStore:
 
     def save_outbox(self, accepted: Sequence[OutboxEntry], settled: Sequence[SettledEntry], now_ms: int) -> None:
         """Takes submissions in, and lets go of those that have an outcome. On return it is on the disk."""
-        rejected = [one for one in settled if isinstance(one.outcome, Rejected)]
+        rejected = [settled_entry for settled_entry in settled if isinstance(settled_entry.outcome, Rejected)]
         # That an entry was committed may be forgotten in a crash: it is sent again, and answered as before.
         with self._file.transaction(is_durable=bool(accepted or rejected)) as connection:
             connection.executemany(SQL["accept"], [_to_entry_row(entry) for entry in accepted])
-            connection.executemany(SQL["reject"], [_to_rejected_row(one, now_ms) for one in rejected])
-            connection.executemany(SQL["settle"], [(one.entry.number,) for one in settled])
+            connection.executemany(
+                SQL["reject"], [_to_rejected_row(settled_entry, now_ms) for settled_entry in rejected]
+            )
+            connection.executemany(SQL["settle"], [(settled_entry.entry.number,) for settled_entry in settled])
 
     def load_rejected(self) -> list[Rejection]:
         """All that the application has not seen to, oldest first."""
@@ -126,7 +128,7 @@ class ClientStore:
             if ids is None:
                 connection.execute(SQL["forget_all_rejected"])
             else:
-                connection.executemany(SQL["forget_rejected"], [(one,) for one in ids])
+                connection.executemany(SQL["forget_rejected"], [(event_id,) for event_id in ids])
             return self._count("count_rejected")
 
     # --- handing over
@@ -139,7 +141,7 @@ class ClientStore:
         with self._file.transaction(is_durable=False) as connection:
             if apply is not None and events:
                 failed = [*failed, *_apply_events(connection, apply, events)]
-            connection.executemany(SQL["set_aside"], [_to_set_aside_row(one) for one in failed])
+            connection.executemany(SQL["set_aside"], [_to_set_aside_row(failed_delivery) for failed_delivery in failed])
             connection.execute(SQL["save_cursor"], (cursor, epoch))
             return self._count("count_set_aside") if failed else -1
 
@@ -152,7 +154,7 @@ class ClientStore:
     def forget_set_aside(self, committed_ids: Sequence[int]) -> int:
         """These need not be handed over any more. Gives how many are left."""
         with self._file.transaction(is_durable=True) as connection:
-            connection.executemany(SQL["forget_set_aside_at"], [(one,) for one in committed_ids])
+            connection.executemany(SQL["forget_set_aside_at"], [(committed_id,) for committed_id in committed_ids])
             return self._count("count_set_aside")
 
     def redeliver(self, failed_delivery: SetAside, apply: Apply | None) -> str | None:

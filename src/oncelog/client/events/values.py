@@ -54,7 +54,7 @@ class Rejected(Struct, frozen=True):
     errors: tuple[Fault, ...] = ()
 
     def __str__(self) -> str:
-        return "; ".join([f"{self.reason}", *(f"{fault.field}: {fault.message}" for fault in self.errors)])
+        return "; ".join([f"{self.reason}", *(f"{error.field}: {error.message}" for error in self.errors)])
 
 
 Outcome = Committed | Rejected

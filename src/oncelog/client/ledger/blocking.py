@@ -125,8 +125,8 @@ class BlockingLedgerScope:
         self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
     ) -> Iterator[LedgerBlock]:
         """As `LedgerScope.watch_blocks`."""
-        watched = self._scope.watch_blocks(after_height, check_chain=check_chain, previous_hash=previous_hash)
-        return self._portal.iterate(watched)
+        blocks = self._scope.watch_blocks(after_height, check_chain=check_chain, previous_hash=previous_hash)
+        return self._portal.iterate(blocks)
 
 
 class BlockingLedgerClient(BlockingLedgerScope):

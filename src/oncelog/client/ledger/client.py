@@ -63,26 +63,26 @@ class LedgerClient(LedgerScope):
         if not isinstance(self.limits, LedgerLimits):
             raise SettingsError(f"limits must be LedgerLimits, not {limits!r}")
         check_token(token)
-        checked = check_client_id(client_id)
-        if checked is None:
+        checked_id = check_client_id(client_id)
+        if checked_id is None:
             raise SettingsError("client_id must be given: sequences are a client's own")
-        self.client_id = checked
+        self.client_id = checked_id
         roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
 
         def new_transport() -> "LedgerTransport":
-            wire: LedgerTransport = _import_transport().LedgerTransport(
-                address, client_id=checked, token=token, tls=roots, limits=self.limits, is_verifying=verify
+            transport: LedgerTransport = _import_transport().LedgerTransport(
+                address, client_id=checked_id, token=token, tls=roots, limits=self.limits, is_verifying=verify
             )
-            return wire
+            return transport
 
-        shared = LedgerRuntime(
+        runtime = LedgerRuntime(
             LedgerStore(check_store(path)),
             new_transport,
             limits=self.limits,
-            rng=chance or random.Random(),  # noqa: S311 - for pauses
+            random_source=chance or random.Random(),  # noqa: S311 - for pauses
             has_token_function=callable(token),
         )
-        super().__init__(shared, _check_name(organization, "organization"), _check_vault(vault))
+        super().__init__(runtime, _check_name(organization, "organization"), _check_vault(vault))
         self._scopes: dict[tuple[str, str], LedgerScope] = {(self.organization, self.vault): self}
         self._close_task: asyncio.Task[None] | None = None
 

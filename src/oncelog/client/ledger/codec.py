@@ -26,9 +26,9 @@ REFUSAL_CODES: Final = frozenset(map(int, RefusalCode))
 # --- what is sent ------------------------------------------------------------------------------------
 
 
-def encode_operations(given: Sequence[Operation]) -> list[pb.Operation]:
+def encode_operations(operations: Sequence[Operation]) -> list[pb.Operation]:
     """Operations of a write."""
-    return [encode_operation(one) for one in given]
+    return [encode_operation(operation) for operation in operations]
 
 
 # --- what comes back ---------------------------------------------------------------------------------
@@ -83,38 +83,38 @@ def decode_transaction(found: pb.Transaction) -> LedgerTransaction:
 
 def _decode_operations(messages: Sequence[pb.Operation]) -> tuple[Operation, ...]:
     try:
-        return tuple([decode_operation(one, index) for index, one in enumerate(messages)])
+        return tuple([decode_operation(operation, index) for index, operation in enumerate(messages)])
     except CanonicalError as error:
         message = f"the server has an operation that this client does not know, and may be of a newer version: {error}"
         raise ProtocolError(message) from error
 
 
-def decode_header(given: pb.BlockHeader) -> Block:
+def decode_header(header: pb.BlockHeader) -> Block:
     """A block's header."""
     return Block(
-        given.lane,
-        given.height,
-        given.first_position,
-        given.count,
-        given.timestamp_ms,
-        given.previous_hash,
-        given.merkle_root,
+        header.lane,
+        header.height,
+        header.first_position,
+        header.count,
+        header.timestamp_ms,
+        header.previous_hash,
+        header.merkle_root,
     )
 
 
-def decode_block(given: pb.Block) -> LedgerBlock:
+def decode_block(block: pb.Block) -> LedgerBlock:
     """A block with the scope's own transactions."""
-    return LedgerBlock(decode_header(given.header), given.header.hash, tuple(given.tx_ids), given.epoch)
+    return LedgerBlock(decode_header(block.header), block.header.hash, tuple(block.tx_ids), block.epoch)
 
 
 def decode_write_proof(
     success: pb.WriteSuccess, scope: str, client_id: str, key: bytes, *, request_hash: bytes, body: bytes
 ) -> TransactionProof:
     """The proof that came with a write: of the record that we know it must be. `said` is its request hash."""
-    given, block_header = success.transaction_proof, decode_header(success.block_header)
+    proof, block_header = success.transaction_proof, decode_header(success.block_header)
     record = Record(
         lane=block_header.lane,
-        position=block_header.first_position + given.index,
+        position=block_header.first_position + proof.index,
         sequence=success.version,
         log_time_ms=success.timestamp_ms,
         height=success.block_height,
@@ -128,27 +128,27 @@ def decode_write_proof(
         partitions=(),
         body=body,
     )
-    return TransactionProof(record, given.salt, b"", Proof(given.index, given.count, tuple(given.path)), block_header)
+    return TransactionProof(record, proof.salt, b"", Proof(proof.index, proof.count, tuple(proof.path)), block_header)
 
 
 def decode_proof(document: pb.ProofDocument) -> TransactionProof:
     """All that proves a transaction."""
-    given = document.record
+    record_message = document.record
     erased = not document.HasField("body")
     record = Record(
-        given.lane,
-        given.position,
-        given.sequence,
-        given.log_time_ms,
-        given.height,
-        given.policy,
-        given.scope,
-        given.key,
-        given.fingerprint,
-        given.actor,
-        given.client,
-        given.client_sequence,
-        tuple(given.partitions),
+        record_message.lane,
+        record_message.position,
+        record_message.sequence,
+        record_message.log_time_ms,
+        record_message.height,
+        record_message.policy,
+        record_message.scope,
+        record_message.key,
+        record_message.fingerprint,
+        record_message.actor,
+        record_message.client,
+        record_message.client_sequence,
+        tuple(record_message.partitions),
         b"" if erased else document.body,
         erased,
     )

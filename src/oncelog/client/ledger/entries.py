@@ -9,7 +9,7 @@ from oncelog.core.operations import Operation
 from oncelog.errors import ServerRefusedError
 
 
-class QueueEntry:
+class QueuedWrite:
     """A write without an outcome."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class QueueEntry:
 class WriteCall(NamedTuple):
     """A write to be sent, as it is now. `last` is what was known to be committed."""
 
-    entry: QueueEntry
+    entry: QueuedWrite
     sequence: int
     last: int
 
@@ -136,14 +136,14 @@ WriteAnswer = CommittedWrite | ProofFailure | WriteRefusal | SequenceGap | Seque
 class SettledWrite(NamedTuple):
     """A write and its outcome: an error where it was not looked at, None where the application has let go of it."""
 
-    entry: QueueEntry
+    entry: QueuedWrite
     outcome: Outcome | Exception | None
 
 
 class SavedEntry(NamedTuple):
     """A pending write as the file stores it."""
 
-    entry: QueueEntry
+    entry: QueuedWrite
     sequence: int
     lowest: int
     """Lowest sequence under which the server may have committed the write."""
@@ -170,7 +170,7 @@ class StoreChanges(NamedTuple):
     @property
     def must_be_durable(self) -> bool:
         """Whether it has to survive a loss of power. That one was written may be forgotten: then it is asked again."""
-        return bool(self.entries) or any(not isinstance(one.outcome, Written) for one in self.settled)
+        return bool(self.entries) or any(not isinstance(settled.outcome, Written) for settled in self.settled)
 
 
 class ForgottenClient(NamedTuple):

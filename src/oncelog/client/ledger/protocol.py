@@ -21,7 +21,7 @@ from oncelog.client.ledger.entries import (
     ForgottenClient,
     NoReply,
     ProofFailure,
-    QueueEntry,
+    QueuedWrite,
     SavedEntry,
     ScopeState,
     SequenceGap,
@@ -50,7 +50,7 @@ WINDOW_MIN: Final = 4
 class LedgerProtocol:
     """The writes of one client in one scope."""
 
-    def __init__(self, state: ScopeState, entries: Sequence[QueueEntry], *, in_flight_max: int) -> None:
+    def __init__(self, state: ScopeState, entries: Sequence[QueuedWrite], *, in_flight_max: int) -> None:
         """Continue with the state and the pending writes of the file, in their order. Each may have been sent."""
         self.last = state.last
         self.forgotten: ForgottenClient | None = None
@@ -62,7 +62,7 @@ class LedgerProtocol:
         """The pause is because the server does not let us in."""
         self.was_adopted = False
         """The server had forgotten us, and nothing was at stake."""
-        self._queue: dict[int, QueueEntry] = {}
+        self._queue: dict[int, QueuedWrite] = {}
         self._next_number = 1
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
@@ -76,14 +76,14 @@ class LedgerProtocol:
         self._is_adopting = False
         self._requested_from: int | None = None
         self._state_at_ms = 0
-        self._unsaved: dict[int, QueueEntry] = {}
+        self._unsaved: dict[int, QueuedWrite] = {}
         """What is to be saved whenever something is."""
         self._settled: list[SettledWrite] = []
         self._unsaved_removals = 0
         """Writes that left the queue without being written, and whose removal is not saved yet. Nothing is sent
         meanwhile: after a crash they are pending again, and no later write may have been committed before them."""
         self._written: list[SettledWrite] = []
-        self._denied_entries: list[tuple[QueueEntry, ServerRefusedError]] = []
+        self._denied_entries: list[tuple[QueuedWrite, ServerRefusedError]] = []
         self._saved_last = state.last
         for entry in entries:
             entry.saved_sequence = entry.sent_sequence = entry.sequence
@@ -98,7 +98,7 @@ class LedgerProtocol:
         return len(self._queue)
 
     @property
-    def entries(self) -> Iterable[QueueEntry]:
+    def entries(self) -> Iterable[QueuedWrite]:
         """Them, in order."""
         return self._queue.values()
 
@@ -114,9 +114,9 @@ class LedgerProtocol:
 
     # --- taking in
 
-    def submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes, now_ms: int) -> QueueEntry:
+    def submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes, now_ms: int) -> QueuedWrite:
         """Puts a write behind all others. It is sent once it is saved."""
-        entry = QueueEntry(self._next_number, key, operations, body, now_ms)
+        entry = QueuedWrite(self._next_number, key, operations, body, now_ms)
         self._next_number += 1
         entry.sequence = self._get_next_sequence()
         self._queue[entry.number] = entry
@@ -146,7 +146,7 @@ class LedgerProtocol:
         entries = [
             SavedEntry(entry, entry.sequence, entry.lowest_possible(entry.sequence)) for entry in self._unsaved.values()
         ]
-        self._highest = max(self._highest, *(one.sequence for one in entries), 0)
+        self._highest = max(self._highest, *(entry.sequence for entry in entries), 0)
         changes = StoreChanges(entries, self._settled, ScopeState(self.last, self._freed, self._highest))
         self._unsaved, self._settled = {}, []
         return changes
@@ -156,9 +156,9 @@ class LedgerProtocol:
         for entry, sequence, _ in changes.entries:
             entry.saved_sequence = sequence
         self._saved_last = changes.state.last
-        self._unsaved_removals -= sum(not isinstance(one.outcome, Written) for one in changes.settled)
+        self._unsaved_removals -= sum(not isinstance(settled.outcome, Written) for settled in changes.settled)
 
-    def revert_unsaved(self, changes: StoreChanges) -> list[QueueEntry]:
+    def revert_unsaved(self, changes: StoreChanges) -> list[QueuedWrite]:
         """They are not. New writes leave the queue, and are given back; what else there is waits for the next time."""
         withdrawn = []
         for entry, _, _ in changes.entries:
@@ -178,10 +178,10 @@ class LedgerProtocol:
         written, self._written = self._written, []
         return written
 
-    def take_denied(self) -> list[tuple[QueueEntry, ServerRefusedError]]:
+    def take_denied(self) -> list[tuple[QueuedWrite, ServerRefusedError]]:
         """Writes that stay pending though the server would not look at them, for their callers to know."""
-        told, self._denied_entries = self._denied_entries, []
-        return told
+        denied, self._denied_entries = self._denied_entries, []
+        return denied
 
     # --- sending
 
@@ -269,7 +269,7 @@ class LedgerProtocol:
                 entry.sent_sequence = 0
                 self._end_probe(entry)
 
-    def _handle_refusal(self, entry: QueueEntry, outcome: Refused | ServerRefusedError) -> None:
+    def _handle_refusal(self, entry: QueuedWrite, outcome: Refused | ServerRefusedError) -> None:
         # A copy of it that is late may still take its number. The next one would find that out, and those behind it
         # would have overtaken it by then.
         self._freed = max(self._freed, entry.highest_sequence)
@@ -295,7 +295,7 @@ class LedgerProtocol:
         if self.last < call.entry.sequence - 1:
             call.entry.gapped_turn = self._turn  # it comes again when more is known of those before it
 
-    def _handle_denial(self, entry: QueueEntry, error: ServerRefusedError) -> None:
+    def _handle_denial(self, entry: QueuedWrite, error: ServerRefusedError) -> None:
         if entry.is_certain:
             self._handle_refusal(entry, error)
             return
@@ -334,15 +334,15 @@ class LedgerProtocol:
 
     def on_state_received(self, state: ClientState, now_ms: int) -> None:
         """Where we stand."""
-        asked, self._requested_from = self._requested_from, None
-        assert asked is not None  # noqa: S101 - it is told to who has asked
+        requested_from, self._requested_from = self._requested_from, None
+        assert requested_from is not None  # noqa: S101 - it is told to who has asked
         self._wants_state = self._is_first_question = False
         self.refusal = None
         self._state_at_ms = now_ms
         last = state.last_sequence
         if self._is_adopting:
             self._adopt_sequence(last)
-        elif last < asked or (last == 0 and self._has_old(now_ms)):
+        elif last < requested_from or (last == 0 and self._has_old(now_ms)):
             if last == 0 and not any(entry.was_sent for entry in self._queue.values()):
                 self.was_adopted = True  # nothing was sent that could be sent again
                 self._adopt_sequence(last)
@@ -363,7 +363,7 @@ class LedgerProtocol:
         return any(self._is_old(entry, now_ms) for entry in self._queue.values())
 
     @staticmethod
-    def _is_old(entry: QueueEntry, now_ms: int) -> bool:
+    def _is_old(entry: QueuedWrite, now_ms: int) -> bool:
         """By its age; of one that was made long after now, by a clock that was set back since, nobody knows it."""
         age_ms = now_ms - entry.made_at_ms
         return not entry.is_certain and not -CLOCK_CORRECTION_MS <= age_ms <= RETENTION_MS
@@ -401,7 +401,7 @@ class LedgerProtocol:
         self._wants_state = self._is_adopting = self._is_first_question = True
         self.is_paused = False
 
-    def withdraw(self, entry: QueueEntry) -> bool:
+    def withdraw(self, entry: QueuedWrite) -> bool:
         """Take a pending write out of the queue. Return True if it was not committed and cannot be any more."""
         is_final = entry.is_certain and entry.call is None
         if not is_final:
@@ -423,7 +423,7 @@ class LedgerProtocol:
         if sequence >= self._freed:
             self._freed = 0
 
-    def _settle(self, entry: QueueEntry, outcome: Outcome | Exception | None) -> None:
+    def _settle(self, entry: QueuedWrite, outcome: Outcome | Exception | None) -> None:
         del self._queue[entry.number]
         self._unsaved.pop(entry.number, None)
         self._end_probe(entry)
@@ -435,7 +435,7 @@ class LedgerProtocol:
             self._unsaved_removals += 1
         self._turn += 1
 
-    def _end_probe(self, entry: QueueEntry) -> None:
+    def _end_probe(self, entry: QueuedWrite) -> None:
         if entry.is_probe:
             entry.is_probe = False
             self._probes -= 1

@@ -28,11 +28,11 @@ class LedgerRuntime:
         new_transport: Callable[[], "LedgerTransport"],
         *,
         limits: LedgerLimits,
-        rng: random.Random,
+        random_source: random.Random,
         has_token_function: bool,
     ) -> None:
         self.limits = limits
-        self.rng = rng
+        self.random_source = random_source
         self.has_token_function = has_token_function
         self._store = store
         self._new_transport = new_transport
@@ -56,26 +56,26 @@ class LedgerRuntime:
 
     async def open(self, client_id: str) -> list[tuple[str, str]]:
         """Gives the scopes in which writes are pending. Whatever it raises, it is to be closed."""
-        wire = self._new_transport()
+        transport = self._new_transport()
         self._thread = ThreadPoolExecutor(1, "oncelog-ledger")
         scopes = await self._run_in_store(self._store.open, client_id)
-        wire.open()
-        self._transport = wire
+        transport.open()
+        self._transport = transport
         return scopes
 
     async def new_stream(self, organization: str, vault: str) -> WriteStream:
         """The writes of a scope, with what the file has of it."""
-        wire = self.transport
-        kept = await self._run_in_store(self._store.load_scope, organization, vault)
+        transport = self.transport
+        stored = await self._run_in_store(self._store.load_scope, organization, vault)
         return WriteStream(
             organization,
             vault,
-            kept,
+            stored,
             store=self._store,
             run_in_store=self._run_in_store,
-            transport=wire,
+            transport=transport,
             limits=self.limits,
-            rng=self.rng,
+            random_source=self.random_source,
         )
 
     def end(self) -> None:

@@ -56,12 +56,12 @@ class LedgerScope:
         under this key, StoreError if the file cannot be written; then nothing was sent. Raises ServerRefusedError
         where the server does not let us write, ForgottenError, UnverifiedError, and ClosedError.
         """
-        several = tuple(operations) if isinstance(operations, Iterable) else (operations,)
-        chosen = _encode_key(key)
+        operation_tuple = tuple(operations) if isinstance(operations, Iterable) else (operations,)
+        encoded_key = _encode_key(key)
         # Not in the time that is given: who hears that it is over must find the write kept, and in a stream it is.
         stream = self._stream or await self._get_stream()
         async with asyncio.timeout(timeout_s):
-            return await stream.write(several, chosen)
+            return await stream.write(operation_tuple, encoded_key)
 
     async def recovered(self) -> list[Recovered]:
         """The writes of an earlier run whose outcomes were not known, each with its outcome by now, in their order.
@@ -132,8 +132,8 @@ class LedgerScope:
         token = ""
         while True:
             page = await self._call("ListEntities", prefix=prefix, page_size=page_size, page_token=token)
-            for one in page.entities:
-                yield self._codec.decode_entity(one)
+            for entity in page.entities:
+                yield self._codec.decode_entity(entity)
             token = page.next_page_token
             if not token:
                 return
@@ -146,8 +146,8 @@ class LedgerScope:
         names = {"resource": resource, "relation": relation, "subject": subject}
         while True:
             page = await self._call("ListRelationships", **names, page_size=page_size, page_token=token)
-            for one in page.relationships:
-                yield self._codec.decode_relationship(one)
+            for relationship in page.relationships:
+                yield self._codec.decode_relationship(relationship)
             token = page.next_page_token
             if not token:
                 return
@@ -181,16 +181,16 @@ class LedgerScope:
         follow the one before; give its hash as `previous_hash` to have the first one looked at, too. After a restore
         that lost the block before, its message names the restore and the block to go back to.
         """
-        shared, height, epoch = self._runtime, after_height, ""
+        runtime, height, epoch = self._runtime, after_height, ""
         previous = NO_HASH if after_height == 0 else previous_hash
-        limits = shared.limits
-        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.rng)
+        limits = runtime.limits
+        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, runtime.random_source)
         while True:
             has_come = False
             request = self._build_request("WatchBlocks", after_height=height)
             try:
-                async with aclosing(shared.transport.iterate("WatchBlocks", request)) as several:
-                    async for message in several:
+                async with aclosing(runtime.transport.iterate("WatchBlocks", request)) as messages:
+                    async for message in messages:
                         found = self._codec.decode_block(message)
                         if check_chain:
                             _check_next_block(found, height, previous, epoch)
@@ -202,11 +202,11 @@ class LedgerScope:
                 pass
             except ServerRefusedError as error:
                 # A stream ends with its token; a function that gave it may have a new one.
-                may_be_let_in = error.code == AUTH_FAILED and has_come and shared.has_token_function
-                if not error.is_transient and not may_be_let_in:
+                may_renew_token = error.code == AUTH_FAILED and has_come and runtime.has_token_function
+                if not error.is_transient and not may_renew_token:
                     raise
             if has_come:
-                pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.rng)
+                pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, runtime.random_source)
             await asyncio.sleep(next(pauses))
 
     @property
@@ -254,7 +254,7 @@ def _check_next_block(found: LedgerBlock, height: int, previous: bytes | None, e
 
 
 def _encode_key(key: UUID | bytes | None) -> bytes:
-    given = uuid4().bytes if key is None else key.bytes if isinstance(key, UUID) else key
-    if not isinstance(given, bytes) or len(given) != 16 or not any(given):
+    key_bytes = uuid4().bytes if key is None else key.bytes if isinstance(key, UUID) else key
+    if not isinstance(key_bytes, bytes) or len(key_bytes) != 16 or not any(key_bytes):
         raise SettingsError("key must be a UUID, or 16 bytes that are not all zero")
-    return given
+    return key_bytes

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from oncelog.client.ledger.entries import QueueEntry, ScopeState, StoreChanges
+from oncelog.client.ledger.entries import QueuedWrite, ScopeState, StoreChanges
 from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.core.transactions import OperationJson, operations_from_json
 from oncelog.errors import SettingsError
@@ -30,7 +30,7 @@ class StoredScope(NamedTuple):
 
     id: int
     state: ScopeState
-    pending: list[QueueEntry]
+    pending: list[QueuedWrite]
 
 
 class LedgerStore:
@@ -82,15 +82,15 @@ class LedgerStore:
                     for entry, sequence, lowest in changes.entries
                 ],
             )
-            connection.executemany(SQL["settle"], [(scope_id, one.entry.number) for one in changes.settled])
+            connection.executemany(SQL["settle"], [(scope_id, settled.entry.number) for settled in changes.settled])
             connection.execute(SQL["save_state"], (*changes.state, scope_id))
 
     def _decode_entry(
         self, number: int, key: bytes, sequence: int, lowest: int, body: bytes, made_at_ms: int
-    ) -> QueueEntry:
+    ) -> QueuedWrite:
         with self._file.translate_damage():
             operations = operations_from_json(_BODY_DECODER.decode(body).operations)
-        entry = QueueEntry(number, key, operations, body, made_at_ms)
+        entry = QueuedWrite(number, key, operations, body, made_at_ms)
         entry.sequence = sequence
         entry.mark_unknown(lowest)
         return entry

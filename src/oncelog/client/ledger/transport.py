@@ -168,16 +168,16 @@ class LedgerTransport:
         return (("authorization", f"Bearer {token}"),) if token else ()
 
     def _to_client_error(self, error: grpc.aio.AioRpcError) -> LostError | ServerRefusedError:
-        status, told = error.code(), error.details() or ""
+        status, message = error.code(), error.details() or ""
         metadata = {str(name): value for name, value in error.trailing_metadata() or ()}
         code = str(metadata.get("oncelog-code", ""))
         if status in _REFUSED_STATUSES:
-            return ServerRefusedError(code or status.name.lower(), told)
-        if status is grpc.StatusCode.RESOURCE_EXHAUSTED and told.startswith("SERVER: Received message larger"):
-            return ServerRefusedError(TOO_LARGE, told)
+            return ServerRefusedError(code or status.name.lower(), message)
+        if status is grpc.StatusCode.RESOURCE_EXHAUSTED and message.startswith("SERVER: Received message larger"):
+            return ServerRefusedError(TOO_LARGE, message)
         if code in error_codes.RETRYABLE_CODES:
-            return ServerRefusedError(code, told, _parse_ms(metadata.get("retry-after-ms")))
-        return LostError(f"{self.address}: {status.name}: {told}")
+            return ServerRefusedError(code, message, _parse_ms(metadata.get("retry-after-ms")))
+        return LostError(f"{self.address}: {status.name}: {message}")
 
     # --- writing
 
@@ -216,7 +216,7 @@ class LedgerTransport:
         if not self._verifies_proofs:
             return CommittedWrite(written)
         entry = call.entry
-        proven = codec.decode_write_proof(
+        proof = codec.decode_write_proof(
             success,
             ledger_scope(organization, vault),
             self._client_id,
@@ -224,13 +224,13 @@ class LedgerTransport:
             request_hash=request_hash(entry.operations),
             body=entry.body,
         )
-        record = proven.record
+        record = proof.record
         is_named = tx_id == format_tx_id(record.lane, record.position)
-        if is_named and proven.is_valid and proven.block.hash == success.block_header.hash:
+        if is_named and proof.is_valid and proof.block.hash == success.block_header.hash:
             return CommittedWrite(written)
         # An old number with equal operations is answered with the write that has the number: it may be another one.
-        looked = await self._check_committed(organization, vault, call, tx_id, sequence)
-        return looked if isinstance(looked, SequenceTaken) else _build_proof_failure(tx_id, sequence)
+        proof_failure = await self._check_committed(organization, vault, call, tx_id, sequence)
+        return proof_failure if isinstance(proof_failure, SequenceTaken) else _build_proof_failure(tx_id, sequence)
 
     async def _handle_error(self, organization: str, vault: str, call: WriteCall, error: pb.WriteError) -> WriteAnswer:
         match error.code:
@@ -242,8 +242,8 @@ class LedgerTransport:
                 written = Written(error.committed_tx_id, sequence, height=height, is_replay=True)
                 if not self._verifies_proofs:
                     return CommittedWrite(written)
-                looked = await self._check_committed(organization, vault, call, error.committed_tx_id, sequence)
-                return looked or CommittedWrite(written)
+                proof_failure = await self._check_committed(organization, vault, call, error.committed_tx_id, sequence)
+                return proof_failure or CommittedWrite(written)
             case pb.WRITE_ERROR_CODE_SEQUENCE_GAP:
                 return SequenceGap(error.last_committed_sequence)
             case pb.WRITE_ERROR_CODE_SEQUENCE_REUSED:
@@ -258,12 +258,12 @@ class LedgerTransport:
     ) -> WriteAnswer | None:
         """What the ledger itself has as this transaction; None for a client that may not read it."""
         try:
-            proven = await self.get_proof(organization, vault, tx_id, waits=False)
+            proof = await self.get_proof(organization, vault, tx_id, waits=False)
         except ServerRefusedError as error:
             if error.code in UNREADABLE_CODES:
                 return None
             raise LostError(str(error)) from error  # that is not said of the write
-        record = proven.record
+        record = proof.record
         if record.key != call.entry.key or record.client != self._client_id:
             return SequenceTaken(max(sequence, record.client_sequence))
         is_ours = (
@@ -273,7 +273,7 @@ class LedgerTransport:
             and (record.erased or record.body == call.entry.body)
             and tx_id == format_tx_id(record.lane, record.position)
         )
-        if not is_ours or not proven.is_valid:
+        if not is_ours or not proof.is_valid:
             return _build_proof_failure(tx_id, sequence)
         return CommittedWrite(
             Written(tx_id, sequence, record.sequence, record.height, record.log_time_ms, is_replay=True)
@@ -292,6 +292,6 @@ def _read_roots(path: str | Path) -> bytes:
         raise SettingsError(f"tls: {path}: {error.strerror}") from error
 
 
-def _parse_ms(given: object) -> int:
-    text = str(given)
+def _parse_ms(value: object) -> int:
+    text = str(value)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else 0

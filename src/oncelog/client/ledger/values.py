@@ -28,9 +28,9 @@ def set_entity(
 
     From `expires_at_ms` (log time, milliseconds since 1970) on it counts as absent.
     """
-    for name, given in (("value", value), ("value_equals", value_equals)):
-        if not isinstance(given, bytes) and (name == "value" or given is not None):
-            raise CanonicalError(name, f"must be bytes, not {type(given).__name__}")
+    for name, condition_value in (("value", value), ("value_equals", value_equals)):
+        if not isinstance(condition_value, bytes) and (name == "value" or condition_value is not None):
+            raise CanonicalError(name, f"must be bytes, not {type(condition_value).__name__}")
     for name, number in (("expires_at_ms", expires_at_ms), ("version_is", version_is)):
         if number is not None and type(number) is not int:
             raise CanonicalError(name, f"must be a whole number, not {type(number).__name__}")
@@ -65,10 +65,10 @@ def unrelate(resource: str, relation: str, subject: str) -> Operation:
     )
 
 
-def _check_text(given: str, name: str) -> str:
-    if not isinstance(given, str):
-        raise CanonicalError(name, f"must be a string, not {type(given).__name__}")
-    return given
+def _check_text(text: str, name: str) -> str:
+    if not isinstance(text, str):
+        raise CanonicalError(name, f"must be a string, not {type(text).__name__}")
+    return text
 
 
 # --- what becomes of it ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from oncelog.client.ledger.entries import NoReply, QueueEntry, SequenceGap, SettledWrite, WriteCall
+from oncelog.client.ledger.entries import NoReply, QueuedWrite, SequenceGap, SettledWrite, WriteCall
 from oncelog.client.ledger.errors import ForgottenError
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.protocol import LedgerProtocol
@@ -59,7 +59,7 @@ class WriteStream:
         run_in_store: RunInStore,
         transport: "LedgerTransport",
         limits: LedgerLimits,
-        rng: random.Random,
+        random_source: random.Random,
     ) -> None:
         self._names = (organization, vault)
         self._scope_id = stored.id
@@ -67,7 +67,7 @@ class WriteStream:
         self._run_in_store = run_in_store
         self._transport = transport
         self._limits = limits
-        self._rng = rng
+        self._random = random_source
         self._protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=limits.in_flight_max)
         self._unreported = {entry.number: entry for entry in stored.pending}
         self._by_key = {entry.key: entry for entry in stored.pending}
@@ -121,7 +121,7 @@ class WriteStream:
             raise LimitExceededError("transaction_bytes_max", limits.transaction_bytes_max)
         return body
 
-    def _submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes) -> QueueEntry:
+    def _submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes) -> QueuedWrite:
         limits, protocol = self._limits, self._protocol
         if len(protocol) >= limits.pending_writes_max:
             raise LimitExceededError("pending_writes_max", limits.pending_writes_max)
@@ -135,7 +135,7 @@ class WriteStream:
         self._advance()
         return entry
 
-    def _get_waiter(self, entry: QueueEntry) -> "asyncio.Future[Outcome | None]":
+    def _get_waiter(self, entry: QueuedWrite) -> "asyncio.Future[Outcome | None]":
         waiter = self._waiters.get(entry.number)
         if waiter is None:
             waiter = self._waiters[entry.number] = asyncio.get_running_loop().create_future()
@@ -154,7 +154,7 @@ class WriteStream:
             self._check_remembered()
             if not self._recovering and (self._has_recovered or not self._protocol.needs_state):
                 self._has_recovered = True
-                return [one for _, one in sorted(self._recovered_writes.items())]
+                return [recovered for _, recovered in sorted(self._recovered_writes.items())]
             refusal = next(iter(self._denied.values()), None) or self._protocol.refusal
             if refusal is not None:
                 raise refusal
@@ -171,14 +171,14 @@ class WriteStream:
         if isinstance(resend, bool):
             keys = {entry.key for entry in entries} if resend else set()
         else:
-            keys = {one.bytes for one in resend}
-        chosen = [entry for entry in entries if entry.key in keys]
-        waiters = [self._get_waiter(entry) for entry in chosen]
+            keys = {key.bytes for key in resend}
+        selected = [entry for entry in entries if entry.key in keys]
+        waiters = [self._get_waiter(entry) for entry in selected]
         self._protocol.resume(keys)
         self._advance()
         outcomes = await asyncio.gather(*map(asyncio.shield, waiters), return_exceptions=True)
         self._check_remembered()
-        return [_to_recovered(entry, outcome) for entry, outcome in zip(chosen, outcomes, strict=True)]
+        return [_to_recovered(entry, outcome) for entry, outcome in zip(selected, outcomes, strict=True)]
 
     async def withdraw(self, key: bytes) -> bool:
         """Take a pending write back; see `LedgerScope.withdraw`."""
@@ -237,7 +237,7 @@ class WriteStream:
             if self._is_done:
                 return
 
-    def _fail_withdrawn(self, entries: list[QueueEntry], error: StoreError) -> None:
+    def _fail_withdrawn(self, entries: list[QueuedWrite], error: StoreError) -> None:
         for entry in entries:
             self._forget(entry)
             self._fail_waiter(entry, error)
@@ -257,7 +257,7 @@ class WriteStream:
         if waiter is not None and not waiter.done():
             waiter.set_result(outcome)
 
-    def _forget(self, entry: QueueEntry) -> bool:
+    def _forget(self, entry: QueuedWrite) -> bool:
         """False if it was before."""
         if self._unreported.pop(entry.number, None) is not entry:
             return False
@@ -266,7 +266,7 @@ class WriteStream:
             del self._by_key[entry.key]
         return True
 
-    def _fail_waiter(self, entry: QueueEntry, error: Exception) -> None:
+    def _fail_waiter(self, entry: QueuedWrite, error: Exception) -> None:
         waiter = self._waiters.pop(entry.number, None)
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
@@ -315,8 +315,8 @@ class WriteStream:
         for entry in list(self._protocol.entries):
             self._fail_waiter(entry, error)
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._run_guarded(work), name="oncelog ledger: call")
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._run_guarded(coroutine), name="oncelog ledger: call")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -368,15 +368,17 @@ class WriteStream:
         loop = asyncio.get_running_loop()
         limits = self._limits
         if self._pauses is None:
-            self._pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._rng)
+            self._pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
         pause_s = next(self._pauses)
         least_ms, self._retry_after_ms = self._retry_after_ms, 0
         if self._protocol.is_refused:
             least_ms = max(least_ms, limits.refused_pause_ms_min)
-        least_s = least_ms * self._rng.uniform(1, 1.2) / 1000
+        least_s = least_ms * self._random.uniform(1, 1.2) / 1000
         until_s = loop.time() + max(pause_s, least_s)
         if not self._transport.is_connected:
-            pause_s = min(pause_s, next(iterate_pauses_s(limits.reconnect_ms_max, limits.reconnect_ms_max, self._rng)))
+            pause_s = min(
+                pause_s, next(iterate_pauses_s(limits.reconnect_ms_max, limits.reconnect_ms_max, self._random))
+            )
         self._timer = loop.call_later(max(pause_s, least_s), self._poll_connection, until_s)
 
     def _poll_connection(self, until_s: float) -> None:
@@ -416,10 +418,10 @@ class WriteStream:
             self._fail_waiter(entry, self._build_error())
         self._wake_watchers()
 
-    async def _run_guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_guarded(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """What nobody has foreseen must not leave the application waiting."""
         try:
-            await work
+            await coroutine
         except asyncio.CancelledError:
             if self._is_closing and is_being_cancelled():
                 raise
@@ -442,11 +444,11 @@ def _get_now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _to_pending_write(entry: QueueEntry) -> PendingWrite:
+def _to_pending_write(entry: QueuedWrite) -> PendingWrite:
     return PendingWrite(UUID(bytes=entry.key), entry.sequence, entry.operations)
 
 
-def _to_recovered(entry: QueueEntry, outcome: Outcome | BaseException | None) -> Recovered:
+def _to_recovered(entry: QueuedWrite, outcome: Outcome | BaseException | None) -> Recovered:
     if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
         raise outcome
     return Recovered(UUID(bytes=entry.key), entry.operations, outcome)

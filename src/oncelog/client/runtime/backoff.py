@@ -35,20 +35,20 @@ class BackoffLimits(Protocol):
     def retry_after_ms_max(self) -> int: ...  # noqa: D102
 
 
-def iterate_pauses_s(shortest_ms: int, longest_ms: int, chance: random.Random) -> Iterator[float]:
+def iterate_pauses_s(shortest_ms: int, longest_ms: int, random_source: random.Random) -> Iterator[float]:
     """Yield the pause before each further attempt. Clients that were sent away together must not return together."""
     pause_ms = shortest_ms
     while True:
-        yield pause_ms * chance.uniform(0.5, 1) / 1000
+        yield pause_ms * random_source.uniform(0.5, 1) / 1000
         pause_ms = min(2 * pause_ms, longest_ms)
 
 
 class Backoff:
     """Pauses of one task."""
 
-    def __init__(self, limits: BackoffLimits, chance: random.Random) -> None:
+    def __init__(self, limits: BackoffLimits, random_source: random.Random) -> None:
         self._limits = limits
-        self._chance = chance
+        self._random = random_source
         self._short: Iterator[float]
         self._long: Iterator[float]
         self._skip_event = asyncio.Event()
@@ -57,13 +57,13 @@ class Backoff:
     def reset(self) -> None:
         """Make the next pause a short one again, after a success."""
         limits = self._limits
-        self._short = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
-        self._long = iterate_pauses_s(limits.refused_pause_ms_min, limits.refused_pause_ms_max, self._chance)
+        self._short = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
+        self._long = iterate_pauses_s(limits.refused_pause_ms_min, limits.refused_pause_ms_max, self._random)
 
     def next_pause_s(self, pause: RetryPause) -> float:
         """Return how long to wait before the next attempt."""
         least_ms = min(pause.least_ms, self._limits.retry_after_ms_max)
-        return max(next(self._long if pause.is_long else self._short), least_ms * self._chance.uniform(1, 1.2) / 1000)
+        return max(next(self._long if pause.is_long else self._short), least_ms * self._random.uniform(1, 1.2) / 1000)
 
     async def wait(self, pause: RetryPause) -> None:
         """Wait before the next attempt, or until `skip`."""

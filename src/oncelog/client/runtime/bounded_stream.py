@@ -21,7 +21,7 @@ class BoundedStream(Generic[T]):
         bytes_max: tuple[str, int] | None = None,
         new_overflow_error: Callable[[str, int], OncelogError],
         accepts: Callable[[T], bool] = lambda _one: True,
-        size_of: Callable[[T], int] = lambda _one: 0,
+        get_size: Callable[[T], int] = lambda _one: 0,
     ) -> None:
         """Limits with their names. Beyond one the reader gets the error that `lost` makes of it."""
         self._on_close = on_close
@@ -29,7 +29,7 @@ class BoundedStream(Generic[T]):
         self._bytes_max = bytes_max
         self._new_overflow_error = new_overflow_error
         self._accepts = accepts
-        self._size_of = size_of
+        self._get_size = get_size
         self._buffer: deque[T] = deque()
         self._bytes = 0
         self._error: OncelogError | None = None
@@ -47,9 +47,9 @@ class BoundedStream(Generic[T]):
                 raise StopAsyncIteration
             self._arrival.clear()
             await self._arrival.wait()
-        one = self._buffer.popleft()
-        self._bytes -= self._size_of(one)
-        return one
+        item = self._buffer.popleft()
+        self._bytes -= self._get_size(item)
+        return item
 
     async def aclose(self) -> None:
         """No more is wanted."""
@@ -57,10 +57,10 @@ class BoundedStream(Generic[T]):
 
     def put(self, items: Iterable[T]) -> None:
         """Told in this order."""
-        for one in items:
-            if not self._is_over and self._accepts(one):
-                self._buffer.append(one)
-                self._bytes += self._size_of(one)
+        for item in items:
+            if not self._is_over and self._accepts(item):
+                self._buffer.append(item)
+                self._bytes += self._get_size(item)
                 if len(self._buffer) > self._count_max[1]:
                     self.overflow(*self._count_max)
                 elif self._bytes_max is not None and self._bytes > self._bytes_max[1]:
@@ -73,9 +73,9 @@ class BoundedStream(Generic[T]):
 
     def finish(self, error: OncelogError | None) -> None:
         """The client is closed; what came before it is still given."""
-        waiting = self._buffer
+        buffer = self._buffer
         self._end(error)
-        self._buffer = waiting
+        self._buffer = buffer
 
     def _end(self, error: OncelogError | None) -> None:
         if not self._is_over:

@@ -263,12 +263,12 @@ async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[
 
     The store is closed even if the caller is cancelled while it waits. On return the thread has ended.
     """
-    done = thread.submit(close_store)
+    close_future = thread.submit(close_store)
     thread.shutdown(wait=False)
     try:
-        await asyncio.shield(asyncio.wrap_future(done))
+        await asyncio.shield(asyncio.wrap_future(close_future))
     finally:
-        if done.done():
+        if close_future.done():
             thread.shutdown()  # does not block: closing the store was the last call
 
 

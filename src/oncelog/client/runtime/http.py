@@ -98,10 +98,10 @@ class HttpClient:
 
     async def _read_body(self, response: "aiohttp.ClientResponse") -> bytes:
         parts: list[bytes] = []
-        left = self._limits.message_bytes_max
+        bytes_left = self._limits.message_bytes_max
         async for part in response.content.iter_chunked(_CHUNK_BYTES):
-            left -= len(part)
-            if left < 0:
+            bytes_left -= len(part)
+            if bytes_left < 0:
                 size = self._limits.message_bytes_max
                 raise ProtocolError(f"an answer of the server is larger than message_bytes_max ({size})")
             parts.append(part)

@@ -27,8 +27,8 @@ async def resolve_token(token: Token) -> str | None:
     if not callable(token):
         return token
     try:
-        given = token()
-        found = await given if inspect.isawaitable(given) else given
+        result = token()
+        found = await result if inspect.isawaitable(result) else result
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise

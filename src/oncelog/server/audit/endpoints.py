@@ -99,8 +99,8 @@ def to_record_act(event: CredentialEvent) -> RecordAct | None:
     """Return the act that ended a key; None for a key that has expired by itself."""
     if event.act == "api_key_expired":
         return None
-    kind, _, how = event.act.rpartition("_")
-    details = {"kind": kind, "how": how, "file": event.path[-NAME_CHARACTERS_MAX:]}
+    kind, _, ending = event.act.rpartition("_")
+    details = {"kind": kind, "how": ending, "file": event.path[-NAME_CHARACTERS_MAX:]}
     if event.client_id is not None:
         details["client_id"] = event.client_id
     if event.fingerprint is not None:

@@ -130,23 +130,23 @@ class ApiKeys:
         parts = _KEY_PATTERN.fullmatch(text)
         if parts is None:
             raise AuthError("API key: malformed")
-        kept = self._keys.get(parts[1])
+        stored = self._keys.get(parts[1])
         hashed = sha256(base64.urlsafe_b64decode(parts[2] + "=")).digest()
-        is_right = hmac.compare_digest(hashed, _UNKNOWN_KEY_HASH if kept is None else kept.hash)
-        if kept is None or not is_right:
-            raise AuthError("API key: unknown" if kept is None else f"API key {parts[1]}: another secret")
-        if kept.key.revoked_ms is not None:
-            raise AuthError(f"API key {kept.key.id}: revoked")
-        if kept.key.has_expired(self._now_ms()):
-            raise AuthError(f"API key {kept.key.id}: expired")
-        return _to_principal(kept.key)
+        is_right = hmac.compare_digest(hashed, _UNKNOWN_KEY_HASH if stored is None else stored.hash)
+        if stored is None or not is_right:
+            raise AuthError("API key: unknown" if stored is None else f"API key {parts[1]}: another secret")
+        if stored.key.revoked_ms is not None:
+            raise AuthError(f"API key {stored.key.id}: revoked")
+        if stored.key.has_expired(self._now_ms()):
+            raise AuthError(f"API key {stored.key.id}: expired")
+        return _to_principal(stored.key)
 
     def find_principal(self, key_id: str, now_ms: int) -> Principal | None:
         """Return the principal of a key with its grants of now; None if the key was revoked or removed, or expired."""
-        kept = self._keys.get(key_id)
-        if kept is None or kept.key.revoked_ms is not None or kept.key.has_expired(now_ms):
+        stored = self._keys.get(key_id)
+        if stored is None or stored.key.revoked_ms is not None or stored.key.has_expired(now_ms):
             return None
-        return _to_principal(kept.key)
+        return _to_principal(stored.key)
 
     # --- the file ------------------------------------------------------------------------------------
 
@@ -175,9 +175,11 @@ class ApiKeys:
 
     def restrict(self, _: Path, content: _LoadedKeys) -> _LoadedKeys | None:
         """As `CredentialUser` says."""
-        common = ((id_, kept, content.keys.get(id_)) for id_, kept in self._keys.items())
+        common = ((id_, stored, content.keys.get(id_)) for id_, stored in self._keys.items())
         keys = {
-            id_: _intersect_keys(kept, new) for id_, kept, new in common if new is not None and _is_same_key(kept, new)
+            id_: _intersect_keys(stored, new)
+            for id_, stored, new in common
+            if new is not None and _is_same_key(stored, new)
         }
         return None if keys == self._keys else _LoadedKeys(keys, content.modified_ns)
 
@@ -194,15 +196,15 @@ class ApiKeys:
         keys = content.keys
         before, self._keys = self._keys, keys
         self._report_ended(before, content.modified_ns)
-        for id_, kept in keys.items():
-            kind = find_principal_kind(kept.key.client_id)
-            if kind is not None and kept.key.revoked_ms is None and id_ not in self._warned_ids:
+        for id_, stored in keys.items():
+            kind = find_principal_kind(stored.key.client_id)
+            if kind is not None and stored.key.revoked_ms is None and id_ not in self._warned_ids:
                 self._warned_ids.add(id_)
                 logger.warning(
                     "the client id of an API key begins with `%s:`, so it may share the ledger streams of another "
                     "principal; replace the key",
                     kind,
-                    extra={"key_id": id_, "client_id": kept.key.client_id},
+                    extra={"key_id": id_, "client_id": stored.key.client_id},
                 )
 
     def report_expired(self) -> None:
@@ -218,8 +220,8 @@ class ApiKeys:
         """Report the keys that were revoked or removed since the previous content, and plan the next expiry."""
         now_ms, is_initial = self._now_ms(), not self._is_loaded
         self._is_loaded = True
-        for id_, kept in self._keys.items():
-            key, known = kept.key, before[id_].key if id_ in before else None
+        for id_, stored in self._keys.items():
+            key, known = stored.key, before[id_].key if id_ in before else None
             if key.revoked_ms is not None:
                 if known is None or known.revoked_ms is None:
                     self._publish("api_key_revoked", key, key.revoked_ms, is_initial=is_initial)
@@ -232,10 +234,10 @@ class ApiKeys:
 
     def _iterate_expiring(self, since_ms: int) -> Iterator[ApiKey]:
         """Yield the keys that expire then or later and are not revoked."""
-        for kept in self._keys.values():
-            expires_ms = kept.key.expires_ms
-            if expires_ms is not None and expires_ms >= since_ms and kept.key.revoked_ms is None:
-                yield kept.key
+        for stored in self._keys.values():
+            expires_ms = stored.key.expires_ms
+            if expires_ms is not None and expires_ms >= since_ms and stored.key.revoked_ms is None:
+                yield stored.key
 
     def _find_next_expiry(self, after_ms: int) -> int | None:
         return min((key.expires_ms or 0 for key in self._iterate_expiring(since_ms=after_ms + 1)), default=None)
@@ -257,7 +259,7 @@ class ApiKeys:
 
     def list(self) -> Sequence[ApiKey]:
         """The keys of the file, revoked ones too, the oldest first."""
-        return [kept.key for kept in self.load_keys().values()]
+        return [stored.key for stored in self.load_keys().values()]
 
     def create(self, client_id: str, name: str, grants: Grants, expires_ms: int | None = None) -> CreatedKey:
         """Makes a key, and the file if there is none. It is on the disk when this returns its text, and only then.
@@ -283,11 +285,11 @@ class ApiKeys:
         """Revokes a key for ever; its entry stays. None if there is none of that id. A second time changes nothing."""
         with self._lock_file() as path:
             keys = self.load_keys()
-            kept = keys.get(key_id)
-            if kept is None or kept.key.revoked_ms is not None:
-                return None if kept is None else kept.key
-            revoked = msgspec.structs.replace(kept.key, revoked_ms=self._now_ms())
-            self._write(path, {**keys, key_id: _StoredKey(revoked, kept.hash)})
+            stored = keys.get(key_id)
+            if stored is None or stored.key.revoked_ms is not None:
+                return None if stored is None else stored.key
+            revoked = msgspec.structs.replace(stored.key, revoked_ms=self._now_ms())
+            self._write(path, {**keys, key_id: _StoredKey(revoked, stored.hash)})
         return revoked
 
     @contextmanager
@@ -321,7 +323,10 @@ def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
         stored.key,
         grants=stored.key.grants.intersect(new.key.grants),
         revoked_ms=new.key.revoked_ms if stored.key.revoked_ms is None else stored.key.revoked_ms,
-        expires_ms=min((one for one in (stored.key.expires_ms, new.key.expires_ms) if one is not None), default=None),
+        expires_ms=min(
+            (expires_ms for expires_ms in (stored.key.expires_ms, new.key.expires_ms) if expires_ms is not None),
+            default=None,
+        ),
     )
     return _StoredKey(key, stored.hash)
 
@@ -338,18 +343,20 @@ def _new_id(keys: KeysById) -> str:
 def _encode_file(keys: KeysById) -> bytes:
     entries = [
         {
-            "id": kept.key.id,
-            "secret_sha256": kept.hash.hex(),
-            "client_id": kept.key.client_id,
-            "name": kept.key.name,
-            "grants": kept.key.grants.to_claim(),
-            "created_ms": kept.key.created_ms,
-            "revoked_ms": kept.key.revoked_ms,
-            **({} if kept.key.expires_ms is None else {"expires_ms": kept.key.expires_ms}),
+            "id": stored.key.id,
+            "secret_sha256": stored.hash.hex(),
+            "client_id": stored.key.client_id,
+            "name": stored.key.name,
+            "grants": stored.key.grants.to_claim(),
+            "created_ms": stored.key.created_ms,
+            "revoked_ms": stored.key.revoked_ms,
+            **({} if stored.key.expires_ms is None else {"expires_ms": stored.key.expires_ms}),
         }
-        for kept in keys.values()
+        for stored in keys.values()
     ]
-    version = FILE_VERSION if all(kept.key.expires_ms is None for kept in keys.values()) else FILE_VERSION_WITH_EXPIRY
+    version = (
+        FILE_VERSION if all(stored.key.expires_ms is None for stored in keys.values()) else FILE_VERSION_WITH_EXPIRY
+    )
     return orjson.dumps({"version": version, "keys": entries}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -368,9 +375,9 @@ def _to_keys(content: _KeyFileContent) -> KeysById:
     if len(content.keys) > API_KEYS_MAX:
         raise CanonicalError("$.keys", f"must have at most {API_KEYS_MAX} entries")
     keys: dict[str, _StoredKey] = {}
-    for index, one in enumerate(content.keys):
-        kept = _to_stored_key(one, f"$.keys[{index}]")
-        if keys.setdefault(one.id, kept) is not kept:
+    for index, entry in enumerate(content.keys):
+        stored = _to_stored_key(entry, f"$.keys[{index}]")
+        if keys.setdefault(entry.id, stored) is not stored:
             raise CanonicalError(f"$.keys[{index}].id", "is there twice")
     return keys
 

@@ -102,7 +102,7 @@ class FileChanges(Struct, frozen=True):
     """The files that have changed."""
 
     generation: int
-    found: Sequence[FileRead]
+    reads: Sequence[FileRead]
 
 
 class _PendingRead(Struct, frozen=True):
@@ -128,18 +128,18 @@ class CredentialFiles:
 
     def count_failed(self) -> Mapping[str, int]:
         """Return how many files of each kind have a newest content that is not in use."""
-        counted = Counter({file.kind: 0 for file in self._files})
-        counted.update(file.kind for file in self._files if file.error is not None)
-        return counted
+        counts = Counter({file.kind: 0 for file in self._files})
+        counts.update(file.kind for file in self._files if file.error is not None)
+        return counts
 
     def reload(self) -> None:
         """Load every file. Raises SettingsError with all failures, after the other files were loaded."""
         self._generation += 1
         readings = {file: _start_read(partial(_load, file)) for file in self._files}
         wait(readings.values(), RELOAD_TIMEOUT_S)
-        found = [one for file, result in readings.items() if (one := _get_result(file, result)) is not None]
-        self._use(found)
-        _take_new_failures(found)
+        reads = [file_read for file, result in readings.items() if (file_read := _get_result(file, result)) is not None]
+        self._use(reads)
+        _take_new_failures(reads)
         errors = [file.error for file in self._files if file.error is not None]
         if errors:
             raise SettingsError("; ".join(errors))
@@ -149,83 +149,87 @@ class CredentialFiles:
         generation = self._generation
         self._polls += 1
         is_retry = self._polls % RETRY_POLLS == 0
-        found = self._load_changed(generation, self._files, is_retry=is_retry)
-        if found:
-            done = {one.file for one in found}
-            failed = [file for file in self._files if file.error is not None and file not in done]
-            found += self._load_changed(generation, failed, is_retry=True)
-        return FileChanges(generation, found)
+        reads = self._load_changed(generation, self._files, is_retry=is_retry)
+        if reads:
+            read_files = {file_read.file for file_read in reads}
+            failed = [file for file in self._files if file.error is not None and file not in read_files]
+            reads += self._load_changed(generation, failed, is_retry=True)
+        return FileChanges(generation, reads)
 
     def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
         """Put changed files into use. Return whether there were any, and the failures that were not returned before."""
         if changes.generation != self._generation:
             return False, []
-        used = self._use(changes.found)
+        used = self._use(changes.reads)
         for file in used:
             if file.error is None:
                 logger.info("%s was reloaded", file.path, extra={"kind": file.kind})
-        return bool(used), _take_new_failures(changes.found)
+        return bool(used), _take_new_failures(changes.reads)
 
     def _load_changed(self, generation: int, files: Iterable[CredentialFile], *, is_retry: bool) -> list[FileRead]:
         """Read files that have changed, each in a thread. A file that hangs delays the others once."""
-        found, started = [], []
+        reads, started = [], []
         for file in files:
-            reading = self._pending_reads.pop(file, None)
-            if reading is not None and not reading.result.done():
-                self._pending_reads[file] = reading
+            pending = self._pending_reads.pop(file, None)
+            if pending is not None and not pending.result.done():
+                self._pending_reads[file] = pending
                 continue
-            late = None if reading is None or reading.generation != generation else _get_result(file, reading.result)
-            if late is None:
+            late_read = (
+                None if pending is None or pending.generation != generation else _get_result(file, pending.result)
+            )
+            if late_read is None:
                 started.append((file, _start_read(partial(_load_change, file, is_retry=is_retry))))
             else:
-                found.append(late)
+                reads.append(late_read)
         wait([result for _, result in started], POLL_TIMEOUT_S)
         for file, result in started:
             if not result.done():
                 self._pending_reads[file] = _PendingRead(generation, result)
-            one = _get_result(file, result)
-            if one is not None:
-                found.append(one)
-        return found
+            file_read = _get_result(file, result)
+            if file_read is not None:
+                reads.append(file_read)
+        return reads
 
     def _use(self, changes: Sequence[FileRead]) -> list[CredentialFile]:
         """Use the contents of all changed files at once: a key that moves from one file to another has not ended."""
         by_user: dict[CredentialUser, list[FileRead]] = {}
-        for found in changes:
-            file = found.file
-            file.version, file.is_settled = found.version, found.is_settled
-            if found.error is not None:
-                _record_failure(file, found.error)
-            if found.content is not None and found.is_new:
-                by_user.setdefault(file.user, []).append(found)
+        for file_read in changes:
+            file = file_read.file
+            file.version, file.is_settled = file_read.version, file_read.is_settled
+            if file_read.error is not None:
+                _record_failure(file, file_read.error)
+            if file_read.content is not None and file_read.is_new:
+                by_user.setdefault(file.user, []).append(file_read)
         used = []
-        for user, own in by_user.items():
+        for user, user_reads in by_user.items():
             try:
-                used += _use_together(user, own)
+                used += _use_together(user, user_reads)
             except Exception as error:
                 logger.exception("changed credential files could not be put into use")
-                for found in own:  # tried again, although the files do not change any more
-                    _record_failure(found.file, f"{found.file.path} cannot be used: {type(error).__name__}")
+                for file_read in user_reads:  # tried again, although the files do not change any more
+                    _record_failure(file_read.file, f"{file_read.file.path} cannot be used: {type(error).__name__}")
         return used
 
 
 def _use_together(user: CredentialUser, changes: Sequence[FileRead]) -> list[CredentialFile]:
     """Use the contents of files of one user, and return the files whose content is in use now."""
     pending = []
-    for found in changes:
-        content = user.restrict(found.file.source, found.content) if found.is_insecure else found.content
+    for file_read in changes:
+        content = (
+            user.restrict(file_read.file.source, file_read.content) if file_read.is_insecure else file_read.content
+        )
         if content is not None:
-            pending.append(replace(found, content=content))
+            pending.append(replace(file_read, content=content))
     if not pending:
         return []
-    chosen, refused = _choose_compatible(user, pending)
-    user.use({found.file.source: found.content for found in chosen})
-    for found in chosen:
-        if found.error is None:
-            found.file.digest, found.file.error, found.file.reported = found.digest, None, None
-    for found, error in refused:
-        _record_failure(found.file, error)
-    return [found.file for found in chosen]
+    accepted, refused = _choose_compatible(user, pending)
+    user.use({file_read.file.source: file_read.content for file_read in accepted})
+    for file_read in accepted:
+        if file_read.error is None:
+            file_read.file.digest, file_read.file.error, file_read.file.reported = file_read.digest, None, None
+    for file_read, error in refused:
+        _record_failure(file_read.file, error)
+    return [file_read.file for file_read in accepted]
 
 
 def _choose_compatible(
@@ -236,25 +240,29 @@ def _choose_compatible(
     All of them can in most cases, also if two files exchange their keys. Otherwise one file may be the wrong one.
     """
 
-    def problem(found: Iterable[FileRead]) -> str | None:
+    def problem(reads: Iterable[FileRead]) -> str | None:
         try:
-            user.check({one.file.source: one.content for one in found})
+            user.check({file_read.file.source: file_read.content for file_read in reads})
         except SettingsError as error:
             return str(error)
         return None
 
-    chosen: list[FileRead] = next((one for one in _iterate_candidates(pending) if problem(one) is None), [])
-    left = [one for one in pending if one not in chosen]
-    while (fitting := next((one for one in left if problem([*chosen, one]) is None), None)) is not None:
-        chosen.append(fitting)
-        left.remove(fitting)
-    return chosen, [(one, problem([*chosen, one]) or "") for one in left]
+    accepted: list[FileRead] = next(
+        (candidate for candidate in _iterate_candidates(pending) if problem(candidate) is None), []
+    )
+    remaining = [candidate for candidate in pending if candidate not in accepted]
+    while (
+        compatible := next((candidate for candidate in remaining if problem([*accepted, candidate]) is None), None)
+    ) is not None:
+        accepted.append(compatible)
+        remaining.remove(compatible)
+    return accepted, [(candidate, problem([*accepted, candidate]) or "") for candidate in remaining]
 
 
 def _iterate_candidates(pending: Sequence[FileRead]) -> Iterator[list[FileRead]]:
     yield list(pending)
     for left_out in reversed(pending):
-        yield [one for one in pending if one is not left_out]
+        yield [file_read for file_read in pending if file_read is not left_out]
 
 
 def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
@@ -276,13 +284,13 @@ def _record_failure(file: CredentialFile, error: str) -> None:
     file.error, file.digest = error, None
 
 
-def _start_read(read: Callable[[], FileRead | None]) -> Future[FileRead | None]:
+def _start_read(load: Callable[[], FileRead | None]) -> Future[FileRead | None]:
     """Start a read in a daemon thread: a file that hangs must not keep the process from ending."""
     result: Future[FileRead | None] = Future()
 
     def run() -> None:
         try:
-            result.set_result(read())
+            result.set_result(load())
         except BaseException as error:  # noqa: BLE001 - raised by the reader of the result
             result.set_exception(error)
 

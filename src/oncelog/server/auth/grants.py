@@ -38,8 +38,10 @@ class _PartitionSet(Struct, frozen=True):
 
     def intersect(self, other: "_PartitionSet") -> "_PartitionSet":
         """Return the partitions that both have. Of two prefixes that overlap, one covers the other."""
-        ours, theirs = other.select_covered(self), self.select_covered(other)
-        return _PartitionSet(ours.names | theirs.names, tuple(sorted({*ours.prefixes, *theirs.prefixes})))
+        own_covered, other_covered = other.select_covered(self), self.select_covered(other)
+        return _PartitionSet(
+            own_covered.names | other_covered.names, tuple(sorted({*own_covered.prefixes, *other_covered.prefixes}))
+        )
 
     def to_texts(self) -> list[str]:
         return sorted([*self.names, *(prefix + WILDCARD for prefix in self.prefixes)])

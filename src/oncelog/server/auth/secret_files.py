@@ -99,8 +99,8 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
         return f"belongs to the user with the id {owner}, not to root or {own}. Change that: chown {own} {quoted}"
     if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS_ACCESS):
         # The group of a file of root is how the server's user reads it.
-        most = "640" if owner == 0 and own != 0 else "600"
-        return f"other users may read or change it (its mode is {mode:04o}). Take that from them: chmod {most} {quoted}"
+        mode_max = "640" if owner == 0 and own != 0 else "600"
+        return f"other users may read or change it (its mode is {mode:04o}). Take that from them: chmod {mode_max} {quoted}"
     return None
 
 
@@ -140,11 +140,11 @@ def lock_file(path: Path) -> Iterator[None]:
     The lock is on a file beside it, which stays: the file itself is replaced by every change, and a lock on what was
     replaced keeps nobody out.
     """
-    beside = f"{path}.lock"
+    lock_path = f"{path}.lock"
     try:
-        descriptor = open_or_create(beside, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = open_or_create(lock_path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        raise SettingsError(f"{beside} cannot be opened: {error.strerror}") from error
+        raise SettingsError(f"{lock_path} cannot be opened: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -157,15 +157,15 @@ def replace_file(path: Path, data: bytes) -> None:
 
     On the disk first, then the name, then the name on the disk: whoever finds the file finds all of it, old or new.
     """
-    unfinished = Path(f"{path}.unfinished")
+    temporary_path = Path(f"{path}.unfinished")
     try:
-        unfinished.unlink(missing_ok=True)  # of a process that was killed; the lock says that it is nobody's now
+        temporary_path.unlink(missing_ok=True)  # of a process that was killed; the lock says that it is nobody's now
         try:
-            _write_file(unfinished, data, _find_owner(path))
-            unfinished.replace(path)
+            _write_file(temporary_path, data, _find_owner(path))
+            temporary_path.replace(path)
         except BaseException:
             with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+                temporary_path.unlink(missing_ok=True)
             raise
         _sync_directory(path.parent)
     except OSError as error:

@@ -251,17 +251,17 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
     key_type = _KEY_TYPES.get(str(member.get("kty")))
     if key_type is None or member.get("use", "sig") != "sig":
         return None
-    where = f"{path}: keys[{index}]"
+    location = f"{path}: keys[{index}]"
     key = _import_key(key_type, dict(member))
     if key is None:
-        raise SettingsError(f"{where} is no good {key_type.key_type} key")
+        raise SettingsError(f"{location} is no good {key_type.key_type} key")
     if isinstance(key, OctKey) and len(key.raw_value) < SECRET_BYTES_MIN:
-        raise SettingsError(f"{where}: a secret must have at least {SECRET_BYTES_MIN} bytes")
+        raise SettingsError(f"{location}: a secret must have at least {SECRET_BYTES_MIN} bytes")
     algorithm = _find_algorithm(key)
     if algorithm is None or key.alg not in (None, algorithm):
         return None
     if not key.kid:
-        raise SettingsError(f"{where} has no kid: tokens choose a key of a set by its id")
+        raise SettingsError(f"{location} has no kid: tokens choose a key of a set by its id")
     return SigningKey(algorithm, key.kid, key)
 
 

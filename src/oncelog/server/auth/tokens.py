@@ -130,8 +130,8 @@ class Tokens:
         if current is None:
             return None
         digests = {key.digest for key in content.keys}
-        kept = [key for key in current.keys if key.digest in digests]
-        return None if len(kept) == len(current.keys) else _LoadedKeys(kept, content.modified_ns)
+        remaining = [key for key in current.keys if key.digest in digests]
+        return None if len(remaining) == len(current.keys) else _LoadedKeys(remaining, content.modified_ns)
 
     def use(self, contents: Mapping[KeyFile, _LoadedKeys]) -> None:
         """Verify with these keys from now on. Raises SettingsError if they do not go together, and changes nothing."""
@@ -253,9 +253,9 @@ class Tokens:
         accepted = self._settings.audiences
         if not accepted:
             return
-        said = claims.get("aud")
-        audiences = said if type(said) is list else [said]
-        if not any(type(one) is str and one in accepted for one in audiences):
+        claim = claims.get("aud")
+        audiences = claim if type(claim) is list else [claim]
+        if not any(type(audience) is str and audience in accepted for audience in audiences):
             raise AuthError("token: for another audience")
 
 
@@ -308,7 +308,7 @@ def issue_token(claims: Claims, key: SigningKey) -> str:
     to_actor("user", claims.subject, "$.sub")
     if claims.client_id is not None:
         parse_new_client_id(claims.client_id, "$.client_id")
-    said = {
+    payload = {
         "sub": claims.subject,
         "iat": claims.issued_ms // 1000,
         "exp": claims.expires_ms // 1000,
@@ -317,8 +317,10 @@ def issue_token(claims: Claims, key: SigningKey) -> str:
         "iss": claims.issuer,
         "aud": claims.audience,
     }
-    _parse_time_ms(said["exp"], "$.exp")
-    token = key.sign(orjson.dumps(check_object({name: one for name, one in said.items() if one is not None}, "$")))
+    _parse_time_ms(payload["exp"], "$.exp")
+    token = key.sign(
+        orjson.dumps(check_object({name: value for name, value in payload.items() if value is not None}, "$"))
+    )
     if len(token) > TOKEN_CHARACTERS_MAX:
         raise CanonicalError(
             "$", f"the token has {len(token)} characters, and at most {TOKEN_CHARACTERS_MAX} are taken"

@@ -36,19 +36,19 @@ class AckQueue:
 
     def submit(self, scope: str, user_id: str, pending: PendingAck) -> None:
         """Acknowledges all up to a sequence, now or together with what comes until it is its turn."""
-        flight = self._batches.get((scope, user_id))
-        if flight is not None:
-            flight.enqueue(pending)
+        batch = self._batches.get((scope, user_id))
+        if batch is not None:
+            batch.enqueue(pending)
         else:
-            flight = self._batches[scope, user_id] = _AckBatch(self, scope, user_id)
-            flight.enqueue(pending)
-            self.flush(flight)
+            batch = self._batches[scope, user_id] = _AckBatch(self, scope, user_id)
+            batch.enqueue(pending)
+            self.flush(batch)
 
     def flush(self, batch: "_AckBatch") -> None:
         """Sends the highest of those that wait, or ends the flight."""
         while batch.queued:
             batch.in_flight, batch.queued = batch.queued, []
-            highest = max(one.sequence for one in batch.in_flight)
+            highest = max(ack.sequence for ack in batch.in_flight)
             try:
                 verdict = self._log.submit_nowait(Acknowledge(batch.scope, batch.user_id, highest), batch)
             except OncelogError as error:
@@ -76,7 +76,7 @@ class _AckBatch:
         self.queued.append(pending)
         if len(self.queued) > PENDING_ACKS_MAX:
             # The lowest says least. It may be covered by another; but nobody could tell its sender later if it is not.
-            lowest = min(self.queued, key=lambda one: one.sequence)
+            lowest = min(self.queued, key=lambda ack: ack.sequence)
             self.queued.remove(lowest)
             message = f"more than {PENDING_ACKS_MAX} acknowledgements of this chat wait to be kept"
             lowest.on_refused(ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
@@ -94,21 +94,21 @@ class _AckBatch:
 
     def apply_verdict(self, verdict: Verdict) -> None:
         """Nobody is told of success. Of those beyond the end everybody is, and the others are asked for again."""
-        asked, self.in_flight = self.in_flight, []
+        submitted, self.in_flight = self.in_flight, []
         if not isinstance(verdict, Refused):
             return
         if verdict.reason is not Reason.INVALID_ACKNOWLEDGEMENT:
-            _notify(asked, refusal_error(verdict))
+            _notify(submitted, refusal_error(verdict))
             return
-        _notify([one for one in asked if one.sequence > verdict.current], refusal_error(verdict))
-        self.queued.extend(one for one in asked if one.sequence <= verdict.current)
+        _notify([ack for ack in submitted if ack.sequence > verdict.current], refusal_error(verdict))
+        self.queued.extend(ack for ack in submitted if ack.sequence <= verdict.current)
 
     def fail(self, error: ApiError) -> None:
         """Nobody can tell what became of them."""
-        asked, self.in_flight = self.in_flight, []
-        _notify(asked, error)
+        submitted, self.in_flight = self.in_flight, []
+        _notify(submitted, error)
 
 
 def _notify(pending: list[PendingAck], error: ApiError) -> None:
-    for one in pending:
-        one.on_refused(error)
+    for ack in pending:
+        ack.on_refused(error)

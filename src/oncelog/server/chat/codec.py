@@ -67,14 +67,14 @@ def _format_uuid(key: bytes) -> str:
 
 def _encode_members(record: Record) -> bytes:
     """The members of a message, without the braces (CH-10)."""
-    said = b'"content":null,"content_type":null,"erased":true' if record.erased else record.body[1:-1]
+    content = b'"content":null,"content_type":null,"erased":true' if record.erased else record.body[1:-1]
     head = (
         f'"message_id":"{format_message_id(record.lane, record.position)}",'
         f'"chat_id":{encode_json_text(parse_chat_scope(record.scope))},'
         f'"sequence":{record.sequence},"sender_id":{encode_json_text(record.actor)},'
         f'"client_message_id":"{_format_uuid(record.key)}",'
     )
-    return b'%b%b,"created_at":"%b"' % (head.encode(), said, format_time(record.log_time_ms).encode())
+    return b'%b%b,"created_at":"%b"' % (head.encode(), content, format_time(record.log_time_ms).encode())
 
 
 def encode_message(record: Record) -> bytes:
@@ -118,8 +118,8 @@ def encode_batch(
 
 def encode_reply(kind: str, members: bytes, request_id: str | None) -> bytes:
     """An answer as a frame; with the id of the request, if that had one."""
-    asked = b"" if request_id is None else b'"request_id":%b,' % orjson.dumps(request_id)
-    return encode_frame(b'{"type":"%b",%b%b}' % (kind.encode(), asked, members))
+    request_member = b"" if request_id is None else b'"request_id":%b,' % orjson.dumps(request_id)
+    return encode_frame(b'{"type":"%b",%b%b}' % (kind.encode(), request_member, members))
 
 
 def encode_connected(user_id: str, epoch: str, heartbeat_ms: int) -> bytes:
@@ -170,12 +170,12 @@ def encode_membership_frame(chat_id: str, change: MemberChange) -> bytes:
 
     A returning member keeps its watermark.
     """
-    told = {"type": "membership", "chat_id": chat_id, "user_id": change.member, "present": change.present}
+    frame = {"type": "membership", "chat_id": chat_id, "user_id": change.member, "present": change.present}
     if change.present:
-        told["last_acked_sequence"] = change.acknowledged
+        frame["last_acked_sequence"] = change.acknowledged
     if change.role is not None:
-        told["role"] = change.role.value
-    return encode_frame(orjson.dumps(told))
+        frame["role"] = change.role.value
+    return encode_frame(orjson.dumps(frame))
 
 
 def encode_closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
@@ -190,17 +190,20 @@ def encode_closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
 
 def to_members(members: Sequence[StreamMember]) -> list[dict[str, Any]]:
     """Members, the role of each, and how far it has received the chat."""
-    return [{"user_id": one.name, "last_acked_sequence": one.acknowledged, "role": one.role.value} for one in members]
+    return [
+        {"user_id": member.name, "last_acked_sequence": member.acknowledged, "role": member.role.value}
+        for member in members
+    ]
 
 
 def to_chats(memberships: Sequence[Membership]) -> list[dict[str, Any]]:
     """Chats as one of their members sees them."""
     return [
         {
-            "chat_id": parse_chat_scope(one.scope),
-            "last_sequence": one.newest,
-            "last_acked_sequence": one.acknowledged,
-            "role": one.role.value,
+            "chat_id": parse_chat_scope(membership.scope),
+            "last_sequence": membership.newest,
+            "last_acked_sequence": membership.acknowledged,
+            "role": membership.role.value,
         }
-        for one in memberships
+        for membership in memberships
     ]

@@ -113,16 +113,16 @@ class BadFrameError(ApiError):
 
 def decode_frame(data: bytes, bytes_max: int) -> Frame:
     """A text frame; `bytes_max` is the limit of a message's content. Raises BadFrameError."""
-    about: dict[str, str] = {}
+    request_ids: dict[str, str] = {}
     try:
         members = decode_object(parse_json(data), "$")
         for name in _ECHOED_FIELDS:
             value = members.get(name)
             if type(value) is str and len(value) <= CHAT_ID_CHARACTERS_MAX and value.isprintable():
-                about[name] = value
+                request_ids[name] = value
         return _decode_members(members, bytes_max)
     except ApiError as error:
-        raise BadFrameError(error, about) from None
+        raise BadFrameError(error, request_ids) from None
 
 
 def _decode_members(members: Mapping[str, JsonValue], bytes_max: int) -> Frame:
@@ -210,8 +210,10 @@ def decode_send(members: Mapping[str, JsonValue], chat_id: str, bytes_max: int, 
         if content_type is None:
             content_type = CONTENT_TYPE_DEFAULT
         elif not _is_content_type(content_type):
-            most = CONTENT_TYPE_CHARACTERS_MAX
-            raise bad_request("$.content_type", f"must be a media type of at most {most} characters, like text/plain")
+            characters_max = CONTENT_TYPE_CHARACTERS_MAX
+            raise bad_request(
+                "$.content_type", f"must be a media type of at most {characters_max} characters, like text/plain"
+            )
         size = _check_content(content)
     except ApiError as error:
         raise ApiError(INVALID_MESSAGE, error.message, **error.details) from None

@@ -240,10 +240,10 @@ class ChatEndpoints:
             return []
         if type(value) is not list:
             raise type_error("$.members", value, "an array")
-        most = self._service.limits.request_members_max
-        if len(value) > most:
-            raise bad_request("$.members", f"must be at most {most}, not {len(value)}")
-        return [decode_user_id(one, f"$.members[{index}]") for index, one in enumerate(value)]
+        members_max = self._service.limits.request_members_max
+        if len(value) > members_max:
+            raise bad_request("$.members", f"must be at most {members_max}, not {len(value)}")
+        return [decode_user_id(user, f"$.members[{index}]") for index, user in enumerate(value)]
 
     async def _list_chats(self, call: Call) -> Mapping[str, Any]:
         page = await self._service.list_chats(call.principal, call["after"], call["limit"])
@@ -305,7 +305,7 @@ class ChatEndpoints:
         receipt = verdict.receipt
         assert receipt is not None  # noqa: S101 - a key that is remembered has a place
         is_known = isinstance(verdict, Replayed)
-        said = codec.encode_sent(
+        answer = codec.encode_sent(
             send.client_message_id,
             chat_id,
             receipt,
@@ -313,7 +313,7 @@ class ChatEndpoints:
             mismatch=isinstance(verdict, Replayed) and verdict.mismatch,
             erased=isinstance(verdict, Replayed) and verdict.erased,
         )
-        return Reply(200 if is_known else 201, b"{%b}" % said)
+        return Reply(200 if is_known else 201, b"{%b}" % answer)
 
     async def _ack(self, call: Call) -> Mapping[str, Any]:
         sequence = get_acked_sequence(call.body)

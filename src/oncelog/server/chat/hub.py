@@ -148,15 +148,15 @@ class ChatHub:
         """Load the chats of a user with the changes that come meanwhile, none if they exceed `live_chats_max`."""
         chats: set[str] = set()
         after, has_more = "", True
-        most = self._limits.live_chats_max
-        while has_more and len(chats) < most:
+        chats_max = self._limits.live_chats_max
+        while has_more and len(chats) < chats_max:
             page = await self._log.state.memberships(name, prefix=CHAT_PREFIX, after=after, limit=PAGE_CHATS)
-            chats.update(one.scope for one in page.memberships)
+            chats.update(membership.scope for membership in page.memberships)
             has_more = page.has_more
             after = page.memberships[-1].scope if page.memberships else after
         for scope, present in user.pending_changes.items():
             (chats.add if present else chats.discard)(scope)
-        if has_more or len(chats) > most:
+        if has_more or len(chats) > chats_max:
             chats = set()
             if self._users.get(name) is user:  # else it disconnected meanwhile
                 self.lookups.add_user(name)
@@ -210,7 +210,7 @@ class ChatHub:
 
     def deliver(self, records: Sequence[Record]) -> None:
         """As `Listener` says."""
-        live, senders, put, lookups = self._live, self._senders, self.coalescer.broadcast, self.lookups
+        live, senders, broadcast, lookups = self._live, self._senders, self.coalescer.broadcast, self.lookups
         deliveries = 0
         for record in records:
             if record.policy != CHAT.name:
@@ -222,9 +222,11 @@ class ChatHub:
                 is_affected = sender is not None and sender.user_id in lookups.users
                 lookups.add_message(record.scope, record.sequence, sender if is_affected else None)
             if readers:
-                but = () if sent is None or sent[0] not in readers or not _is_sent_by(record, *sent) else (sent[0],)
-                if len(readers) > len(but):
-                    deliveries += put(codec.encode_message_frame(record), readers, but)
+                excluded = (
+                    () if sent is None or sent[0] not in readers or not _is_sent_by(record, *sent) else (sent[0],)
+                )
+                if len(readers) > len(excluded):
+                    deliveries += broadcast(codec.encode_message_frame(record), readers, excluded)
         self._counts.deliveries += deliveries
 
     # --- members
@@ -298,7 +300,7 @@ class ChatHub:
         for record in records:
             if record.policy == CHAT.name:
                 names = [name for name, received in members.items() if record.sequence > received]
-                readers = [one for name in names for one in self._users[name].readers if one.may_follow(scope)]
+                readers = [reader for name in names for reader in self._users[name].readers if reader.may_follow(scope)]
                 sender = senders.get(record.sequence)
                 others = [reader for reader in readers if reader is not sender]
                 self._counts.deliveries += self.coalescer.broadcast(codec.encode_message_frame(record), others)

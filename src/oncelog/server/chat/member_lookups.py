@@ -34,7 +34,7 @@ UNFOLLOWED_FACTOR: Final = 10
 """Chats without such members that are remembered, in multiples of `live_chats_max`: one dict entry each."""
 
 
-class Follower(Protocol):
+class LookupReceiver(Protocol):
     """Receives the results; the hub."""
 
     def send_missed(
@@ -88,10 +88,10 @@ class _PendingChat:
 class MemberLookups:
     """The connected users of one hub that have more chats than it keeps, and the answers of the store."""
 
-    def __init__(self, log: Log, limits: ApiLimits, follower: Follower) -> None:
+    def __init__(self, log: Log, limits: ApiLimits, receiver: LookupReceiver) -> None:
         self._log = log
         self._limits = limits
-        self._follower = follower
+        self._receiver = receiver
         self.users: dict[str, int] = {}
         """Numbered in the order in which they were added. An answer is valid for all users up to a number."""
         self._last_number = 0
@@ -164,13 +164,13 @@ class MemberLookups:
 
     def _evict_least_used(self) -> None:
         """Keep the number of answers within the limits. A chat with missed messages stays until they are sent."""
-        most = self._limits.live_chats_max
-        for known, limit in ((self._followed, most), (self._unfollowed, UNFOLLOWED_FACTOR * most)):
+        chats_max = self._limits.live_chats_max
+        for known, limit in ((self._followed, chats_max), (self._unfollowed, UNFOLLOWED_FACTOR * chats_max)):
             for scope in list(islice(known, max(0, len(known) - limit))):
                 if scope not in self._unanswered and scope not in self._missed:
                     del known[scope]
                     if known is self._followed:
-                        self._follower.unfollow_chat(scope)
+                        self._receiver.unfollow_chat(scope)
 
     # --- chats without an answer
 
@@ -252,12 +252,12 @@ class MemberLookups:
                 page = await self._log.read(stream=scope, after=chat.after, upto=upto)
             except OncelogError as error:
                 logger.warning("missed messages could not be read for live delivery: %s", error)
-                self._follower.disconnect_users(self._select_connected(chat), error)
+                self._receiver.disconnect_users(self._select_connected(chat), error)
                 chat.members.clear()
             else:
                 if self._missed.get(scope) is not chat:
                     return
-                self._follower.send_missed(scope, self._select_connected(chat), page.records, chat.senders)
+                self._receiver.send_missed(scope, self._select_connected(chat), page.records, chat.senders)
                 chat.after = page.cursor.position if page.has_more else upto
         if self._missed.get(scope) is chat:
             if chat.after >= chat.last or not chat.members:
@@ -279,21 +279,23 @@ class MemberLookups:
         else:
             self._unfollowed[scope] = chat.covered
             self._unfollowed.move_to_end(scope)
-        self._follower.follow_chat(scope, names, chat.changes)
+        self._receiver.follow_chat(scope, names, chat.changes)
         is_late = chat.last > chat.queried_last or len(chat.changes) > chat.queried_changes
         if is_late and self._newest > chat.covered:
-            self._unanswered[scope] = late = _PendingChat(
+            self._unanswered[scope] = late_chat = _PendingChat(
                 chat.queried_last, chat.last if chat.last > chat.queried_last else 0
             )
-            late.received = chat.received
-            late.changes = chat.changes[chat.queried_changes :]
-            late.senders = {sequence: one for sequence, one in chat.senders.items() if sequence > chat.queried_last}
-            self._size += late.size
+            late_chat.received = chat.received
+            late_chat.changes = chat.changes[chat.queried_changes :]
+            late_chat.senders = {
+                sequence: sender for sequence, sender in chat.senders.items() if sequence > chat.queried_last
+            }
+            self._size += late_chat.size
         self._evict_least_used()
 
     def _fail(self, error: Exception) -> None:
         self._clear_pending()
-        self._follower.disconnect_users(list(self.users), error)
+        self._receiver.disconnect_users(list(self.users), error)
 
     def _clear_pending(self) -> None:
         self._unanswered.clear()

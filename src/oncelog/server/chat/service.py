@@ -171,9 +171,9 @@ class ChatService:
 
     async def load_after(self, scope: str, principal: Principal, after: int, limit: int | None) -> MessagePage:
         """Messages after a sequence, in order (CH-6). A cursor ahead of the chat gets none, and is told so."""
-        standing = await self.load_membership(scope, principal)
-        if after > standing.newest:
-            return MessagePage([], has_more=False, following=standing.newest, newest=standing.newest, is_ahead=True)
+        membership = await self.load_membership(scope, principal)
+        if after > membership.newest:
+            return MessagePage([], has_more=False, following=membership.newest, newest=membership.newest, is_ahead=True)
         with translate_errors():
             try:
                 page = await self.log.read(stream=scope, after=after, limit=self.get_page_size(limit))
@@ -183,8 +183,8 @@ class ChatService:
 
     async def load_before(self, scope: str, principal: Principal, before: int | None, limit: int | None) -> MessagePage:
         """The messages right before a sequence, or the newest, in order too."""
-        standing = await self.load_membership(scope, principal)
-        upto = standing.newest if before is None else max(0, min(before - 1, standing.newest))
+        membership = await self.load_membership(scope, principal)
+        upto = membership.newest if before is None else max(0, min(before - 1, membership.newest))
         size = self.get_page_size(limit)
         records: list[Record] = []
         with translate_errors():
@@ -194,7 +194,7 @@ class ChatService:
                 page = await self.log.read(stream=scope, after=after, upto=upto, limit=size)
                 records += page.records
                 after, has_more = page.cursor.position, page.has_more
-        return MessagePage(self._select_messages(records), begin > 0, upto, standing.newest, beginning=begin + 1)
+        return MessagePage(self._select_messages(records), begin > 0, upto, membership.newest, beginning=begin + 1)
 
     def _select_messages(self, records: Sequence[Record]) -> list[Record]:
         found = [record for record in records if record.policy == CHAT.name]
@@ -214,13 +214,15 @@ class ChatService:
         self.check_writable(scope, principal)
         self.check_not_stopping()
         actor = principal.actor
-        others = [SetMember(scope, one, actor=actor) for one in dict.fromkeys(members) if one != actor]
+        additions = [SetMember(scope, member, actor=actor) for member in dict.fromkeys(members) if member != actor]
         with translate_errors():
             # Admitted as a whole: a chat may have more members than a tenant may make new writes at once.
             verdicts = await self.log.submit_many(
-                [OpenStream(scope, actor, self._new_chats_rate), *others], Mode.ALL, is_admitted_whole=True
+                [OpenStream(scope, actor, self._new_chats_rate), *additions], Mode.ALL, is_admitted_whole=True
             )
-        refused = [one for one in verdicts if isinstance(one, Refused) and one.reason is not Reason.NOT_PROCESSED]
+        refused = [
+            member for member in verdicts if isinstance(member, Refused) and member.reason is not Reason.NOT_PROCESSED
+        ]
         if refused:
             raise refusal_error(refused[0])
         is_new = isinstance(verdicts[0], Applied) and verdicts[0].changed
@@ -231,10 +233,10 @@ class ChatService:
 
     async def load_chat(self, scope: str, principal: Principal, after: str, limit: int | None) -> ChatView:
         """A chat with some of its members, and how far each has received it (CH-8)."""
-        standing = await self.load_membership(scope, principal)
+        membership = await self.load_membership(scope, principal)
         with translate_errors():
             page = await self.log.state.members(scope, after=after, limit=self.get_page_size(limit))
-        return ChatView(parse_chat_scope(scope), standing.newest, page)
+        return ChatView(parse_chat_scope(scope), membership.newest, page)
 
     async def list_chats(self, principal: Principal, after: str, limit: int | None) -> ChatPage:
         """The chats of the caller that he may read."""
@@ -242,7 +244,7 @@ class ChatService:
             page = await self.log.state.memberships(
                 principal.actor, prefix=CHAT_PREFIX, after=after, limit=self.get_page_size(limit)
             )
-        readable = [one for one in page.memberships if principal.grants.may_read(one.scope)]
+        readable = [membership for membership in page.memberships if principal.grants.may_read(membership.scope)]
         return ChatPage(readable, parse_chat_scope(page.memberships[-1].scope) if page.has_more else "")
 
     async def add_member(

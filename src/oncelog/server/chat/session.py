@@ -113,27 +113,27 @@ class ChatSession:
         except BadFrameError as error:
             self._send_error(error, error.request_ids)
             return
-        waiting = None if self._is_closing else self._process(lambda: found)
-        if waiting is not None:
-            await waiting
+        receive_task = None if self._is_closing else self._process(lambda: found)
+        if receive_task is not None:
+            await receive_task
 
     def _decode(self, data: bytes) -> Frame:
         bytes_max = self.service.limits.message_bytes_max
         return decode_fast(data, bytes_max) or decode_frame(data, bytes_max)
 
     def _process(self, decode: Callable[[], Frame]) -> Awaitable[None] | None:
-        about: Mapping[str, str] = {}
+        request_ids: Mapping[str, str] = {}
         try:
             found = decode()
             if isinstance(found, Send):
                 self._send(found)
                 return None
-            about = _get_request_ids(found)
+            request_ids = _get_request_ids(found)
             return self._handle(found)
         except BadFrameError as error:
             self._send_error(error, error.request_ids)
         except ApiError as error:
-            self._send_error(error, about)
+            self._send_error(error, request_ids)
         return None
 
     def receive_binary(self) -> None:
@@ -182,8 +182,8 @@ class ChatSession:
             self._send_error(error, _get_request_ids(request))
             self.close(CloseCode.POLICY, codec.get_code(error))
             return
-        door = self.service
-        members = codec.encode_connected(self.user_id, door.log.epoch, door.limits.heartbeat_ms)
+        service = self.service
+        members = codec.encode_connected(self.user_id, service.log.epoch, service.limits.heartbeat_ms)
         self._enqueue(codec.encode_reply("connected", members, request.request_id))
         self._count_request("ok")
 
@@ -203,14 +203,14 @@ class ChatSession:
     # --- sync and ack
 
     async def _sync(self, request: SyncRequest) -> None:
-        door = self.service
+        service = self.service
         try:
-            door.check_readable(request.scope, self._get_principal())
+            service.check_readable(request.scope, self._get_principal())
             await self.send_queue.drain()
-            batch = await door.load_after(request.scope, self._get_principal(), request.after, request.limit)
+            batch = await service.load_after(request.scope, self._get_principal(), request.after, request.limit)
             # After the membership: whoever is a stranger learns not even whether his epoch is that of the log.
-            door.check_epoch(request.epoch)
-            door.check_readable(request.scope, self._get_principal())
+            service.check_epoch(request.epoch)
+            service.check_readable(request.scope, self._get_principal())
         except ApiError as error:
             self._send_error(error, _get_request_ids(request))
             return
@@ -239,11 +239,11 @@ class ChatSession:
     # --- send
 
     def _send(self, send: Send) -> None:
-        door = self.service
+        service = self.service
         try:
             principal = self._get_principal()
-            door.check_not_stopping()
-            if self._in_flight_count >= door.limits.events_in_flight_max:
+            service.check_not_stopping()
+            if self._in_flight_count >= service.limits.events_in_flight_max:
                 self._raise_busy()
             if send.scope not in self._writable:
                 self._check_writable(send.scope, principal)
@@ -254,7 +254,7 @@ class ChatSession:
         if self._is_live:  # nobody else is sent messages, and where nobody is, no lane is read that would bring it
             self.hub.expect_message(send.scope, send.key, send.body, self)
         try:
-            outcome = door.log.submit_nowait(door.to_submission(send, principal), _PendingSend(self, send))
+            outcome = service.log.submit_nowait(service.to_submission(send, principal), _PendingSend(self, send))
         except OncelogError as error:
             self.on_failure(send, to_api_error(error))
             return
@@ -262,8 +262,10 @@ class ChatSession:
             self.on_verdict(send, outcome)
 
     def _raise_busy(self) -> None:
-        most = self.service.limits.events_in_flight_max
-        message = f"{self._in_flight_count} messages of this connection wait for their answer; at most {most} may"
+        messages_max = self.service.limits.events_in_flight_max
+        message = (
+            f"{self._in_flight_count} messages of this connection wait for their answer; at most {messages_max} may"
+        )
         raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
 
     def _check_writable(self, scope: str, principal: Principal) -> None:
@@ -400,5 +402,5 @@ class ChatSession:
 
 def _get_request_ids(frame: Frame) -> dict[str, str]:
     """The ids that an answer carries."""
-    about = {name: getattr(frame, name, None) for name in ("request_id", "client_message_id", "chat_id")}
-    return {name: value for name, value in about.items() if value is not None}
+    request_ids = {name: getattr(frame, name, None) for name in ("request_id", "client_message_id", "chat_id")}
+    return {name: value for name, value in request_ids.items() if value is not None}

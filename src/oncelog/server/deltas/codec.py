@@ -124,7 +124,7 @@ def encode_snapshot(
 
 def encode_compaction(compaction: Compacted, following: str) -> bytes:
     """What a compaction did, and what it left."""
-    held = compaction.held_by
+    consumer = compaction.held_by
     return orjson.dumps(
         {
             "compacted": compaction.deltas,
@@ -132,7 +132,9 @@ def encode_compaction(compaction: Compacted, following: str) -> bytes:
             "hasMore": compaction.has_more,
             "droppedRows": compaction.dropped,
             "next": following,
-            "heldBy": None if held is None else {"consumer": held.name, "cursor": held.cursor, "lag": held.lag},
+            "heldBy": None
+            if consumer is None
+            else {"consumer": consumer.name, "cursor": consumer.cursor, "lag": consumer.lag},
         }
     )
 

@@ -197,41 +197,41 @@ class DeltasEndpoints:
     # --- writing
 
     async def _push(self, call: Call) -> bytes:
-        door = self.service
-        results = await door.push(call.scope, call.body, call.principal)
-        previous = await door.load_previous_epochs()
-        return codec.encode_push(results, door.log.epoch, previous, door.auth_gate.clock.wall_ms())
+        service = self.service
+        results = await service.push(call.scope, call.body, call.principal)
+        previous = await service.load_previous_epochs()
+        return codec.encode_push(results, service.log.epoch, previous, service.auth_gate.clock.wall_ms())
 
     async def _compact(self, call: Call) -> bytes:
-        done = await self.service.compact(call.scope, call.body, call.principal.actor)
-        return codec.encode_compaction(done, encode_row_token(done.next_row))
+        compaction = await self.service.compact(call.scope, call.body, call.principal.actor)
+        return codec.encode_compaction(compaction, encode_row_token(compaction.next_row))
 
     # --- reading
 
     async def _pull(self, call: Call) -> bytes:
-        door = self.service
-        pulled = await door.pull(call.scope, call["since"], call["limit"], call["epoch"])
+        service = self.service
+        page = await service.pull(call.scope, call["since"], call["limit"], call["epoch"])
         return codec.encode_pull(
-            pulled.deltas, pulled.cursor, door.log.epoch, has_more=pulled.has_more, is_snapshot=pulled.is_snapshot
+            page.deltas, page.cursor, service.log.epoch, has_more=page.has_more, is_snapshot=page.is_snapshot
         )
 
     async def _get_rows(self, call: Call) -> bytes:
-        door, table = self.service, call["table"]
+        service, table = self.service, call["table"]
         if call["rowId"] is not None:
-            return codec.encode_rows(await door.load_row(call.scope, table, call["rowId"]), "")
-        return codec.encode_rows(*await door.load_rows(call.scope, table, call["after"], call["limit"]))
+            return codec.encode_rows(await service.load_row(call.scope, table, call["rowId"]), "")
+        return codec.encode_rows(*await service.load_rows(call.scope, table, call["after"], call["limit"]))
 
     async def _get_snapshot(self, call: Call) -> bytes:
-        found = await self.service.load_snapshot(call.scope, call["page"], call["limit"])
-        return codec.encode_snapshot(found.rows, found.cursor, found.following, self.service.log.epoch, found.horizon)
+        page = await self.service.load_snapshot(call.scope, call["page"], call["limit"])
+        return codec.encode_snapshot(page.rows, page.cursor, page.following, self.service.log.epoch, page.horizon)
 
     # --- live
 
     def close_all(self) -> None:
         """Sends all readers away: they come back with their cursors."""
         self.streams.close_all()
-        for arriving in self._connect_tasks:
-            arriving.cancel()
+        for task in self._connect_tasks:
+            task.cancel()
 
     async def _follow_events(self, call: Call) -> web.StreamResponse:
         resumed = call["Last-Event-ID"]
@@ -251,8 +251,8 @@ class DeltasEndpoints:
 
     async def _iterate_events(self, scope: str, since: int) -> AsyncGenerator[bytes, None]:
         yield b'retry: 1000\nevent: connected\ndata: {"epoch":%b}\n\n' % orjson.dumps(self.service.log.epoch)
-        async with aclosing(self.service.follow(scope, since)) as several:
-            async for deltas in several:
+        async with aclosing(self.service.follow(scope, since)) as batches:
+            async for deltas in batches:
                 yield b"event: snapshot\ndata: {}\n\n" if deltas is None else _encode_chunk(deltas)
 
     async def _serve_websocket(self, request: web.Request, caller: Caller) -> web.WebSocketResponse:
@@ -296,23 +296,23 @@ class DeltasEndpoints:
     async def _follow(self, socket: web.WebSocketResponse, request: web.Request, caller: Caller) -> None:
         self._connecting_count += 1
         try:
-            admitted = await self._admit(socket, request, caller)
+            admission = await self._admit(socket, request, caller)
         finally:
             self._connecting_count -= 1
-        if admitted is None:
+        if admission is None:
             return
-        principal, scope, since = admitted
+        principal, scope, since = admission
         self.service.counts.requests["deltas", "ws", "ok"] += 1
-        wire = WebSocketStreamTransport(request, socket, _encode_error_frame)
+        transport = WebSocketStreamTransport(request, socket, _encode_error_frame)
         chunks = partial(self._iterate_frames, scope, since)
-        following = asyncio.ensure_future(self.streams.run(wire, principal, _new_read_check(scope), chunks))
-        leaving = asyncio.ensure_future(_wait_for_close(socket))
+        following = asyncio.ensure_future(self.streams.run(transport, principal, _new_read_check(scope), chunks))
+        close_task = asyncio.ensure_future(_wait_for_close(socket))
         try:
-            await asyncio.wait([following, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([following, close_task], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (following, leaving):
+            for task in (following, close_task):
                 task.cancel()
-            await asyncio.wait([following, leaving])
+            await asyncio.wait([following, close_task])
         if not following.cancelled():
             following.result()  # what went wrong in it is not kept from the log
 
@@ -331,20 +331,20 @@ class DeltasEndpoints:
 
     async def _receive_connect(self, socket: web.WebSocketResponse) -> _Connect | None:
         """What the client says first; None if the server is stopped before that. Raises ApiError."""
-        reading = _read_connect(socket, self.service.limits.connect_timeout_ms / 1000)
-        arriving = asyncio.get_running_loop().create_task(reading)
-        self._connect_tasks.add(arriving)
+        read = _read_connect(socket, self.service.limits.connect_timeout_ms / 1000)
+        task = asyncio.get_running_loop().create_task(read)
+        self._connect_tasks.add(task)
         try:
-            await asyncio.wait([arriving])
+            await asyncio.wait([task])
         finally:
-            self._connect_tasks.discard(arriving)
-            arriving.cancel()
-        return None if arriving.cancelled() else arriving.result()
+            self._connect_tasks.discard(task)
+            task.cancel()
+        return None if task.cancelled() else task.result()
 
     async def _iterate_frames(self, scope: str, since: int) -> AsyncGenerator[bytes, None]:
         yield b'{"type":"connected","epoch":%b}' % orjson.dumps(self.service.log.epoch)
-        async with aclosing(self.service.follow(scope, since)) as several:
-            async for deltas in several:
+        async with aclosing(self.service.follow(scope, since)) as batches:
+            async for deltas in batches:
                 yield b'{"type":"snapshot"}' if deltas is None else _encode_frame(deltas)
 
 
@@ -378,7 +378,7 @@ def _new_read_check(scope: str) -> Callable[[Principal], bool]:
 
 
 def _encode_chunk(deltas: Sequence[Record]) -> bytes:
-    return b"".join([b"id: %d\ndata: %b\n\n" % (one.sequence, codec.encode_delta(one)) for one in deltas])
+    return b"".join([b"id: %d\ndata: %b\n\n" % (record.sequence, codec.encode_delta(record)) for record in deltas])
 
 
 def _encode_frame(deltas: Sequence[Record]) -> bytes:

@@ -90,23 +90,23 @@ class TableSchemas:
         return None
 
 
-def decode_schemas(text: bytes, where: str) -> dict[str, Tables]:
+def decode_schemas(text: bytes, source: str) -> dict[str, Tables]:
     """The tables of each gateway's stream. Raises SettingsError."""
     try:
-        given = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, str]]])
+        gateways = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, str]]])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{where}: must be {{gateway: {{table: {{column: type}}}}}} in JSON: {error}") from error
+        raise SettingsError(f"{source}: must be {{gateway: {{table: {{column: type}}}}}} in JSON: {error}") from error
     return {
-        gateway if gateway == ANY_GATEWAY else _parse_scope(gateway, where): {
-            _check_name(table, f"{where}: {gateway}"): {
-                _check_name(column, f"{where}: {gateway}.{table}"): _parse_column(
-                    kind, f"{where}: {gateway}.{table}.{column}"
+        gateway if gateway == ANY_GATEWAY else _parse_scope(gateway, source): {
+            _check_name(table, f"{source}: {gateway}"): {
+                _check_name(column, f"{source}: {gateway}.{table}"): _parse_column(
+                    kind, f"{source}: {gateway}.{table}.{column}"
                 )
                 for column, kind in columns.items()
             }
             for table, columns in tables.items()
         }
-        for gateway, tables in given.items()
+        for gateway, tables in gateways.items()
     }
 
 
@@ -117,24 +117,24 @@ def combine_validators(first: Validate | None, second: Validate | None) -> Valid
     return lambda submission: first(submission) or second(submission)
 
 
-def _parse_scope(gateway: str, where: str) -> str:
+def _parse_scope(gateway: str, source: str) -> str:
     try:
         return parse_gateway(gateway)
     except ApiError as error:  # nobody could ever push to it
-        raise SettingsError(f"{where}: {gateway!r} is no name of a gateway: {error.message}") from error
+        raise SettingsError(f"{source}: {gateway!r} is no name of a gateway: {error.message}") from error
 
 
-def _check_name(name: str, where: str) -> str:
+def _check_name(name: str, location: str) -> str:
     if not is_identifier(name):
-        raise SettingsError(f"{where}: {name!r} is no name of a table or column")
+        raise SettingsError(f"{location}: {name!r} is no name of a table or column")
     return name
 
 
-def _parse_column(kind: str, where: str) -> Column:
+def _parse_column(kind: str, location: str) -> Column:
     name = kind.removesuffix("?")
     if name not in _COLUMN_TYPES:
         raise SettingsError(
-            f"{where}: must be one of {', '.join(_COLUMN_TYPES)}, with ? where null is allowed, not {kind!r}"
+            f"{location}: must be one of {', '.join(_COLUMN_TYPES)}, with ? where null is allowed, not {kind!r}"
         )
     return Column(name, nullable=kind.endswith("?"))
 

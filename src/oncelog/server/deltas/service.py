@@ -143,7 +143,11 @@ class DeltasService:
                 len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
             )
             # In another spelling it is answered from memory too: it must wait neither for a commit nor for room.
-            known = self.log.recall(DELTAS, scope, [one.key for one in submissions]) if plain is None else None
+            known = (
+                self.log.recall(DELTAS, scope, [submission.key for submission in submissions])
+                if plain is None
+                else None
+            )
             if known is not None:
                 return self._to_known_results(deltas, known)
             verdicts = await self.log.submit_many(submissions, Mode.ALL)
@@ -154,24 +158,26 @@ class DeltasService:
         return self._to_results(deltas, verdicts)
 
     def _to_submissions(
-        self, scope: str, pushed: DecodedPush, principal: Principal
+        self, scope: str, decoded: DecodedPush, principal: Principal
     ) -> tuple[list[DeltaJson], list[Submission]]:
         value_bytes_max, actor, rate = self.limits.column_value_bytes_max, principal.actor, self._rate
         submissions = []
-        for index, (delta, key, body) in enumerate(zip(pushed.deltas, pushed.keys, pushed.bodies, strict=True)):
+        for index, (delta, key, body) in enumerate(zip(decoded.deltas, decoded.keys, decoded.bodies, strict=True)):
             try:
                 change = to_row_delta(delta, key, "", value_bytes_max)
             except CanonicalError as error:
                 raise _delta_error(error, index) from error
             submissions.append(build_submission(scope, change, body, actor=actor, rate=rate))
-        return pushed.deltas, submissions
+        return decoded.deltas, submissions
 
     def _to_known_results(self, deltas: Sequence[DeltaJson], known: Sequence[Remembered]) -> list[PushResult]:
         """From memory: nothing is decided, and nothing is written."""
-        other_op = sum([one.fingerprint != encode_op(delta.op) for one, delta in zip(known, deltas, strict=True)])
+        other_op = sum(
+            [receipt.fingerprint != encode_op(delta.op) for receipt, delta in zip(known, deltas, strict=True)]
+        )
         self.counts.deltas[KNOWN] += len(deltas) - other_op
         self.counts.deltas[KNOWN_UNDER_ANOTHER_OP] += other_op
-        return [(delta.delta_id, one.receipt.sequence, True) for one, delta in zip(known, deltas, strict=True)]
+        return [(delta.delta_id, receipt.receipt.sequence, True) for receipt, delta in zip(known, deltas, strict=True)]
 
     def _to_results(self, deltas: Sequence[DeltaJson], verdicts: Sequence[Verdict]) -> list[PushResult]:
         results: list[PushResult] = []
@@ -204,15 +210,15 @@ class DeltasService:
         """Deltas after a sequence, in the order of their arrival (DE-9)."""
         self._check_epoch(epoch)
         with _translate_history_errors():
-            reading = await self.log.read(stream=scope, after=since, limit=self._get_page_size(limit))
-        deltas, is_snapshot = split_at_compaction(reading.records)
+            page = await self.log.read(stream=scope, after=since, limit=self._get_page_size(limit))
+        deltas, is_snapshot = split_at_compaction(page.records)
         if is_snapshot and not deltas:
             await self._check_tombstones(scope, since)
             return PulledPage([], since, has_more=True, is_snapshot=True)
         self.counts.deliveries += len(deltas)
         if is_snapshot:
             return PulledPage(deltas, deltas[-1].sequence, has_more=True)
-        return PulledPage(deltas, reading.cursor.position, reading.has_more)
+        return PulledPage(deltas, page.cursor.position, page.has_more)
 
     async def check_cursor(self, scope: str, since: int, epoch: str) -> None:
         """Raises ApiError for a cursor that is not of this history."""
@@ -222,8 +228,8 @@ class DeltasService:
 
     async def follow(self, scope: str, since: int) -> AsyncGenerator[Sequence[Record] | None, None]:
         """Deltas after a sequence, then those to come. None, and nothing more, where they are in a snapshot only."""
-        async with aclosing(self.log.follow_several(stream=scope, after=since)) as several:
-            async for records in several:
+        async with aclosing(self.log.follow_several(stream=scope, after=since)) as batches:
+            async for records in batches:
                 deltas, is_snapshot = split_at_compaction(records)
                 if deltas:
                     self.counts.deliveries += len(deltas)
@@ -274,15 +280,15 @@ class DeltasService:
         Raises ApiError if tombstones were dropped since the first page: a reader that misses one of them would restore
         its row with an older delta behind the cursor.
         """
-        books = self.log.state
+        state = self.log.state
         with translate_errors():
             if page_token:
                 cursor, horizon, table, row_id = _decode_token(page_token)
             else:
                 table = row_id = ""
-                cursor, horizon = await books.newest_and_horizon(scope)
-            page = await books.rows(scope, after=(table, row_id), limit=self._get_page_size(limit))
-            if await books.horizon(scope) != horizon:
+                cursor, horizon = await state.newest_and_horizon(scope)
+            page = await state.rows(scope, after=(table, row_id), limit=self._get_page_size(limit))
+            if await state.horizon(scope) != horizon:
                 message = (
                     "page: deleted rows were dropped while the snapshot was read; read it again from its first page"
                 )
@@ -301,15 +307,15 @@ class DeltasService:
 
     async def compact(self, scope: str, body: bytes, actor: str) -> Compacted:
         """Drop the bodies of old deltas, then old deleted rows; as many as one request may."""
-        asked = _decode_compact(body)
+        request = _decode_compact(body)
         with translate_errors():
             return await self.log.compact(
                 scope,
-                upto=asked.upto,
-                keep=asked.keep,
+                upto=request.upto,
+                keep=request.keep,
                 limit=COMPACT_DELTAS_MAX,
-                tombstone_age_ms=asked.tombstone_age_ms,
-                after_row=asked.after_row,
+                tombstone_age_ms=request.tombstone_age_ms,
+                after_row=request.after_row,
                 rows_max=COMPACT_ROWS_MAX,
                 actor=actor,
             )
@@ -338,9 +344,9 @@ def _translate_history_errors() -> Iterator[None]:
             raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details) from error
 
 
-async def _run_long(size: int, work: Callable[[], T]) -> T:
+async def _run_long(size: int, function: Callable[[], T]) -> T:
     """What is long is done in a thread: others must not wait for it."""
-    return await asyncio.to_thread(work) if size > LONG_FRAME_BYTES else work()
+    return await asyncio.to_thread(function) if size > LONG_FRAME_BYTES else function()
 
 
 def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:
@@ -348,18 +354,18 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
     if plain is not None and has_canonical_columns(plain.deltas):
         return plain
     try:
-        pushed = decode_push(body)
+        decoded = decode_push(body)
     except CanonicalError as error:
         raise _body_error(error) from error
-    _check_pushable(pushed.deltas, own_client)
-    for index, (delta, key) in enumerate(zip(pushed.deltas, pushed.keys, strict=True)):
+    _check_pushable(decoded.deltas, own_client)
+    for index, (delta, key) in enumerate(zip(decoded.deltas, decoded.keys, strict=True)):
         if delta.delta_id != key.hex():
             try:
                 to_row_delta(delta, key, "")  # what it says may be no delta at all: that is told first
                 check_delta_id(delta, key, "")
             except CanonicalError as error:
                 raise _delta_error(error, index) from error
-    return pushed
+    return decoded
 
 
 def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
@@ -390,9 +396,9 @@ def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
 @lru_cache(maxsize=4096)  # the same come again and again
 def parse_gateway(name: str) -> str:
     """The stream of a gateway. Raises ApiError."""
-    fault = find_gateway_fault(name)
-    if fault is not None:
-        raise ApiError(error_codes.BAD_REQUEST, f"gateway: {fault}", field="gateway", limit=GATEWAY_CHARACTERS_MAX)
+    problem = find_gateway_fault(name)
+    if problem is not None:
+        raise ApiError(error_codes.BAD_REQUEST, f"gateway: {problem}", field="gateway", limit=GATEWAY_CHARACTERS_MAX)
     return deltas_scope(name)
 
 
@@ -452,8 +458,8 @@ def _body_error(error: CanonicalError) -> ApiError:
 _INDEX: Final = re.compile(r"deltas\[(\d+)\]")
 
 
-def _forbidden_error(what: str) -> ApiError:
-    return ApiError(error_codes.FORBIDDEN, f"gateway: may {what}", field="gateway")
+def _forbidden_error(action: str) -> ApiError:
+    return ApiError(error_codes.FORBIDDEN, f"gateway: may {action}", field="gateway")
 
 
 def _check_table(table: str) -> None:
@@ -497,20 +503,20 @@ _TOKEN_DECODER: Final = msgspec.json.Decoder(tuple[int, int | None, str, str])
 
 def _decode_compact(body: bytes) -> _CompactRequest:
     try:
-        given = _COMPACT_DECODER.decode(canonical_text(body))
+        request = _COMPACT_DECODER.decode(canonical_text(body))
     except CanonicalError as error:
         raise _body_error(error) from error
     except msgspec.ValidationError as error:
         raise ApiError(error_codes.BAD_REQUEST, f"body: {error}") from error
     upto, keep, age_ms = (
-        None if number is UNSET else number for number in (given.upto, given.keep, given.tombstone_age_ms)
+        None if number is UNSET else number for number in (request.upto, request.keep, request.tombstone_age_ms)
     )
     if (upto is None) == (keep is None):
         raise ApiError(error_codes.BAD_REQUEST, "body: must have one of upto and keep")
     for field, number in (("upto", upto), ("keep", keep), ("tombstoneAgeMs", age_ms)):
         if number is not None and not 0 <= number <= INTEGER_MAX:
             raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be a whole number from 0 to 2^53−1", field=field)
-    return _CompactRequest(upto, keep, age_ms, _decode_token(given.page)[2:] if given.page else ("", ""))
+    return _CompactRequest(upto, keep, age_ms, _decode_token(request.page)[2:] if request.page else ("", ""))
 
 
 def encode_row_token(row: tuple[str, str] | None) -> str:

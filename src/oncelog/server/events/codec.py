@@ -44,12 +44,12 @@ ItemResult = Verdict | RejectedItem
 # --- records -----------------------------------------------------------------------------------------
 
 
-def encode_event_text(brief: RecordView, *, shows_actor: bool = True) -> str:
+def encode_event_text(view: RecordView, *, shows_actor: bool = True) -> str:
     """An event as `sync`, broadcasts, pages and streams show it. An erased one has `null` for its event.
 
     One of a project that was submitted under a text (`projects`) shows the UUID that was made of it.
     """
-    position, log_time_ms, actor, client, _, key, partitions, body = brief
+    position, log_time_ms, actor, client, _, key, partitions, body = view
     digits = key.hex()
     uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     rest = f'"event":{body},"status_updated_at":{log_time_ms}' if body is not None else _encode_erased(log_time_ms)
@@ -136,9 +136,9 @@ def encode_results(ids: Sequence[str], verdicts: Sequence[ItemResult]) -> bytes:
     return b'{"results":[%b]}' % b",".join(map(encode_result, ids, verdicts))
 
 
-def encode_events(briefs: Sequence[RecordView], *, shows_actor: bool = True) -> bytes:
+def encode_events(views: Sequence[RecordView], *, shows_actor: bool = True) -> bytes:
     """Some events of a page, with commas between them."""
-    return ",".join([encode_event_text(brief, shows_actor=shows_actor) for brief in briefs]).encode()
+    return ",".join([encode_event_text(view, shows_actor=shows_actor) for view in views]).encode()
 
 
 def encode_page_parts(
@@ -152,8 +152,8 @@ def encode_page_parts(
         epoch.encode(),
     )
     parts = [b'{"partitions":%b,"events":[' % orjson.dumps(partitions)]
-    for one in shown:
-        parts += (one, b",")
+    for text in shown:
+        parts += (text, b",")
     if shown:
         parts.pop()
     return [*parts, tail]

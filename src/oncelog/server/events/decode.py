@@ -39,7 +39,7 @@ from oncelog.server.json_fields import (
 MSG_ID_CHARACTERS_MAX: Final = 256
 
 
-class Message(Struct, frozen=True, gc=False):
+class Envelope(Struct, frozen=True, gc=False):
     """A frame whose envelope is right."""
 
     type: str
@@ -106,7 +106,7 @@ _VERSION_MISSING: Final = (
 )
 
 
-def decode_message(data: bytes, names: EnvelopeNames = NATIVE_ENVELOPE) -> Message:
+def decode_message(data: bytes, names: EnvelopeNames = NATIVE_ENVELOPE) -> Envelope:
     """A frame of the WebSocket. Raises BadMessageError."""
     msg_id = b""
     try:
@@ -114,7 +114,7 @@ def decode_message(data: bytes, names: EnvelopeNames = NATIVE_ENVELOPE) -> Messa
         msg_id = _get_msg_id(members, names)
         kind = get_text(members, "type", "$")
         _check_version(members, names)
-        return Message(kind, decode_object(get_required(members, "payload", "$"), "$.payload"), msg_id)
+        return Envelope(kind, decode_object(get_required(members, "payload", "$"), "$.payload"), msg_id)
     except ApiError as error:
         raise BadMessageError(error, msg_id) from None
 
@@ -211,7 +211,7 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
         ids.append(item.id)
         # Of other partitions than one there may have been more than are left.
         colons += submission.body.count(b":") + item.partitions[0].count(":") + (item.expected_committed_id is not None)
-    if colons != data.count(b":") or (len(ids) > 1 and len({one.key for one in submissions}) != len(ids)):  # type: ignore[union-attr]
+    if colons != data.count(b":") or (len(ids) > 1 and len({submission.key for submission in submissions}) != len(ids)):  # type: ignore[union-attr]
         return None
     # There is nothing in it that would have to be escaped.
     return b"" if msg_id is None else b'"%b"' % msg_id.encode(), Submit(ids, submissions)
@@ -342,6 +342,6 @@ def decode_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, 
         raise bad_request(error.path, error.reason) from None
     if not 1 <= len(normal) <= PARTITIONS_MAX:
         raise bad_request(path, f"must have 1 to {PARTITIONS_MAX} different partitions, not {len(normal)}")
-    if not all(1 <= len(one) <= PARTITION_CHARACTERS_MAX and "\0" not in one for one in normal):
+    if not all(1 <= len(name) <= PARTITION_CHARACTERS_MAX and "\0" not in name for name in normal):
         raise bad_request(path, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000")
     return normal

@@ -15,7 +15,7 @@ from oncelog.server.events.codec import ItemResult
 from oncelog.server.events.decode import (
     BadMessageError,
     Connect,
-    Message,
+    Envelope,
     Submit,
     Sync,
     decode_connect,
@@ -37,10 +37,10 @@ class Dialect(Protocol):
 
     # --- what comes in
 
-    def decode_message(self, data: bytes) -> Message:
+    def decode_message(self, data: bytes) -> Envelope:
         """A frame. Raises BadMessageError."""
 
-    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Message:
+    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
         """A frame of who is known: the id and the items of a submission, or a message. Raises BadMessageError."""
 
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
@@ -63,7 +63,7 @@ class Dialect(Protocol):
     def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int) -> bytes:
         """The answer to a submission."""
 
-    def encode_events(self, briefs: Sequence[RecordView]) -> bytes:
+    def encode_events(self, views: Sequence[RecordView]) -> bytes:
         """Some events of a page, with commas between them. Called in threads."""
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
@@ -87,15 +87,15 @@ class NativeDialect:
     def __init__(self, *, shows_actor: bool = True) -> None:
         self._shows_actor = shows_actor
 
-    def decode_message(self, data: bytes) -> Message:
+    def decode_message(self, data: bytes) -> Envelope:
         """As `Dialect` says."""
         return decode_message(data)
 
-    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Message:
+    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
         """As `Dialect` says."""
-        quick = decode_fast(data, actor, client, events_max)
-        if quick is not None:
-            return quick
+        decoded = decode_fast(data, actor, client, events_max)
+        if decoded is not None:
+            return decoded
         message = decode_message(data)
         if message.type != "submit_events":
             return message
@@ -128,9 +128,9 @@ class NativeDialect:
         """As `Dialect` says."""
         return codec.encode_results(ids, results)
 
-    def encode_events(self, briefs: Sequence[RecordView]) -> bytes:
+    def encode_events(self, views: Sequence[RecordView]) -> bytes:
         """As `Dialect` says."""
-        return codec.encode_events(briefs, shows_actor=self._shows_actor)
+        return codec.encode_events(views, shows_actor=self._shows_actor)
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
         """As `Dialect` says. A client may be ahead of what has been delivered here."""

@@ -195,15 +195,15 @@ class EventsEndpoints:
         return await self.streams.serve(call.request, call.principal, may_read, chunks)
 
     async def _iterate_chunks(self, principal: Principal, sync: Sync) -> AsyncGenerator[bytes, None]:
-        door = self._service
-        hello = door.native.encode_connected(
-            principal.client_id or "", principal.actor, door.hub.position, door.log.epoch
+        service = self._service
+        hello = service.native.encode_connected(
+            principal.client_id or "", principal.actor, service.hub.position, service.log.epoch
         )
         yield b"retry: 1000\nevent: connected\ndata: %b\n\n" % hello
-        async with aclosing(door.log.follow_several(partitions=sync.partitions, after=sync.since)) as several:
-            async for records in several:
+        async with aclosing(service.log.follow_several(partitions=sync.partitions, after=sync.since)) as batches:
+            async for records in batches:
                 yield self._encode_chunk(records)
-                door.counts.deliveries += len(records)
+                service.counts.deliveries += len(records)
 
     def _encode_chunk(self, records: Sequence[Record]) -> bytes:
         event = self._service.native.encode_event

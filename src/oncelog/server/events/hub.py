@@ -108,13 +108,13 @@ class EventsHub:
     def expect_reply(self, reply: PendingReply) -> None:
         """Some of its events may be committed from now on."""
         reply.queue.append(reply)
-        flights = self._pending_replies
+        pending_replies = self._pending_replies
         for key, fingerprint in reply.expected_keys:
-            waiting = flights.get(key)
-            if waiting is None:
-                flights[key] = [(fingerprint, reply)]
+            replies = pending_replies.get(key)
+            if replies is None:
+                pending_replies[key] = [(fingerprint, reply)]
             else:
-                waiting.append((fingerprint, reply))
+                replies.append((fingerprint, reply))
 
     def settle_reply(self, reply: PendingReply) -> None:
         """The outcome is known (`frame`, `number`). It is written when all up to its number has been delivered.
@@ -132,15 +132,15 @@ class EventsHub:
         self.schedule_flush(reply.reader)
 
     def _forget_reply(self, reply: PendingReply) -> None:
-        flights = self._pending_replies
+        pending_replies = self._pending_replies
         for key, fingerprint in reply.expected_keys:
-            waiting = flights.get(key)
-            if waiting is None:
+            replies = pending_replies.get(key)
+            if replies is None:
                 continue  # the hub has failed meanwhile
-            if len(waiting) > 1:
-                waiting.remove((fingerprint, reply))
+            if len(replies) > 1:
+                replies.remove((fingerprint, reply))
             else:
-                del flights[key]
+                del pending_replies[key]
         reply.expected_keys = ()
 
     # --- delivery
@@ -156,16 +156,16 @@ class EventsHub:
             if origins is not None:
                 self._settle_own_record(record, origins)
         while self._position_waiters and self._position_waiters[0][0] <= self.position:
-            _, _, reached = heapq.heappop(self._position_waiters)
-            if not reached.done():
-                reached.set_result(None)
+            _, _, future = heapq.heappop(self._position_waiters)
+            if not future.done():
+                future.set_result(None)
 
     async def wait_for_position(self, position: int) -> None:
         """Returns when everything up to the position has been delivered, and maybe more."""
         if position > self.position:
-            reached = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._position_waiters, (position, next(self._waiter_order), reached))
-            await reached
+            future = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._position_waiters, (position, next(self._waiter_order), future))
+            await future
 
     def fail(self, error: Exception) -> None:
         """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
@@ -181,7 +181,7 @@ class EventsHub:
         if not readers and not in_project:
             return
         submitters = (
-            {flight.reader for fingerprint, flight in origins if fingerprint == record.fingerprint} if origins else ()
+            {reply.reader for fingerprint, reply in origins if fingerprint == record.fingerprint} if origins else ()
         )
         if readers:
             frame = self._native.encode_broadcast(record, self._now_ms())
@@ -206,16 +206,16 @@ class EventsHub:
 
     def _settle_own_record(self, record: Record, origins: list[tuple[bytes, PendingReply]]) -> None:
         """The hub comes to a record that is in flight. Who said something else under its id is told so elsewhere."""
-        for fingerprint, flight in list(origins):
+        for fingerprint, reply in list(origins):
             if fingerprint != record.fingerprint:
                 continue
-            flight.reader.add_own(record.position)
-            if flight.frame is None:
+            reply.reader.add_own(record.position)
+            if reply.frame is None:
                 # The verdict is still to come. If a later record is its own too, the place moves there.
-                flight.reader.place(record.position, flight)
-            elif flight.position <= record.position:
-                flight.reader.place(record.position, flight)
-                self._release_reply(flight)
+                reply.reader.place(record.position, reply)
+            elif reply.position <= record.position:
+                reply.reader.place(record.position, reply)
+                self._release_reply(reply)
 
     # --- writing
 

@@ -23,7 +23,7 @@ from oncelog.errors import CanonicalError
 from oncelog.server.errors import ApiError
 from oncelog.server.events import codec
 from oncelog.server.events.codec import ItemResult, RejectedItem
-from oncelog.server.events.decode import BadMessageError, Connect, EnvelopeNames, Message, Submit, Sync, decode_message
+from oncelog.server.events.decode import BadMessageError, Connect, Envelope, EnvelopeNames, Submit, Sync, decode_message
 from oncelog.server.events.dialect import Dialect
 from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, Project, parse_project
 from oncelog.server.json_fields import (
@@ -80,11 +80,11 @@ class InsiemeDialect:
 
     # --- what comes in
 
-    def decode_message(self, data: bytes) -> Message:
+    def decode_message(self, data: bytes) -> Envelope:
         """As `Dialect` says."""
         return decode_message(data, ENVELOPE)
 
-    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Message:
+    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
         """As `Dialect` says."""
         message = decode_message(data, ENVELOPE)
         if message.type != "submit_events":
@@ -154,9 +154,9 @@ class InsiemeDialect:
         except orjson.JSONEncodeError:  # an id with half a character is echoed too: escaped
             return json.dumps(payload).encode()
 
-    def encode_events(self, briefs: Sequence[RecordView]) -> bytes:
+    def encode_events(self, views: Sequence[RecordView]) -> bytes:
         """As `Dialect` says."""
-        return ",".join(filter(None, (self._encode_event(brief) for brief in briefs))).encode()
+        return ",".join(filter(None, (self._encode_event(view) for view in views))).encode()
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - not told here
         """As `Dialect` says. What is not shown is passed over: the cursor moves on."""
@@ -185,8 +185,8 @@ class InsiemeDialect:
         text = self._encode_event(to_record_view(record))
         return None if text is None else self.encode_frame(b"event_broadcast", [text.encode()], now_ms)
 
-    def _encode_event(self, brief: RecordView) -> str | None:
-        return encode_event_text(brief, self.project, shows_actor=self._shows_actor)
+    def _encode_event(self, view: RecordView) -> str | None:
+        return encode_event_text(view, self.project, shows_actor=self._shows_actor)
 
 
 # --- items -------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def _to_submission(
     item: Mapping[str, JsonValue], meta: Mapping[str, JsonValue], project: Project, actor: str, client: str
 ) -> Submission:
     """Raises CanonicalError with the path of what is wrong."""
-    said = _get_content(item)
+    content = _get_content(item)
     if type(required_field(meta, "clientTs", "$.meta")) not in (int, float):
         raise CanonicalError("$.meta.clientTs", "must be a number")
     own = check_text(required_field(item, "partition"), "$.partition")
@@ -252,13 +252,13 @@ def _to_submission(
         raise CanonicalError("$.partition", error.reason) from None
     scope, key = project.to_scope_and_key(item["id"])
     # Whichever client sends it, it is the same event. Who sent it first stays with it.
-    anyones = {name: value for name, value in meta.items() if name != "clientId"}
+    shared_meta = {name: value for name, value in meta.items() if name != "clientId"}
     return Submission(
         policy=EVENTS,
         scope=scope,
         key=key,
-        fingerprint=fingerprint(partitions, canonical_at({**said, "meta": anyones}, "$")),
-        body=canonical_at({**said, "meta": {**anyones, "clientId": client}}, "$"),
+        fingerprint=fingerprint(partitions, canonical_at({**content, "meta": shared_meta}, "$")),
+        body=canonical_at({**content, "meta": {**shared_meta, "clientId": client}}, "$"),
         actor=actor,
         client=client,
         partitions=partitions,
@@ -271,12 +271,12 @@ def _get_content(item: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     is_whole = type(version) is int or (type(version) is float and version.is_integer())
     if not is_whole or not 1 <= version <= INTEGER_MAX:
         raise CanonicalError("$.schemaVersion", f"must be a whole number from 1 to {INTEGER_MAX}")
-    said = {
+    content = {
         "type": _get_name(item, "type"),
         "schemaVersion": version,
         "payload": check_object(required_field(item, "payload"), "$.payload"),
     }
-    return {**said, "userId": _get_name(item, "userId")} if "userId" in item else said
+    return {**content, "userId": _get_name(item, "userId")} if "userId" in item else content
 
 
 def _get_name(item: Mapping[str, JsonValue], name: str) -> str:
@@ -290,17 +290,17 @@ def _get_name(item: Mapping[str, JsonValue], name: str) -> str:
 
 
 def _to_result(ids: Sequence[str], index: int, result: ItemResult, now_ms: int) -> dict[str, Any]:
-    told: dict[str, Any] = {"id": ids[index]}
+    encoded: dict[str, Any] = {"id": ids[index]}
     if isinstance(result, Committed | Replayed) and (receipt := result.receipt) is not None:
-        return {**told, "status": "committed", "committedId": receipt.position, "serverTs": receipt.log_time_ms}
+        return {**encoded, "status": "committed", "committedId": receipt.position, "serverTs": receipt.log_time_ms}
     if not isinstance(result, Refused | RejectedItem):
         raise TypeError(f"an event was answered with {result!r}")
     reason = codec.get_reason(result)
     if isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED:
         blocked = {"reason": reason, "blockedById": ids[result.index], "created": now_ms}
-        return {**told, "status": "not_processed", **blocked}
+        return {**encoded, "status": "not_processed", **blocked}
     error = {"field": _FIELD_NAMES.get(result.field, result.field), "message": result.message}
-    return {**told, "status": "rejected", "reason": reason, "errors": [error], "created": now_ms}
+    return {**encoded, "status": "rejected", "reason": reason, "errors": [error], "created": now_ms}
 
 
 # --- records -----------------------------------------------------------------------------------------
@@ -325,9 +325,9 @@ _decode_event: Final = msgspec.json.Decoder(_StoredEvent).decode
 _decode_client_meta: Final = msgspec.json.Decoder(_ClientMeta).decode
 
 
-def encode_event_text(brief: RecordView, project: Project, *, shows_actor: bool = True) -> str | None:
+def encode_event_text(view: RecordView, project: Project, *, shows_actor: bool = True) -> str | None:
     """A record as an event of the project. None if it says something else than such an event does, or nothing more."""
-    position, log_time_ms, actor, client, scope, key, partitions, body = brief
+    position, log_time_ms, actor, client, scope, key, partitions, body = view
     if body is None:
         return None
     try:

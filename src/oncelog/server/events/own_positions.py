@@ -20,19 +20,19 @@ class OwnPositions:
 
     def add(self, position: int) -> None:
         """Add a position. Most are higher than all before."""
-        lasts = self._lasts
-        if not lasts or position > lasts[-1] + 1:
+        last_positions = self._lasts
+        if not last_positions or position > last_positions[-1] + 1:
             self._firsts.append(position)
-            lasts.append(position)
-            if len(lasts) > RANGES_MAX:
+            last_positions.append(position)
+            if len(last_positions) > RANGES_MAX:
                 self._evict_half()
-        elif position == lasts[-1] + 1:
-            lasts[-1] = position
+        elif position == last_positions[-1] + 1:
+            last_positions[-1] = position
         elif position > self.known_after and position not in self:
-            at = bisect_left(lasts, position)
+            at = bisect_left(last_positions, position)
             self._firsts.insert(at, position)
-            lasts.insert(at, position)
-            if len(lasts) > RANGES_MAX:
+            last_positions.insert(at, position)
+            if len(last_positions) > RANGES_MAX:
                 self._evict_half()
 
     def __contains__(self, position: int) -> bool:

@@ -20,7 +20,7 @@ from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError, encode_error, shutdown_error, to_api_error
 from oncelog.server.events import codec
 from oncelog.server.events.codec import RejectedItem
-from oncelog.server.events.decode import BadMessageError, Message, Submit
+from oncelog.server.events.decode import BadMessageError, Envelope, Submit
 from oncelog.server.events.dialect import Dialect
 from oncelog.server.events.hub import PendingReply, to_reply_key
 from oncelog.server.events.insieme_dialect import detect_dialect
@@ -121,9 +121,9 @@ class EventsSession:
     async def _receive_when_empty(self, data: bytes) -> None:
         """Read nothing more while as many replies wait as frames may: most are short errors, but they take memory."""
         await self.replies.wait_empty()
-        waiting = self.receive(data)
-        if waiting is not None:
-            await waiting
+        receive_task = self.receive(data)
+        if receive_task is not None:
+            await receive_task
 
     def _find_msg_id(self, data: bytes) -> bytes:
         """Return the `msg_id` of a frame that is refused unread. It ends the connection, so this is done once."""
@@ -136,12 +136,12 @@ class EventsSession:
 
     async def _receive_in_thread(self, data: bytes) -> None:
         """Others must not wait while it is read: that may take seconds for what somebody has made for it."""
-        read = await asyncio.to_thread(_capture_outcome, partial(self._decode, data))
-        waiting = None if self._is_refusing else self._process(read)
-        if waiting is not None:
-            await waiting
+        decode = await asyncio.to_thread(_capture_outcome, partial(self._decode, data))
+        receive_task = None if self._is_refusing else self._process(decode)
+        if receive_task is not None:
+            await receive_task
 
-    def _decode(self, data: bytes) -> "tuple[bytes, Submit] | Message":
+    def _decode(self, data: bytes) -> "tuple[bytes, Submit] | Envelope":
         """A message, or at once the submissions of one. Raises BadMessageError.
 
         Touches nothing of a session that is connected: then it may be called in a thread.
@@ -151,7 +151,7 @@ class EventsSession:
             return self._decode_first(data)
         return self.dialect.decode(data, principal.actor, self.client_id, self.service.limits.request_events_max)
 
-    def _decode_first(self, data: bytes) -> Message:
+    def _decode_first(self, data: bytes) -> Envelope:
         dialect = None if self._has_dialect else detect_dialect(data, self.service.native, self.service.insieme)
         if dialect is not None:
             self._has_dialect = True
@@ -161,11 +161,11 @@ class EventsSession:
     def _use_dialect(self, dialect: Dialect) -> None:
         self.dialect = self.subscriber.dialect = dialect
 
-    def _process(self, decode: "Callable[[], tuple[bytes, Submit] | Message]") -> Awaitable[None] | None:
+    def _process(self, decode: "Callable[[], tuple[bytes, Submit] | Envelope]") -> Awaitable[None] | None:
         msg_id = b""
         try:
             found = decode()
-            if isinstance(found, Message):
+            if isinstance(found, Envelope):
                 msg_id = found.msg_id
                 return self._handle(found)
             msg_id, submit = found
@@ -194,7 +194,7 @@ class EventsSession:
             async with asyncio.timeout(self.service.limits.close_wait_ms / 1000):
                 await self.replies.wait_empty()
 
-    def _handle(self, message: Message) -> Awaitable[None] | None:
+    def _handle(self, message: Envelope) -> Awaitable[None] | None:
         if message.type == "connect":
             if self.principal is not None:
                 raise ApiError(error_codes.BAD_REQUEST, "already connected")
@@ -207,16 +207,16 @@ class EventsSession:
             raise ApiError(error_codes.BAD_REQUEST, "$.type: must be connect, submit_events or sync", field="$.type")
         return None
 
-    def _connect(self, message: Message) -> None:
-        asked = self.dialect.decode_connect(message.payload)
-        principal = self.service.auth_gate.authenticate(asked.token, self.caller)
-        client_id = self.service.auth_gate.get_event_client(principal, asked.client_id)
+    def _connect(self, message: Envelope) -> None:
+        connect = self.dialect.decode_connect(message.payload)
+        principal = self.service.auth_gate.authenticate(connect.token, self.caller)
+        client_id = self.service.auth_gate.get_event_client(principal, connect.client_id)
         if client_id is None:
-            raise self.service.auth_gate.reject_client(self.caller, asked.client_id)
-        if asked.project is not None:
-            self.service.check_project_access(asked.project.partition, principal)
+            raise self.service.auth_gate.reject_client(self.caller, connect.client_id)
+        if connect.project is not None:
+            self.service.check_project_access(connect.project.partition, principal)
         self.principal, self.client_id = principal, client_id
-        self._use_dialect(self.dialect.bind(asked))
+        self._use_dialect(self.dialect.bind(connect))
         payload = self.dialect.encode_connected(
             client_id, principal.actor, self.service.hub.position, self.service.log.epoch
         )
@@ -233,7 +233,7 @@ class EventsSession:
 
     # --- sync
 
-    async def _sync(self, message: Message) -> None:
+    async def _sync(self, message: Envelope) -> None:
         try:
             sync = self.dialect.decode_sync(message.payload)
 
@@ -263,26 +263,28 @@ class EventsSession:
     # --- submit
 
     def _submit(self, submit: Submit, msg_id: bytes) -> None:
-        door = self.service
+        service = self.service
         principal = self._get_principal()
-        if door.is_closing:
+        if service.is_closing:
             raise shutdown_error()
-        in_flight, most = self.events_in_flight, door.limits.events_in_flight_max
-        if in_flight and in_flight + len(submit.ids) > most:
-            message = f"{in_flight} events of this connection wait for their answer; at most {most} may"
+        in_flight, events_max = self.events_in_flight, service.limits.events_in_flight_max
+        if in_flight and in_flight + len(submit.ids) > events_max:
+            message = f"{in_flight} events of this connection wait for their answer; at most {events_max} may"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
-        items = door.authorize(submit, principal, self._writable)
+        items = service.authorize(submit, principal, self._writable)
         pending = _PendingSubmit(self, msg_id, submit.ids, items, submit.mode)
         self.events_in_flight += len(items)
         new = select_submissions(items, submit.mode)
         pending.expected_keys = [(to_reply_key(item), item.fingerprint) for item in new]
-        door.hub.expect_reply(pending)
+        service.hub.expect_reply(pending)
         outcome: Verdict | Sequence[Verdict] | None
         try:
             if len(new) == 1:
-                outcome = door.log.submit_nowait(new[0], pending)
+                outcome = service.log.submit_nowait(new[0], pending)
             else:
-                outcome = door.log.submit_many_nowait(new, pending, submit.mode, is_admitted_whole=True) if new else ()
+                outcome = (
+                    service.log.submit_many_nowait(new, pending, submit.mode, is_admitted_whole=True) if new else ()
+                )
         except OncelogError as error:
             self.on_failure(pending, to_api_error(error))
             return
@@ -298,11 +300,13 @@ class EventsSession:
             self.on_failure(pending, ApiError(error_codes.SERVER_ERROR, "the server is at fault; send it again"))
 
     def _send_outcome(self, pending: _PendingSubmit, outcome: Verdict | Sequence[Verdict]) -> None:
-        door = self.service
+        service = self.service
         if type(outcome) is Committed and len(pending.items) == 1:  # what most requests of a busy server are
             receipt = outcome.receipt
-            door.counts.events_committed += 1
-            pending.frame = self.dialect.encode_committed(pending.ids[0], receipt, door.clock.wall_ms(), pending.msg_id)
+            service.counts.events_committed += 1
+            pending.frame = self.dialect.encode_committed(
+                pending.ids[0], receipt, service.clock.wall_ms(), pending.msg_id
+            )
             pending.position = receipt.position
         else:
             verdicts = outcome if isinstance(outcome, list | tuple) else (outcome,)
@@ -311,21 +315,21 @@ class EventsSession:
             if error is not None:
                 self.on_failure(pending, error)
                 return
-            door.count_results(results)
-            payload = self.dialect.encode_results(pending.ids, results, door.clock.wall_ms())
+            service.count_results(results)
+            payload = self.dialect.encode_results(pending.ids, results, service.clock.wall_ms())
             pending.frame = self._encode_frame(b"submit_events_result", payload, pending.msg_id)
             pending.position = find_highest_position(results)
-        door.counts.requests["events", "websocket", "ok"] += 1
-        door.hub.settle_reply(pending)
+        service.counts.requests["events", "websocket", "ok"] += 1
+        service.hub.settle_reply(pending)
 
     def on_failure(self, pending: _PendingSubmit, error: ApiError) -> None:
         """Nobody can tell what became of it, or nothing was decided."""
         self.service.counts.requests["events", "websocket", error.code] += 1
         error = _to_busy_error(error)
-        told = self.dialect.translate_error(error)
-        pending.frame = self._encode_frame(b"error", encode_error(told), pending.msg_id)
+        translated = self.dialect.translate_error(error)
+        pending.frame = self._encode_frame(b"error", encode_error(translated), pending.msg_id)
         pending.position = 0
-        pending.close_reason = _find_close_reason(error, told)
+        pending.close_reason = _find_close_reason(error, translated)
         self.service.hub.settle_reply(pending)
         self._close_after_error(pending.close_reason)
 
@@ -344,9 +348,9 @@ class EventsSession:
         if self._is_refusing:
             return
         self.service.counts.requests["events", "websocket", error.code] += 1
-        told = self.dialect.translate_error(error)
-        closing = _find_close_reason(error, told)
-        self._send_reply(b"error", encode_error(told), msg_id, closing)
+        translated = self.dialect.translate_error(error)
+        closing = _find_close_reason(error, translated)
+        self._send_reply(b"error", encode_error(translated), msg_id, closing)
         self._close_after_error(closing)
 
     def _close_after_error(self, close_reason: CloseReason | None) -> None:
@@ -388,15 +392,15 @@ class EventsSession:
         """End the connection with an error that waits for no reply: missing replies may never be due."""
         if self._is_closing:
             return
-        told = self._enqueue_error(error)
-        self.close(*(_find_close_reason(error, told) or (CloseCode.POLICY, told.code)))
+        translated = self._enqueue_error(error)
+        self.close(*(_find_close_reason(error, translated) or (CloseCode.POLICY, translated.code)))
 
     def _enqueue_error(self, error: ApiError) -> ApiError:
         """Count an error, and put it behind the frames that are in the outbox. Return it in terms of the dialect."""
         self.service.counts.requests["events", "websocket", error.code] += 1
-        told = self.dialect.translate_error(error)
-        self.send_queue.put(self._encode_frame(b"error", encode_error(told)))
-        return told
+        translated = self.dialect.translate_error(error)
+        self.send_queue.put(self._encode_frame(b"error", encode_error(translated)))
+        return translated
 
     def _close_untracked(self) -> None:
         """Close a connection whose own events are not all known any more (`own.RANGES_MAX`).
@@ -446,15 +450,15 @@ class EventsSession:
 
 
 def _capture_outcome(
-    decode: "Callable[[], tuple[bytes, Submit] | Message]",
-) -> "Callable[[], tuple[bytes, Submit] | Message]":
+    decode: "Callable[[], tuple[bytes, Submit] | Envelope]",
+) -> "Callable[[], tuple[bytes, Submit] | Envelope]":
     """What reading gave or raised, to be had later: so that it is raised where it is handled."""
     try:
         found = decode()
     except ApiError as error:
         raised = error
 
-        def raise_error() -> "tuple[bytes, Submit] | Message":
+        def raise_error() -> "tuple[bytes, Submit] | Envelope":
             raise raised
 
         return raise_error

@@ -42,7 +42,7 @@ class SubscriptionMode(Enum):
 
     IDLE = "idle"
     PAUSED = "paused"
-    CATCHING = "catching"
+    CATCHING_UP = "catching"
     LIVE = "live"
     ENDED = "ended"
 
@@ -133,9 +133,9 @@ class Subscriber:
     def _release_replies(self, upto: int) -> None:
         """Held answers whose turn has come. One that has moved on since stands there a second time, further back."""
         while self._held_replies and self._held_replies[0][0] <= upto:
-            number, _, flight = heapq.heappop(self._held_replies)
-            if flight.placed_at == number:
-                self.replies.place(flight)
+            number, _, reply = heapq.heappop(self._held_replies)
+            if reply.placed_at == number:
+                self.replies.place(reply)
 
     # --- pages
 
@@ -148,10 +148,10 @@ class Subscriber:
         await self.send_queue.drain()
         was_delivering = self._pause()
         cycle = self._cycle
-        goes_on = cycle is not None and (cycle.partitions, cycle.following) == (sync.partitions, sync.since)
+        is_continued = cycle is not None and (cycle.partitions, cycle.following) == (sync.partitions, sync.since)
         self._is_reading = True
         try:
-            upto = cycle.upto if cycle is not None and goes_on else self._hub.position
+            upto = cycle.upto if cycle is not None and is_continued else self._hub.position
             page = await self._service.load_page(sync, upto, self.dialect)
             check_allowed()
         except BaseException:
@@ -201,7 +201,7 @@ class Subscriber:
         if self._is_caught_up():
             self._go_live()
             return
-        self.mode, self._holds_replies = SubscriptionMode.CATCHING, True
+        self.mode, self._holds_replies = SubscriptionMode.CATCHING_UP, True
         self._catch_up_task = asyncio.get_running_loop().create_task(self._catch_up())
 
     def _is_caught_up(self) -> bool:
@@ -238,17 +238,17 @@ class Subscriber:
             self._on_error(error)
 
     async def _catch_up_page(self) -> None:
-        reading = await self._service.log.read(
+        page = await self._service.log.read(
             partitions=self.partitions, after=self._delivered, upto=self._hub.position, limit=CATCH_UP_RECORDS
         )
         now_ms = self._service.clock.wall_ms()
-        for record in filter(is_event, reading.records):
+        for record in filter(is_event, page.records):
             self._release_replies(record.position - 1)
             frame = None if record.position in self._own_positions else self.dialect.encode_broadcast(record, now_ms)
             if frame is not None:
                 self.send_queue.put(frame)
                 self._service.counts.deliveries += 1
-        self._delivered = reading.cursor.position
+        self._delivered = page.cursor.position
         self._release_replies(self._delivered)
         await self.send_queue.drain()
 

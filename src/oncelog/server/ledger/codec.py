@@ -76,18 +76,18 @@ _BATCH_DECODER: Final = msgspec.json.Decoder(_BatchJson)
 
 def decode_write(body: bytes) -> Write:
     """The body of a write. Raises ApiError."""
-    given = _decode(body, _WRITE_DECODER)
-    return _to_write(given, tuple(given.operations), "operations")
+    decoded = _decode(body, _WRITE_DECODER)
+    return _to_write(decoded, tuple(decoded.operations), "operations")
 
 
 def decode_batch(body: bytes) -> Write:
     """The body of a batch: one write of all its operations. Raises ApiError."""
-    given = _decode(body, _BATCH_DECODER)
-    scopes = [(one.organization, one.vault) for one in given.writes]
-    check_one_scope((given.organization, given.vault), scopes)
-    check_batch_operations([len(one.operations) for one in given.writes])
-    operations = tuple(one for write in given.writes for one in write.operations)
-    return _to_write(given, operations, "operations", is_batch=True)
+    decoded = _decode(body, _BATCH_DECODER)
+    scopes = [(item.organization, item.vault) for item in decoded.writes]
+    check_one_scope((decoded.organization, decoded.vault), scopes)
+    check_batch_operations([len(item.operations) for item in decoded.writes])
+    operations = tuple(item for write in decoded.writes for item in write.operations)
+    return _to_write(decoded, operations, "operations", is_batch=True)
 
 
 def check_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> None:
@@ -174,7 +174,7 @@ def encode_answer(answer: WriteAnswer) -> bytes:
 def _encode_success(success: WriteSuccess) -> str:
     """By hand: this is on the way of every write. Its texts are ours but for the actor's name."""
     proof, block = success.proof, success.block
-    path = ",".join([f'"{one.hex()}"' for one in proof.path])
+    path = ",".join([f'"{node.hex()}"' for node in proof.path])
     return (
         f'{{"committed_tx_id":"{success.tx_id}","assigned_sequence":{success.assigned_sequence},'
         f'"version":{success.version},"timestamp_ms":{success.timestamp_ms},"actor":{_quote(success.actor)},'
@@ -264,7 +264,7 @@ def encode_entities(page: Entities) -> bytes:
 def encode_relationships(page: Relationships) -> bytes:
     """A page of relationships."""
     names = ("resource", "relation", "subject", "version")
-    relationships = [dict(zip(names, one, strict=True)) for one in page.relationships]
+    relationships = [dict(zip(names, relationship, strict=True)) for relationship in page.relationships]
     return orjson.dumps({"relationships": relationships, "next_page_token": page.next_page_token})
 
 

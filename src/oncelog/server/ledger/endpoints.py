@@ -119,16 +119,16 @@ class LedgerEndpoints:
     def write_fast(self, decode: Callable[[bytes], Write], request: http_fast_path.FastRequest) -> None:
         """Do the same without a task, for a short body that has arrived as a whole."""
         principal = self.service.auth_gate.authenticate(request.credential, request.caller)
-        asked = decode(request.body)
+        write = decode(request.body)
         counts = self.service.counts
 
-        def answer(given: WriteAnswer) -> None:
-            body = codec.encode_answer(given)
+        def answer(write_answer: WriteAnswer) -> None:
+            body = codec.encode_answer(write_answer)
             counts.requests["ledger", "http", "ok"] += 1
             counts.bytes_sent += len(body)
             request.answer(body)
 
-        self.service.write_nowait(asked, principal, answer, request.fail)
+        self.service.write_nowait(write, principal, answer, request.fail)
 
     # --- reading
 
@@ -252,14 +252,14 @@ class LedgerEndpoints:
         return codec.encode_block(await self.service.load_block(*_get_scope(call), call["height"], call.principal))
 
     async def _get_proof(self, call: Call) -> bytes:
-        proven = await self.service.load_proof(*_get_scope(call), call["tx_id"], call.principal)
-        return encode(proof_document(proven))
+        proof = await self.service.load_proof(*_get_scope(call), call["tx_id"], call.principal)
+        return encode(proof_document(proof))
 
     # --- following
 
     async def _follow_blocks(self, call: Call) -> web.StreamResponse:
-        resumed = call["Last-Event-ID"]
-        after = call["after_height"] if resumed is None else resumed
+        last_event_id = call["Last-Event-ID"]
+        after = call["after_height"] if last_event_id is None else last_event_id
         scope = self.service.check_watchable(*_get_scope(call), call.principal)
         await self.service.check_height(scope, after, call["epoch"])
 
@@ -271,9 +271,12 @@ class LedgerEndpoints:
 
     async def _iterate_chunks(self, scope: Scope, after: int) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"
-        async with aclosing(self.service.follow_blocks(scope, after)) as several:
-            async for blocks in several:
-                yield b"".join(b"id: %d\ndata: %b\n\n" % (one.block.height, codec.encode_block(one)) for one in blocks)
+        async with aclosing(self.service.follow_blocks(scope, after)) as batches:
+            async for blocks in batches:
+                yield b"".join(
+                    b"id: %d\ndata: %b\n\n" % (scope_block.block.height, codec.encode_block(scope_block))
+                    for scope_block in blocks
+                )
 
 
 def _declare_read(

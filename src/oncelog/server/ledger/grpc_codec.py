@@ -34,10 +34,10 @@ def decode_write(message: pb.WriteRequest) -> Write:
 
 def decode_batch(message: pb.BatchWriteRequest) -> Write:
     """A batch: one write of all its operations. Raises ApiError."""
-    scopes = [(one.organization, one.vault) for one in message.writes]
+    scopes = [(item.organization, item.vault) for item in message.writes]
     check_one_scope((message.organization, message.vault), scopes)
-    check_batch_operations([len(one.operations) for one in message.writes])
-    return _to_write(message, [one for write in message.writes for one in write.operations], is_batch=True)
+    check_batch_operations([len(item.operations) for item in message.writes])
+    return _to_write(message, [item for write in message.writes for item in write.operations], is_batch=True)
 
 
 def _to_write(
@@ -51,7 +51,7 @@ def _to_write(
             message.client_id,
             message.sequence,
             message.idempotency_key,
-            tuple([decode_operation(one, index) for index, one in enumerate(operations)]),
+            tuple([decode_operation(operation, index) for index, operation in enumerate(operations)]),
             is_batch,
         )
     except CanonicalError as error:
@@ -145,7 +145,7 @@ def _to_entity_message(key: str, found: Entity) -> pb.Entity:
 
 def encode_entities(page: Entities) -> pb.ListEntitiesResponse:
     """A page of entities."""
-    found = [_to_entity_message(key, one) for key, one in page.entities]
+    found = [_to_entity_message(key, entity) for key, entity in page.entities]
     return pb.ListEntitiesResponse(entities=found, next_page_token=page.next_page_token)
 
 
@@ -166,7 +166,7 @@ def encode_transaction(found: Transaction) -> pb.Transaction:
         client_id=record.client,
         sequence=record.client_sequence,
         idempotency_key=record.key,
-        operations=[encode_operation(one) for one in found.operations],
+        operations=[encode_operation(operation) for operation in found.operations],
         timestamp_ms=record.log_time_ms,
         actor=record.actor,
         block_height=record.height,

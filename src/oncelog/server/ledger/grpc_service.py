@@ -132,11 +132,11 @@ class LedgerGrpcService:
             ],
         )
         self._health = Health(self._get_address)
-        others = [self._health.new_handler()]
+        handlers = [self._health.new_handler()]
         if self._with_reflection:
             names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            others.append(Reflection(names).new_handler())
-        self._server.add_generic_rpc_handlers(others)
+            handlers.append(Reflection(names).new_handler())
+        self._server.add_generic_rpc_handlers(handlers)
         await self.set_ready(is_ready=True)
         host = f"[{self._host}]" if ":" in self._host else self._host
         place = f"{host}:{self._requested_port}"
@@ -186,9 +186,9 @@ class LedgerGrpcService:
     async def _wait_for_quiet(self) -> None:
         """Who has called and not been heard yet would be told CANCELLED by gRPC, which says nothing."""
         until = asyncio.get_running_loop().time() + STOP_NOTICE_S
-        came = -1
-        while came != self._call_count and asyncio.get_running_loop().time() < until:
-            came = self._call_count
+        previous_count = -1
+        while previous_count != self._call_count and asyncio.get_running_loop().time() < until:
+            previous_count = self._call_count
             await asyncio.sleep(QUIET_S)
 
     def renew(self) -> None:
@@ -210,7 +210,7 @@ class LedgerGrpcService:
     # --- calls
 
     def _new_handlers(self) -> dict[str, Any]:
-        calls: dict[str, tuple[type[Message], CallHandler]] = {
+        handlers: dict[str, tuple[type[Message], CallHandler]] = {
             "Write": (pb.WriteRequest, self._write),
             "BatchWrite": (pb.BatchWriteRequest, self._batch_write),
             "GetClientState": (pb.GetClientStateRequest, self._get_client_state),
@@ -227,7 +227,7 @@ class LedgerGrpcService:
         # when gRPC has gathered all of it, of whomever.
         unary: dict[str, Any] = {
             name: grpc.stream_unary_rpc_method_handler(self._new_handler(kind, answer))
-            for name, (kind, answer) in calls.items()
+            for name, (kind, answer) in handlers.items()
         }
         return {**unary, "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch_blocks)}
 
@@ -241,14 +241,14 @@ class LedgerGrpcService:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
             try:
-                told = await self._serve_call(kind, handle, context)
+                answer = await self._serve_call(kind, handle, context)
             except ApiError as error:
                 await self._abort(context, error)
             except Exception:  # asyncio.CancelledError is none: the caller has gone
                 logger.exception("a call failed")
                 await self._abort(context, ApiError(error_codes.SERVER_ERROR, "the server is at fault"))
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
-            return told
+            return answer
 
         return call
 
@@ -256,19 +256,19 @@ class LedgerGrpcService:
         """Apart from `call`, which an error is sent from and is kept with: see `end_call`."""
         principal = self._authenticate(context)
         request = await self._read_message(kind, context)
-        told = await handle(request, self._service.auth_gate.recheck_principal(principal))
-        return told if isinstance(told, bytes) else told.SerializeToString()
+        answer = await handle(request, self._service.auth_gate.recheck_principal(principal))
+        return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def _abort(self, context: Context, error: ApiError) -> NoReturn:
         """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
         self._service.counts.requests["ledger", "grpc", error.code] += 1
-        told = {"oncelog-code": error.code}
+        metadata = {"oncelog-code": error.code}
         for name in ("field", "tenant", "quota", "limit", "usage", "retry_after_ms", "epoch"):
             if name in error.details:
-                told[name.replace("_", "-")] = _to_ascii(error.details[name])
+                metadata[name.replace("_", "-")] = _to_ascii(error.details[name])
         status, message = GRPC_STATUS[error.code], error.message
         del error  # which knows where it was raised
-        await end_call(context, status, message, tuple(told.items()))
+        await end_call(context, status, message, tuple(metadata.items()))
 
     def _authenticate(self, context: Context) -> Principal:
         """Raises ApiError."""
@@ -344,17 +344,17 @@ class LedgerGrpcService:
 
     async def _submit_long_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> bytes:
         """What is long is read in a thread: others must not wait for it."""
-        asked = await asyncio.to_thread(decode, request)
-        answer = await self._service.write(asked, principal)
+        write = await asyncio.to_thread(decode, request)
+        answer = await self._service.write(write, principal)
         return grpc_codec.encode_answer(answer).SerializeToString()
 
     async def _get_client_state(self, request: pb.GetClientStateRequest, principal: Principal) -> Message:
-        asked = (request.organization, request.vault, request.client_id)
-        return grpc_codec.encode_client_state(await self._service.load_client_state(*asked, principal))
+        arguments = (request.organization, request.vault, request.client_id)
+        return grpc_codec.encode_client_state(await self._service.load_client_state(*arguments, principal))
 
     async def _get_entity(self, request: pb.GetEntityRequest, principal: Principal) -> Message:
-        asked = (request.organization, request.vault, request.key)
-        return grpc_codec.encode_entity(await self._service.load_entity(*asked, principal))
+        arguments = (request.organization, request.vault, request.key)
+        return grpc_codec.encode_entity(await self._service.load_entity(*arguments, principal))
 
     async def _list_entities(self, request: pb.ListEntitiesRequest, principal: Principal) -> Message:
         page = await self._service.list_entities(
@@ -380,8 +380,8 @@ class LedgerGrpcService:
         return pb.CheckRelationshipResponse(exists=version > 0, version=version)
 
     async def _get_transaction(self, request: pb.GetTransactionRequest, principal: Principal) -> Message:
-        asked = (request.organization, request.vault, request.tx_id)
-        return grpc_codec.encode_transaction(await self._service.load_transaction(*asked, principal))
+        arguments = (request.organization, request.vault, request.tx_id)
+        return grpc_codec.encode_transaction(await self._service.load_transaction(*arguments, principal))
 
     async def _get_block(self, request: pb.GetBlockRequest, principal: Principal) -> Message:
         return grpc_codec.encode_block(
@@ -389,8 +389,8 @@ class LedgerGrpcService:
         )
 
     async def _get_proof(self, request: pb.GetProofRequest, principal: Principal) -> Message:
-        asked = (request.organization, request.vault, request.tx_id)
-        return grpc_codec.encode_proof(await self._service.load_proof(*asked, principal))
+        arguments = (request.organization, request.vault, request.tx_id)
+        return grpc_codec.encode_proof(await self._service.load_proof(*arguments, principal))
 
     # --- watching
 
@@ -411,11 +411,11 @@ class LedgerGrpcService:
             self._watchers[task] = _Watcher(principal, scope.name)
             await self._service.check_height(scope, request.after_height, request.epoch)
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
-            async with aclosing(self._service.follow_blocks(scope, request.after_height)) as several:
-                async for blocks in several:
-                    for one in blocks:
+            async with aclosing(self._service.follow_blocks(scope, request.after_height)) as batches:
+                async for blocks in batches:
+                    for scope_block in blocks:
                         async with asyncio.timeout(2 * self._service.limits.heartbeat_ms / 1000):
-                            await context.write(grpc_codec.encode_block(one).SerializeToString())
+                            await context.write(grpc_codec.encode_block(scope_block).SerializeToString())
         except ApiError as error:
             await self._abort_stream(context, error)
         except OncelogError as error:

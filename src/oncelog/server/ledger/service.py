@@ -159,13 +159,13 @@ class LedgerService:
     def write_nowait(self, request: Write, principal: Principal, answer: OnAnswer, fail: OnFailure) -> None:
         """The same, for who has no task to wait in. Raises ApiError, or calls one of the two, now or later."""
         submission = self.to_submission(request, principal)
-        writing = _PendingWrite(self, submission, principal, answer, fail, is_batch=request.is_batch)
+        pending = _PendingWrite(self, submission, principal, answer, fail, is_batch=request.is_batch)
         try:
-            verdict = self.log.submit_nowait(submission, writing)
+            verdict = self.log.submit_nowait(submission, pending)
         except OncelogError as error:
             raise to_api_error(error) from error
         if verdict is not None:
-            writing.set_result(verdict)
+            pending.set_result(verdict)
 
     def to_submission(self, request: Write, principal: Principal) -> Submission:
         """What the log is asked to take. Raises ApiError."""
@@ -218,23 +218,23 @@ class LedgerService:
         raise TypeError(f"a write was answered with {verdict!r}")
 
     def _find_success(self, receipt: Receipt, now_ms: int | None = None) -> WriteSuccess | None:
-        attested = self.log.state.find_attestation(receipt, now_ms)
-        if attested is None:
+        attestation = self.log.state.find_attestation(receipt, now_ms)
+        if attestation is None:
             return None
         return WriteSuccess(
             format_tx_id(receipt.lane, receipt.position),
-            attested.block,
-            attested.proof,
-            attested.salt,
+            attestation.block,
+            attestation.proof,
+            attestation.salt,
             receipt.client_sequence,
             receipt.sequence,
             receipt.log_time_ms,
-            attested.actor,
+            attestation.actor,
         )
 
-    def start_read(self, reading: Coroutine[Any, Any, None]) -> None:
+    def start_read(self, read: Coroutine[Any, Any, None]) -> None:
         """Lets it run, and holds on to it while it does."""
-        task = asyncio.get_running_loop().create_task(reading)
+        task = asyncio.get_running_loop().create_task(read)
         self._read_tasks.add(task)
         task.add_done_callback(self._read_tasks.discard)
 
@@ -431,9 +431,9 @@ class LedgerService:
 
     async def follow_blocks(self, scope: Scope, after: int) -> AsyncGenerator[Sequence[ScopeBlock], None]:
         """Blocks after a height, and those to come, for a scope that `check_height` has let through."""
-        async with aclosing(self.log.state.follow_blocks(scope.name, after)) as several:
-            async for blocks in several:
-                yield [self.to_scope_block(one) for one in blocks]
+        async with aclosing(self.log.state.follow_blocks(scope.name, after)) as batches:
+            async for blocks in batches:
+                yield [self.to_scope_block(block) for block in blocks]
 
     def to_scope_block(self, found: ScopedBlock) -> ScopeBlock:
         """A block as readers of a scope see it."""
@@ -494,8 +494,8 @@ def _bad_request(field: str, reason: str, **details: int) -> ApiError:
     return ApiError(BAD_REQUEST, f"{field}: {reason}", field=field, **details)
 
 
-def _forbidden_error(what: str) -> ApiError:
-    return ApiError(FORBIDDEN, f"organization, vault: may {what}", field="organization")
+def _forbidden_error(action: str) -> ApiError:
+    return ApiError(FORBIDDEN, f"organization, vault: may {action}", field="organization")
 
 
 def _encode_token(*names: str) -> str:

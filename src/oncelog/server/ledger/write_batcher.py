@@ -71,22 +71,22 @@ class WriteBatcher:
             self._timer.cancel()
             self._timer = None
         self._is_flush_scheduled = False
-        held, self._queue = self._queue, []
-        for read, message, principal, future in held:
+        queued, self._queue = self._queue, []
+        for decode, message, principal, future in queued:
             try:
-                self._submit(read(message), principal, future)
+                self._submit(decode(message), principal, future)
             except Exception as error:  # noqa: BLE001 - told to the one whose it is, and not to the others
                 _fail(future, error)
 
     def _submit(self, request: Write, principal: Principal, future: asyncio.Future[bytes]) -> None:
-        def answer(given: WriteAnswer) -> None:
+        def answer(write_answer: WriteAnswer) -> None:
             self._count_answers(1, asyncio.get_running_loop().time())
             if self._queue and not self._is_flush_scheduled:
                 # Not at once: the log is still telling the others.
                 self._is_flush_scheduled = True
                 asyncio.get_running_loop().call_soon(self.flush)
             if not future.done():  # or the caller has gone
-                future.set_result(grpc_codec.encode_answer(given).SerializeToString())
+                future.set_result(grpc_codec.encode_answer(write_answer).SerializeToString())
 
         def fail(error: Exception) -> None:
             _fail(future, error)

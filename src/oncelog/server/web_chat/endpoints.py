@@ -41,7 +41,7 @@ class WebChat:
     """What is served is found out once: no name of a request becomes a path."""
 
     def __init__(self) -> None:
-        self._files = {one.name: one for one in sorted(STATIC_DIRECTORY.iterdir()) if one.suffix in _CONTENT_TYPES}
+        self._files = {path.name: path for path in sorted(STATIC_DIRECTORY.iterdir()) if path.suffix in _CONTENT_TYPES}
 
     def add_routes(self, app: web.Application) -> None:
         """Adds the page to a server."""
@@ -54,13 +54,13 @@ class WebChat:
 
     async def _redirect(self, request: web.Request) -> web.StreamResponse:
         """What somebody typed with a slash. Without it the page's own addresses hold."""
-        where = f"{PATH}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else PATH
-        return web.Response(status=308, headers={**_HEADERS, "Location": where})
+        location = f"{PATH}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else PATH
+        return web.Response(status=308, headers={**_HEADERS, "Location": location})
 
     async def _serve_file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if name == FILE_LIST_NAME:
-            names = [f"{PATH}/{one}" for one in self._files if one != PAGE_NAME]
+            names = [f"{PATH}/{file_name}" for file_name in self._files if file_name != PAGE_NAME]
             return web.json_response(names, headers=_HEADERS)
         if name not in self._files:
             raise web.HTTPNotFound
