@@ -1,1 +1,1 @@
-"""The doors of the server: from a wire to submissions, from verdicts back to it. So far: who comes."""
+"""The server: its APIs decode requests to submissions and encode verdicts as answers."""

@@ -1,4 +1,4 @@
-"""Who may come in at all, over every door: credentials, and how often one may guess."""
+"""Authentication for every API: verifies credentials and limits failed attempts."""
 
 import logging
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""What a client is told in place of an answer, the same over every door and every wire."""
+"""Errors that clients receive, the same for every API and transport."""
 
 import logging
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ class StoreFailures:
             self._quiet_polls = 0
 
     def poll(self) -> None:
-        """By the clock, for all doors: whether it is over. Nobody has to see the first that succeeds."""
+        """Check periodically, for all APIs, whether the outage is over."""
         self._quiet_polls += 1
         if self._kinds and self._quiet_polls > QUIET_POLLS:
             logger.warning("no more requests fail, after %d that the log could not serve", self._count)

@@ -1,4 +1,4 @@
-"""Limits of the doors, each with a name and its unit: fixed ones of identities, then those that can be set."""
+"""Limits of the server, each with a name and its unit: fixed ones of authentication, then the configurable ones."""
 
 from typing import Final
 
@@ -85,10 +85,10 @@ _RATES: Final = (
 
 
 class ApiLimits(Struct, frozen=True, kw_only=True):
-    """What the doors of one server hold at most. What lies beyond gets an answer that says so; nothing is dropped."""
+    """Limits of the APIs of one server. Work above a limit is answered with an error; nothing is dropped."""
 
     connections_max: int = 10_000
-    """Connections at a time, over all doors."""
+    """Connections at a time, over all APIs."""
     connections_per_address_max: int = 5000
     """Connections of one address, of IPv6 of one network of 64 bits. Never more than half of `connections_max`."""
     connections_per_principal_max: int = 2500

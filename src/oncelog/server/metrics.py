@@ -65,9 +65,9 @@ class Counts:
         self.events_committed = 0
         self.events_replayed = 0
         self.events_rejected: defaultdict[str, int] = defaultdict(int)
-        """By reason, a word of the door's table and never one of a client's."""
+        """By reason, a name from the API's table and never one that a client chose."""
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """By door, kind and outcome. As with reasons: whatever a client could make up would be kept for ever."""
+        """By API, kind and outcome. No label comes from a client, as the number of series would grow without limit."""
         self.ledger_writes: defaultdict[str, int] = defaultdict(int)
         """By what became of them: new, answered from memory or from the store, or an error's code."""
         self.deltas: defaultdict[str, int] = defaultdict(int)

@@ -49,14 +49,14 @@ class PreauthLimiter(asyncio.Protocol):
     # --- for the connection
 
     def remove(self) -> None:
-        """As `connections.Gate` says."""
+        """As `ByteLimit` says."""
         if not self._is_removed:
             self._is_removed = True
             self._transport.set_protocol(self._inner)
             self._resume()
 
     def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
-        """As `connections.Gate` says."""
+        """As `ByteLimit` says."""
         self._bytes = 0
         self.connection.hold(0)
         self._bytes_max = bytes_max or self._bytes_max_default
@@ -69,7 +69,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._resume()
 
     def ignore_body(self, body: StreamReader) -> None:
-        """As `connections.Gate` says: the request was answered, and aiohttp keeps nothing of the rest."""
+        """As `ByteLimit` says: the request was answered, and aiohttp keeps nothing of the rest."""
         self._ignored_body = body
 
     def replace_inner(self, inner: asyncio.Protocol) -> None:

@@ -1,6 +1,6 @@
 """From the text that a client shows to who it is: the part of the server that says whom it serves.
 
-A door calls `authenticate` once for a connection or request, and asks the principal's grants for every partition,
+An API calls `authenticate` once for a connection or request, and asks the principal's grants for every partition,
 before anything is looked up (CO-22). What a client is told is the text of `AuthError`, what the log gets its `reason`.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class CredentialVerifier(Protocol):
-    """What a door needs to know of identities."""
+    """What an API needs to authenticate callers."""
 
     is_open: ClassVar[bool]
     """Whether everybody is let in. Then the server must bind to loopback only, and say so (CO-21)."""

@@ -100,7 +100,10 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
     if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS_ACCESS):
         # The group of a file of root is how the server's user reads it.
         mode_max = "640" if owner == 0 and own != 0 else "600"
-        return f"other users may read or change it (its mode is {mode:04o}). Take that from them: chmod {mode_max} {quoted}"
+        return (
+            f"other users may read or change it (its mode is {mode:04o}). Take that from them: "
+            f"chmod {mode_max} {quoted}"
+        )
     return None
 
 

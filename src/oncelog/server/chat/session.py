@@ -143,7 +143,7 @@ class ChatSession:
             self._send_error(ApiError(error_codes.BAD_REQUEST, "frames must be text, in JSON"))
 
     async def receive_oversize(self) -> None:
-        """As `sockets.Session` says. Acknowledgements are repeated on another connection: nothing is waited for."""
+        """As `WebSocketSession` says. Acknowledgements are repeated on another connection: nothing is waited for."""
         if not self._is_closing:
             self.service.counts.frames_received += 1
             self.service.counts.requests["chat", "websocket", error_codes.TOO_LARGE] += 1
@@ -197,7 +197,7 @@ class ChatSession:
             self.hub.leave(self)
 
     async def wait_for_replies(self) -> None:
-        """As `sockets.Session` says."""
+        """As `WebSocketSession` says."""
         await self.send_queue.drain()
 
     # --- sync and ack

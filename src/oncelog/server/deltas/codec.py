@@ -1,4 +1,4 @@
-"""The words of the deltas door: its answers, and its errors, in JSON."""
+"""Codec of the Deltas API: its answers and errors in JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -22,7 +22,7 @@ HTTP_STATUS: Final = {
     error_codes.INVALID: 422,
     error_codes.SERVER_ERROR: 503,
 }
-"""The one table from this door's errors to HTTP's."""
+"""HTTP status of each error code of the Deltas API."""
 _TOO_LARGE_STATUS: Final = 413
 _DETAIL_NAMES: Final = {
     "index": "index",

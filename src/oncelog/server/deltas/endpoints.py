@@ -1,4 +1,4 @@
-"""The deltas door over HTTP and JSON, under /v1/sync/{gateway}/. Live delivery by server-sent events or a WebSocket."""
+"""The Deltas API over HTTP and JSON, under /v1/sync/{gateway}/. Live delivery by server-sent events or a WebSocket."""
 
 import asyncio
 import logging

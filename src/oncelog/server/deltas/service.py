@@ -1,4 +1,4 @@
-"""What the deltas door does, whatever the wire: who may do what, what is asked, and what a verdict is called there.
+"""The Deltas API without its transport: authorization, requests to the log, and results from verdicts.
 
 Nothing is decided here. A push is read, and its ids are made again; what of it is new, known or refused, `core.plan`
 says.

@@ -255,7 +255,7 @@ class EventsSession:
             self._send_error(error, message.msg_id)
 
     async def wait_for_replies(self) -> None:
-        """As `sockets.Session` says. During a sync cycle results wait for the client's next request."""
+        """As `WebSocketSession` says. During a sync cycle results wait for the client's next request."""
         if not self.subscriber.is_paging:
             await self.replies.wait_empty()
         await self.send_queue.drain()
