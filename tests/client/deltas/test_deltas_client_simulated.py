@@ -156,7 +156,16 @@ def test_replicas_converge_to_the_rows_of_the_gateway(block: int) -> None:
     for seed in seeds(20 * block):
         world = World(seed).run(STEPS)
         seen += sum((one.seen for one in world.replicas), world.seen)
-    happened = ("crash", "deliver_copy", "NoReply", "SERVER_BUSY", "CLOCK_DRIFT", "Apply", "Join", "RestartSnapshot")
+    happened = (
+        "crash",
+        "deliver_copy",
+        "NoReply",
+        "SERVER_BUSY",
+        "CLOCK_DRIFT",
+        "ApplyDeltas",
+        "JoinRows",
+        "RestartSnapshot",
+    )
     assert all(seen[name] for name in happened), seen
 
 
@@ -176,7 +185,7 @@ def test_replicas_converge_with_restored_backups(block: int) -> None:
         lost += len(world.gateway.lost)
         seen += sum((one.seen for one in world.replicas), world.seen)
     assert lost
-    assert all(seen[name] for name in ("Reset", "Stage", "Join", "INVALID")), seen
+    assert all(seen[name] for name in ("ResetRows", "StageRows", "JoinRows", "INVALID")), seen
 
 
 @pytest.mark.rule("DE-7")
@@ -204,7 +213,9 @@ def test_replicas_converge_with_dropped_tombstones(block: int) -> None:
         lost += sum(one["clientId"] == HORIZON_CLIENT for one in world.gateway.log)
         seen += sum((one.seen for one in world.replicas), world.seen)
     assert lost
-    assert all(seen[name] for name in ("drop_tombstones", "Reset", "Stage", "Apply", "RestartSnapshot")), seen
+    assert all(
+        seen[name] for name in ("drop_tombstones", "ResetRows", "StageRows", "ApplyDeltas", "RestartSnapshot")
+    ), seen
 
 
 @pytest.mark.rule("DE-11")

@@ -139,7 +139,7 @@ class World:
     def deny(self) -> None:
         if self.travelling:
             call, _ = self.travelling.pop(self.place(self.travelling))
-            self.seen["Denied"] += 1
+            self.seen["AccessDenial"] += 1
             self.protocol.handle_answer(call, DENIED)
 
     def double(self) -> None:
