@@ -1,4 +1,4 @@
-"""The server: one log, its doors, and what operators need. HTTP and WebSocket on one port.
+"""The server: one log, its APIs, and what operators need. HTTP and WebSocket on one port.
 
 Started and stopped once. `stop` takes no more, finishes what was accepted, tells everybody, and lets the log go.
 """
@@ -100,7 +100,7 @@ RENEW_S: Final = 1.0
 """How often the rights of those who are connected are looked at."""
 RATE_KEYS_MAX: Final = 100_000
 CACHED_CHECKS_MAX: Final = 256
-"""Kept of what was found out about addresses and headers."""
+"""Cached results for addresses and headers."""
 CLOSE_TIMEOUT_S: Final = 1.0
 """How long one who does not read may take to be closed when the server stops."""
 REPLIES_TIMEOUT_S: Final = 3.0
@@ -468,7 +468,7 @@ class Server:
             # Otherwise a token of the length that we allow would not come through.
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=LINE_BYTES_MAX,
-            # A body is unpacked by who wants it (`body_of`), as far as its limit, and not as it comes, of whomever.
+            # `read_body` decompresses, up to its limit; aiohttp would do it for unauthenticated callers too.
             auto_decompress=False,
         )
         try:
@@ -805,7 +805,7 @@ def _find_api_name(path: str) -> str:
 
 _API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
 _ERROR_RESPONSES: Final = {"deltas": deltas_error_response, "chat": chat_error_response}
-"""How errors look, where a door has words of its own."""
+"""Encoders of errors, for APIs that do not use the common one."""
 
 
 def _format_address(address: tuple[str, int] | str) -> str:

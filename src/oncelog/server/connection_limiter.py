@@ -1,8 +1,8 @@
 """Limits of connections: in total, by address, by principal, and before authentication (CO-25, CO-27).
 
 Connections are counted from `accept` on, so TLS handshakes are counted too. An unauthenticated connection has
-a deadline and may send a few bytes (`gate.Gate`). No new connection is refused because of unauthenticated ones: the
-limiter closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
+a deadline and may send a few bytes (`PreauthLimiter`). No new connection is refused because of unauthenticated ones:
+the limiter closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
 connection is the oldest.
 """
 
@@ -471,8 +471,8 @@ class ConnectionLimiter:
     def _remove_closed(self, connections: Iterable[Connection]) -> None:
         """Stop counting authenticated connections that are being closed.
 
-        An unauthenticated one counts until `Gate.connection_lost`: it holds its memory as long as its client does not
-        answer the end of TLS, or does not read.
+        An unauthenticated one counts until `PreauthLimiter.connection_lost`: it holds its memory as long as its client
+        does not answer the end of TLS, or does not read.
         """
         for connection in list(connections):
             if connection.counted_address is None and connection.is_closing():

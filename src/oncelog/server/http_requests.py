@@ -1,4 +1,4 @@
-"""Requests and answers over plain HTTP, as every door has them."""
+"""Requests and answers over plain HTTP, for every API."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ HTTP_STATUS: Final = {
     error_codes.QUOTA_EXCEEDED: 507,
     error_codes.SERVER_ERROR: 500,
 }
-"""The one table from the door's errors to HTTP's."""
+"""HTTP status of each error code."""
 _DIGITS_MAX: Final = 16
 _BAD_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _FIELDS_MAX: Final = 1000
@@ -161,7 +161,7 @@ def parse_number(text: str, name: str) -> int:
 
 
 def to_error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An error as HTTP has it: the same words as on the WebSocket, in the body. `status` is told by HTTP itself."""
+    """Encode an error for HTTP: the body is that of the WebSocket, and `status` is the status of the response."""
     headers = dict(headers or {})
     details = dict(error.details)
     status = details.pop("status", HTTP_STATUS[error.code])

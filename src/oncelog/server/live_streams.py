@@ -52,19 +52,19 @@ class SseTransport:
         self._encode = encode
 
     async def write(self, data: bytes) -> None:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
         await self._response.write(data)
 
     async def send_heartbeat(self) -> None:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
         await self.write(b":\n\n")
 
     def encode_failure(self, error: ApiError) -> bytes:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
         return b"event: error\ndata: %b\n\n" % self._encode(error)
 
     def abort(self) -> None:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
@@ -80,18 +80,18 @@ class WebSocketStreamTransport:
         self._encode = encode
 
     async def write(self, data: bytes) -> None:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
         await self._socket.send_str(data.decode())
 
     async def send_heartbeat(self) -> None:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
 
     def encode_failure(self, error: ApiError) -> bytes:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
         return self._encode(error)
 
     def abort(self) -> None:
-        """As `Wire` says."""
+        """As `StreamTransport` says."""
         if self._request.transport is not None:
             self._request.transport.abort()
 

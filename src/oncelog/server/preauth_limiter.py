@@ -1,8 +1,8 @@
 """Bytes that a connection may send before it is authenticated.
 
-A `Gate` is the protocol of a transport while its caller is unknown. It passes everything on to the protocol behind it,
-counts the bytes, and stops reading above the limit. Once the caller is authenticated it leaves the transport to the
-protocol behind it, so an authenticated connection pays nothing for it.
+A `PreauthLimiter` is the protocol of a transport while its caller is unknown. It passes everything on to the protocol
+behind it, counts the bytes, and stops reading above the limit. Once the caller is authenticated it leaves the transport
+to the protocol behind it, so an authenticated connection pays nothing for it.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ class SendQueueOwner(Protocol):
 
 
 class WriteCoalescer:
-    """Writes what has come into outboxes at the end of a turn of the event loop, once to each."""
+    """Flushes send queues at the end of a turn of the event loop, each once."""
 
     def __init__(self) -> None:
         self._dirty: list[SendQueueOwner] = []
@@ -85,7 +85,7 @@ class WriteCoalescer:
     def broadcast(
         self, frame: bytes, readers: Iterable[SendQueueOwner], excluded: Container[SendQueueOwner] = ()
     ) -> int:
-        """Puts the same frame into the outboxes of all but some; gives into how many."""
+        """Put the same frame into the send queues of all readers but `excluded`; return their number."""
         size = len(frame)
         dirty = self._dirty
         count = 0

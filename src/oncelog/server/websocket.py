@@ -1,4 +1,4 @@
-"""WebSockets of a door: aiohttp's socket on one side, a session of the door's on the other."""
+"""WebSockets: connects aiohttp's socket with the session of an API."""
 
 import asyncio
 import logging
@@ -90,20 +90,20 @@ class WebSocketSessionTransport:
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:
-        """As `Wire` says."""
+        """As `SessionTransport` says."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def count_buffered_bytes(self) -> int:
-        """As `Wire` says."""
+        """As `SessionTransport` says."""
         return self._transport.get_write_buffer_size()
 
     async def drain(self) -> None:
-        """As `Wire` says."""
+        """As `SessionTransport` says."""
         await self._request.writer.drain()
 
     def close(self, code: int, reason: str) -> None:
-        """As `Wire` says: tells the client, and waits for it to agree. The socket is not shut before.
+        """As `SessionTransport` says: tells the client, and waits for it to agree. The socket is not shut before.
 
         If it were while the client still sends, the client's system would throw away what it has not read yet, and
         with it the reason.
@@ -112,7 +112,7 @@ class WebSocketSessionTransport:
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self.abort)
 
     def abort(self) -> None:
-        """As `Wire` says."""
+        """As `SessionTransport` says."""
         self._transport.abort()
 
     def release(self) -> None:
@@ -158,7 +158,7 @@ class _WebSocket(web.WebSocketResponse):
 
 
 class WebSocketSessions(Generic[S]):
-    """All connections of a door. `new_session` makes the session of one, from its wire and its caller."""
+    """All WebSocket connections of an API. `new_session` creates a session from a transport and a caller."""
 
     def __init__(
         self,

@@ -71,15 +71,15 @@ class HttpChatTransport:
         self._calls = ChatHttpCalls(http)
 
     async def get_token(self) -> str | None:
-        """As `Wire` says."""
+        """As `ChatTransport` says."""
         return await self._http.get_token()
 
     async def connect(self) -> Socket:
-        """As `Wire` says."""
+        """As `ChatTransport` says."""
         return await self._http.open_websocket(PATH)
 
     async def list_chats(self) -> list[ListedChat]:
-        """As `Wire` says."""
+        """As `ChatTransport` says."""
         return await self._calls.list_chats()
 
 

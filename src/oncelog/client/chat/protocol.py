@@ -1,4 +1,4 @@
-"""The client's side of the chat door, without I/O. Times are given to it, in milliseconds of a clock that never jumps.
+"""The client's side of the Chat API, without I/O. Times are given to it, in milliseconds of a clock that never jumps.
 
 Frames go in (`receive`), frames to be sent come out (`outgoing`), and so does what is to be kept and told
 (`take_changes`). A connection is begun by `begin` and ended by `lost`, as often as it takes. `tick` is to be called at

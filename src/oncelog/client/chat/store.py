@@ -84,7 +84,7 @@ class ChatStore:
     def save(self, accepted: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
         """Takes messages into the outbox, and keeps what has come. On return what must not be lost is on the disk.
 
-        `taken_back` are numbers of refused messages that the application has seen to.
+        `withdrawn` are numbers of refused messages that the application has seen to.
         """
         refused = [settled for settled in changes.settled if isinstance(settled.outcome, Refused)]
         # The rest comes again from the server if a crash loses it, all of it together.

@@ -16,7 +16,7 @@ from oncelog.errors import CanonicalError, ProtocolError
 
 T = TypeVar("T")
 
-# As this door writes them.
+# As the Deltas API encodes them.
 BAD_REQUEST: Final = error_codes.BAD_REQUEST.upper()
 DELTA_ID_MISMATCH: Final = error_codes.DELTA_ID_MISMATCH.upper()
 AUTH_FAILED: Final = error_codes.AUTH_FAILED.upper()
@@ -101,7 +101,7 @@ class LiveCompacted(Struct, frozen=True):
 
 
 class ServerError(Struct, frozen=True):
-    """The gateway says no, in its own words."""
+    """The gateway refuses a request."""
 
     code: str
     message: str
@@ -232,7 +232,7 @@ def decode_snapshot_page(body: bytes) -> SnapshotPage:
 
 
 def decode_error(status: int, body: bytes, retry_after_ms: int) -> ServerError:
-    """Any answer that is no success; those of a proxy between have no words of the gateway's."""
+    """Decode an unsuccessful answer; that of a proxy in between is not JSON of the gateway."""
     try:
         answer = msgspec.json.decode(body, type=_ErrorJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

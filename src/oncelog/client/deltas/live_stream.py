@@ -11,7 +11,7 @@ from oncelog.errors import LostError, ProtocolError, ServerRefusedError
 
 
 class WebSocketLiveStream:
-    """One connection, as `Live` says."""
+    """One connection, as `LiveStream` says."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -41,12 +41,12 @@ class WebSocketLiveStream:
         return answer
 
     async def receive(self) -> LiveDeltas | LiveCompacted | ServerError | NoReply:
-        """As `Live` says."""
+        """As `LiveStream` says."""
         try:
             return decode_live(await self._socket.receive())
         except (LostError, ProtocolError, ServerRefusedError) as error:
             return NoReply(str(error))
 
     async def close(self) -> None:
-        """As `Live` says."""
+        """As `LiveStream` says."""
         await self._socket.close()

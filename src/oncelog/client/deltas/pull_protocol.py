@@ -1,7 +1,7 @@
-"""What is read next from the gateway, and what follows from it. Decides, and does nothing itself.
+"""Protocol of reading from the gateway, without I/O: the next request, and the effect of its answer on the store.
 
-Whoever carries it out asks for the `next_request`, gives the answer to `answered`, does what comes back to the file,
-and says `done`. Only then anything here has changed: if the file cannot be written, the same is asked for again.
+The puller takes `next_request`, gives the answer to `handle_answer`, applies the returned effect to the file, and calls
+`confirm`. The state changes only then: if the file cannot be written, the same request comes again.
 """
 
 from msgspec import Struct

@@ -78,23 +78,23 @@ class HttpDeltasTransport:
         self._limits = limits
 
     async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
-        """As `Wire` says."""
+        """As `DeltasTransport` says."""
         body = encode_push([entry.body for entry in entries])
         return await self._request("push", {}, lambda answer: decode_push_reply(answer, entries), body)
 
     async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | ServerError | NoReply:
-        """As `Wire` says."""
+        """As `DeltasTransport` says."""
         query = {"since": str(since), "limit": str(limit), **({"epoch": epoch} if epoch else {})}
         return await self._request("pull", query, decode_delta_page)
 
     async def snapshot(self, page: str, limit: int) -> SnapshotPage | ServerError | NoReply:
-        """As `Wire` says."""
+        """As `DeltasTransport` says."""
         return await self._request(
             "snapshot", {"limit": str(limit), **({"page": page} if page else {})}, decode_snapshot_page
         )
 
     async def follow(self, since: int, epoch: str) -> LiveStream | ServerError | NoReply:
-        """As `Wire` says."""
+        """As `DeltasTransport` says."""
         try:
             token = await self._caller.get_token()
             socket = await self._caller.open_websocket(f"{self._base}/live")
@@ -105,7 +105,7 @@ class HttpDeltasTransport:
         return await WebSocketLiveStream(socket).connect(since, epoch, token, self._limits)
 
     async def close(self) -> None:
-        """As `Wire` says."""
+        """As `DeltasTransport` says."""
         await self._caller.close()
 
     async def _request(

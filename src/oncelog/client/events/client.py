@@ -5,7 +5,7 @@
         async for event in client.events():
             print(event.committed_id, event.event)
 
-Tasks share the work, and none of them waits for another: one stays connected (`connecting`), one keeps the outbox, one
+Tasks share the work, and none of them waits for another: one stays connected (`connector`), one keeps the outbox, one
 hands events over, one reports. What is decided lies in `protocol`, what is kept in `store`.
 """
 

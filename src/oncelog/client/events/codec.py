@@ -1,4 +1,4 @@
-"""The words of the events door as a client says and reads them (docs/events.md)."""
+"""Codec of the Events API for clients (docs/events.md)."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""The client's side of the events door, without I/O and without a clock.
+"""The client's side of the Events API, without I/O and without a clock.
 
 Frames go in (`receive`), frames to be sent come out (`outgoing`), and so does what the application is to have: events
 in their order (`take_events`), outcomes of its submissions (`take_settled`). A connection is begun by `begin` and ended
@@ -105,7 +105,7 @@ class EventsProtocol:
         """Frames to be sent, in order. Whoever sends them empties the list."""
         self.history_change: HistoryChange | None = None
         self.busy_ms = 0
-        """The server has too much to do: `go_on` is to be called after so long. 0 if it has not."""
+        """The server is busy: call `resume` after this time. 0 if it is not busy."""
         self.answer_count = 0
         """How many awaited answers have come: while it stands still and `is_waiting`, the server is silent."""
         self.last_committed_id = cursor

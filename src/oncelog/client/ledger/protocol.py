@@ -186,7 +186,7 @@ class LedgerProtocol:
     # --- sending
 
     def next_calls(self, now_ms: int) -> list[WriteCall]:
-        """What is to be sent now, in this order. Each call ends with `answered`."""
+        """What is to be sent now, in this order. Each call ends with `handle_answer`."""
         if self.is_paused or self.needs_state or self.forgotten is not None or self._unsaved_removals:
             return []
         calls: list[WriteCall] = []

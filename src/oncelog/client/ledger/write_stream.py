@@ -89,7 +89,7 @@ class WriteStream:
         self._failure: BaseException | None = None
         self.last_error: str | None = None
         """Why the last call came to nothing, as long as none has succeeded since."""
-        self._save_task = asyncio.create_task(self._run_guarded(self._save_changes()), name="oncelog ledger: keep")
+        self._save_task = asyncio.create_task(self._run_guarded(self._save_changes()), name="oncelog ledger: save")
         self._advance()
 
     # --- writing

@@ -291,7 +291,7 @@ def _parse_strict(text: bytes) -> JsonValue:
 
 
 class Claims(Struct, frozen=True, kw_only=True):
-    """What a token is to say, for `issued`."""
+    """What a token is to say, for `issue_token`."""
 
     subject: str
     grants: Grants

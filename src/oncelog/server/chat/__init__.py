@@ -1,1 +1,1 @@
-"""The chat door."""
+"""The Chat API."""

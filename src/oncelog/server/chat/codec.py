@@ -1,4 +1,4 @@
-"""The words of the chat door: what a message, a verdict and an error are on its wire, as bytes.
+"""Codec of the Chat API: messages, verdicts and errors as bytes.
 
 A message is stored as bytes and served as bytes: its content is spliced into what is around it. One broadcast is one
 frame, whatever the number of its readers.
@@ -32,13 +32,13 @@ HTTP_STATUS: Final = {
     error_codes.SERVER_STOPPING: 503,
     error_codes.SERVER_ERROR: 503,
 }
-"""The one table from this door's errors to HTTP's."""
+"""HTTP status of each error code of the Chat API."""
 _ERROR_CODES: Final = {
     error_codes.BAD_REQUEST: "INVALID_REQUEST",
     error_codes.SERVER_BUSY: "BUSY",
     error_codes.SERVER_ERROR: "UNAVAILABLE",
 }
-"""What the errors of all doors are called here. The others are called the same, in capitals."""
+"""Names of common error codes in the Chat API. Other codes keep their name, in capitals."""
 CLOSING_CODES: Final = frozenset({error_codes.AUTH_FAILED, error_codes.SLOW_CONSUMER})
 """After one of these errors the connection ends."""
 _MISMATCH: Final = ',"content_mismatch":true'

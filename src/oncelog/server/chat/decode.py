@@ -1,4 +1,4 @@
-"""What clients of the chat door send, read: values, or the error that names the field at fault.
+"""Decoders of the Chat API: values, or an error that names the wrong field.
 
 Members that have no meaning are ignored (CO-20). One that is there twice is an error: nobody could say which is meant.
 """

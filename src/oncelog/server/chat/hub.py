@@ -1,7 +1,7 @@
-"""Fan-out of the chat door: every message reaches the members of its chat that are connected here, once and in order.
+"""Fan-out of the Chat API: every message reaches the members of its chat that are connected here, once and in order.
 
 The hub listens to all lanes of streams (delivery is by position, never by verdict), and to changes of members, which
-come by revision in the same way. So it makes no difference on which gateway somebody sends, is made a member, is
+come by revision in the same way. So it makes no difference on which server somebody sends, is made a member, is
 removed or acknowledges. A broadcast is encoded once. Whoever sent a message has its answer, and not the message too.
 """
 
@@ -296,7 +296,7 @@ class ChatHub:
     def send_missed(
         self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
     ) -> None:
-        """As `Follower` says."""
+        """As `LookupReceiver` says."""
         for record in records:
             if record.policy == CHAT.name:
                 names = [name for name, received in members.items() if record.sequence > received]
@@ -306,7 +306,7 @@ class ChatHub:
                 self._counts.deliveries += self.coalescer.broadcast(codec.encode_message_frame(record), others)
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """As `Follower` says. A change of the user itself was sent at once."""
+        """As `LookupReceiver` says. A change of the user itself was sent at once."""
         for name in names:
             user = self._users[name]
             frames = b"".join(frame for member, frame in changes if member != name)
@@ -315,12 +315,12 @@ class ChatHub:
             self._add_chat(user, scope)
 
     def unfollow_chat(self, scope: str) -> None:
-        """As `Follower` says."""
+        """As `LookupReceiver` says."""
         for name in self.lookups.users:
             self._remove_chat(self._users[name], scope)
 
     def disconnect_users(self, names: Collection[str], error: Exception) -> None:
-        """As `Follower` says."""
+        """As `LookupReceiver` says."""
         for name in names:
             user = self._users.get(name)
             for reader in list(user.readers) if user is not None else ():
@@ -339,5 +339,5 @@ class ChatHub:
 
 
 def _is_sent_by(record: Record, reader: ChatReader, body: bytes) -> bool:
-    """Whether it is what the reader has sent: another gateway may have committed something else under that id."""
+    """Whether it is what the reader has sent: another server may have committed something else under that id."""
     return record.actor == reader.user_id and record.body == body

@@ -1,4 +1,4 @@
-"""What all ways into the chat door share: who may do what, and what the log is asked.
+"""The Chat API without its transport: authorization and requests to the log.
 
 Nothing is decided here: whether a message is new or known, who is a member and how far a watermark moves, `core.plan`
 says. Who is no member of a chat, or has no grant for it, gets one and the same answer, whether there is such a chat or
@@ -285,7 +285,7 @@ class ChatService:
 def refusal_error(verdict: Verdict) -> ApiError:
     """What somebody is told whose request was refused."""
     if not isinstance(verdict, Refused):
-        raise TypeError(f"the chat door was answered with {verdict!r}")
+        raise TypeError(f"the log answered a message of the Chat API with {verdict!r}")
     if verdict.reason is Reason.NOT_A_MEMBER:
         if verdict.field == "member":  # the caller is an owner, the user of the request is not a member
             message = "the user is not a member of the chat; add the user first"

@@ -1,4 +1,4 @@
-"""One connection of the chat door, without its socket: frames in, and what becomes of them."""
+"""One connection of the Chat API, without its socket: decodes frames and sends replies."""
 
 import asyncio
 import logging
@@ -84,11 +84,11 @@ class ChatSession:
 
     @property
     def user_id(self) -> str:
-        """As `Reader` says."""
+        """As `ChatReader` says."""
         return "" if self.principal is None else self.principal.actor
 
     def may_follow(self, scope: str) -> bool:
-        """As `Reader` says."""
+        """As `ChatReader` says."""
         return self._is_live and self.principal is not None and self.principal.grants.may_read(scope)
 
     # --- frames in
@@ -334,7 +334,7 @@ class ChatSession:
     # --- the end
 
     def renew(self, principal: Principal | None) -> None:
-        """As `Session` says."""
+        """As `WebSocketSession` says."""
         if principal is None:
             self._send_error(ApiError(error_codes.AUTH_FAILED, "the token has expired, or its rights have changed"))
             return
@@ -344,13 +344,13 @@ class ChatSession:
             self.hub.refresh_reader(self)
 
     def fail(self, error: Exception) -> None:
-        """As `Session` says."""
+        """As `WebSocketSession` says."""
         if not self._is_closing:
             self._enqueue(codec.encode_error_frame(to_api_error(error, UNREADABLE)))
             self._close_with_notice("unavailable", CloseCode.SERVER_ERROR)
 
     def close(self, code: int, reason: str) -> None:
-        """As `Session` says."""
+        """As `WebSocketSession` says."""
         if code == CloseCode.GOING_AWAY and not self._is_closing:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
         self._close_transport(code, reason)
@@ -386,13 +386,13 @@ class ChatSession:
         self.transport.close(CloseCode.POLICY, codec.get_code(error))
 
     def on_disconnect(self) -> None:
-        """As `Session` says."""
+        """As `WebSocketSession` says."""
         self._is_closing = True
         self.hub.leave(self)
         self.send_queue.close()
 
     def abort(self) -> None:
-        """As `Reader` says."""
+        """As `ChatReader` says."""
         self.on_disconnect()
         self.transport.abort()
 

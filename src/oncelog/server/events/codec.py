@@ -1,4 +1,4 @@
-"""The words of the events door: what a verdict, a record and an error are on its wire, as bytes.
+"""Codec of the Events API: verdicts, records and errors as bytes.
 
 Records are stored as bytes and served as bytes: an event is spliced into its envelope and never parsed again. One
 broadcast is one frame, whatever the number of its readers.
@@ -31,7 +31,7 @@ _FIELD_NAMES: Final = {
 
 
 class RejectedItem(Struct, frozen=True, gc=False):
-    """An item that the door itself refuses, before the log is asked."""
+    """An item that the API refuses before it submits anything to the log."""
 
     reason: str
     field: str

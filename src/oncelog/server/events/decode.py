@@ -1,4 +1,4 @@
-"""What comes in: the messages of the events door, from bytes to values, with an error that names the field.
+"""Decoders of the Events API: messages from bytes to values, or an error that names the field.
 
 A request that is no request is refused whole (`bad_request`); what is wrong with one event refuses that event alone
 (EV-9). Nothing here asks who sends it or what is known: shape comes before everything else (CO-18).

@@ -1,7 +1,7 @@
 """What a connection speaks: a dialect reads its frames and writes what it is told, and decides nothing.
 
-The door has two. They differ in their words and in what a record looks like; sessions, subscribers and the hub are the
-same for both. The first one's words are in `words` and `reading`, the second one is `camel`.
+The Events API has two. They differ in the names of fields and in the form of a record; sessions, subscribers and the
+hub are the same for both. The native one uses `codec` and `decode`; the other is in `insieme_dialect`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ class Dialect(Protocol):
 
 
 class NativeDialect:
-    """The door's own: names with underscores, any partitions, an event with a `type` and whatever else."""
+    """The native dialect: names with underscores, any partitions, an event with a `type` and whatever else."""
 
     is_project_bound: Final = False
 

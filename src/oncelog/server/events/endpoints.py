@@ -176,7 +176,7 @@ class EventsEndpoints:
 
     async def _get_page(self, call: Call) -> bytes:
         sync = Sync(call["partition"], call["since"], call["limit"], call["epoch"], call["to"])
-        # Up to what the store has, not up to what has been broadcast here: whoever got an answer, from this gateway or
+        # Up to what the store has, not up to what has been broadcast here: whoever got an answer, from this server or
         # from another, finds what it says.
         return b"".join(self._service.encode_page(sync, await self._service.load_page(sync, sync.upto)))
 

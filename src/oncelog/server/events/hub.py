@@ -233,5 +233,5 @@ def to_reply_key(item: Submission | Record) -> bytes:
 
 
 def is_event(record: Record) -> bool:
-    """Whether the door shows it: lane 0 can hold records of an application's own policies too."""
+    """Whether the Events API shows it: lane 0 can hold records of an application's own policies too."""
     return record.policy == EVENTS.name

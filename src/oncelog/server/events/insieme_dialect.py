@@ -53,7 +53,7 @@ _ERROR_CODES: Final = {
 after a `server_error` it connects again, and sends again what has no result."""
 
 _FIELD_NAMES: Final = {"key": "id", "body": "payload", "fingerprint": "payload", "partitions": "partition"}
-"""The core's and the door's fields by their names here. Others have the same."""
+"""Names of fields in this dialect. Fields that are not listed keep their name."""
 
 
 def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | None:
@@ -337,7 +337,7 @@ def encode_event_text(view: RecordView, project: Project, *, shows_actor: bool =
     payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
     if not payload.startswith("{") or not meta.startswith("{"):
         return None
-    # What comes again and again, and is short, is kept in its form (`json_text`). These may be anything.
+    # What comes again and again, and is short, is kept in its form (`encode_json_text`). These may be anything.
     event_id, kind = _encode_text(project.to_event_id(scope, key)), _encode_text(event.type)
     user = f'"userId":{_encode_text(event.user_id)},' if event.user_id else ""
     if shows_actor:

@@ -1,4 +1,4 @@
-"""What all ways into the events door share: who may do what, what becomes of a request, a page, and counting it.
+"""The Events API without its transport: authorization, results of requests, pages and metrics.
 
 The order is that of CO-18: shape (`reading`), authorization (here), and only then the log is asked. Who may not write
 a partition gets one and the same answer for every id, and nothing has been looked up for it (CO-22).
@@ -164,7 +164,7 @@ _FORBIDDEN_ITEM: Final = RejectedItem(FORBIDDEN, "partitions", "not all of them 
 
 
 def select_submissions(items: Sequence[Submission | RejectedItem], mode: Mode = Mode.EACH) -> list[Submission]:
-    """Those that the log is to be asked about: none that the door refuses, and none behind it if that is the end."""
+    """Return the items to submit: not those that the API refuses, nor those behind one that ends the request."""
     if mode is _UNTIL_REFUSED:
         items = list(takewhile(lambda item: type(item) is Submission, items))
     return [item for item in items if type(item) is Submission]
@@ -173,7 +173,7 @@ def select_submissions(items: Sequence[Submission | RejectedItem], mode: Mode = 
 def merge_results(
     items: Sequence[Submission | RejectedItem], verdicts: Sequence[Verdict], mode: Mode = Mode.EACH
 ) -> Sequence[ItemResult]:
-    """One result an item: the verdicts of those that the log was asked about, and what the door itself has refused."""
+    """Return one result for each item: the verdict of the log, or the refusal of the API."""
     if len(verdicts) == len(items):
         return verdicts
     if mode is Mode.UNTIL_REFUSED:

@@ -1,4 +1,4 @@
-"""One connection of the events door, without its socket: frames in, and what becomes of them.
+"""One connection of the Events API, without its socket: decodes frames and sends replies.
 
 The subscriber reads pages and broadcasts, the outbox holds unwritten frames, and the reply queue keeps replies in the
 order of their requests. Only the pages of an open sync cycle overtake results, which wait for its end (EV-13).

@@ -83,7 +83,7 @@ class Subscriber:
         self._held_order = count()
         self._own_positions = OwnPositions()
         self.add_own = self._own_positions.add
-        """As `Reader` says."""
+        """As `EventReader` says."""
         self._holds_replies = False
         """Paused or catching: answers that would overtake broadcasts are held."""
         self._is_reading = False
@@ -95,10 +95,10 @@ class Subscriber:
         """Whether a cycle is open."""
         return self._cycle is not None
 
-    # --- the place of an answer (see `Reader`)
+    # --- the place of an answer (see `EventReader`)
 
     def place(self, number: int, reply: PendingReply) -> None:
-        """As `Reader` says."""
+        """As `EventReader` says."""
         if self.mode is SubscriptionMode.ENDED:
             return
         if reply.placed_at is not None:
@@ -111,7 +111,7 @@ class Subscriber:
             self.replies.place(reply)
 
     def place_after_previous(self, number: int, reply: PendingReply) -> None:
-        """As `Reader` says."""
+        """As `EventReader` says."""
         if self.mode is SubscriptionMode.ENDED:
             return
         reply.placed_at = number
@@ -127,7 +127,7 @@ class Subscriber:
         return True
 
     def abort(self) -> None:
-        """As `Reader` says."""
+        """As `EventReader` says."""
         self._on_abort()
 
     def _release_replies(self, upto: int) -> None:
@@ -205,7 +205,7 @@ class Subscriber:
         self._catch_up_task = asyncio.get_running_loop().create_task(self._catch_up())
 
     def _is_caught_up(self) -> bool:
-        """Not if it is ahead either: a reader that comes from another gateway may have read what the hub has not."""
+        """Not if it is ahead either: a reader that comes from another server may have read what the hub has not."""
         return self._delivered == self._hub.position or not self.partitions
 
     def _go_live(self) -> None:

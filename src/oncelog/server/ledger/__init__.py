@@ -1,1 +1,1 @@
-"""The ledger door: gRPC, and the same over HTTP and JSON. docs/ledger.md."""
+"""The Ledger API: gRPC, and the same over HTTP and JSON. docs/ledger.md."""

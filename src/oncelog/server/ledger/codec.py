@@ -1,4 +1,4 @@
-"""The words of the ledger door over HTTP: what is read from JSON, and what its answers are in JSON.
+"""JSON codec of the Ledger API over HTTP.
 
 Hashes, salts and idempotency keys are hexadecimal, values of entities base64, numbers are numbers up to 2^53−1.
 """

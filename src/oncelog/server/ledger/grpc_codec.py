@@ -1,4 +1,4 @@
-"""The messages of the ledger's gRPC service: what is read from them, and what the door's answers are in them."""
+"""Codec of the ledger's gRPC service: requests from messages, and answers to messages."""
 
 from collections.abc import Sequence
 from functools import lru_cache

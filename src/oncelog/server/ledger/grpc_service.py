@@ -1,4 +1,4 @@
-"""The ledger door over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection beside it."""
+"""The Ledger API over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection beside it."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ GRPC_STATUS: Final = {
     error_codes.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     error_codes.SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
 }
-"""The one table from the doors' errors to gRPC's."""
+"""gRPC status of each error code."""
 CALLS_MAX: Final = 1000
 """At a time, on one connection."""
 IDLE_MS: Final = 60_000
@@ -222,7 +222,7 @@ class LedgerGrpcService:
             "GetBlock": (pb.GetBlockRequest, self._get_block),
             "GetProof": (pb.GetProofRequest, self._get_proof),
         }
-        # Without a deserializer: what cannot be read is told in the door's own words, and not as an accident of gRPC's.
+        # No deserializer: a malformed message gets an error of the Ledger API instead of an internal error of gRPC.
         # And as streams, which on the wire is the same: so who it is is asked before the message is taken, and not
         # when gRPC has gathered all of it, of whomever.
         unary: dict[str, Any] = {

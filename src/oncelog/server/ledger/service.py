@@ -1,6 +1,6 @@
-"""What all ways into the ledger door share: who may do what, what is asked, and what a verdict is called there.
+"""The Ledger API without its transport: authorization, requests to the log, and answers from verdicts.
 
-The order is that of CO-18: shape, authorization, and only then the log is asked. Nothing is decided here: the door
+The order is that of CO-18: shape, authorization, and only then the log is asked. Nothing is decided here: the API
 translates, and `core.plan` has decided.
 """
 
@@ -67,7 +67,7 @@ _ERROR_CODES: Final = {
     Reason.SEQUENCE_GAP: WriteErrorCode.SEQUENCE_GAP,
     Reason.SEQUENCE_REUSED: WriteErrorCode.SEQUENCE_REUSED,
 }
-"""The one table from the reasons of a refusal to the words of this wire. The others are errors of the call."""
+"""Error code of the Ledger API for each reason of a refusal. Other reasons are errors of the call."""
 _SEQUENCE_REASONS: Final = (Reason.SEQUENCE_GAP, Reason.SEQUENCE_REUSED)
 _CONDITION_REASONS: Final = (Reason.KEY_EXISTS, Reason.KEY_NOT_FOUND, Reason.VERSION_MISMATCH, Reason.VALUE_MISMATCH)
 _MESSAGES: Final = {

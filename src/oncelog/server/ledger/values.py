@@ -1,4 +1,4 @@
-"""What the ledger door is asked and what it answers, whatever the wire. Bytes are bytes here."""
+"""Requests and answers of the Ledger API, independent of the transport. Binary values are bytes."""
 
 from enum import IntEnum
 

@@ -1,6 +1,6 @@
 """Serves the web chat: a handful of files by their names, under a policy that lets nothing else run.
 
-The page is a client as any other: what it does goes through the chat door. There is nothing here to decide.
+The page is a client as any other: what it does goes through the Chat API. There is nothing here to decide.
 """
 
 from pathlib import Path
