@@ -87,7 +87,7 @@ def result(number: int, body: str = "done", scope: str = "campaign/1", holder: s
     )
 
 
-def claim(number: int, holder: str, **more: int) -> Claim:
+def claim(number: int, holder: str, **more: Any) -> Claim:
     return Claim(policy=RUNS, scope="campaign/1", key=key(number), fingerprint=b"", holder=holder, **more)
 
 

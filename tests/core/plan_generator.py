@@ -217,7 +217,7 @@ class Author:
             actor=self.pick(*MEMBERS) if policy.members_only or self.rate else "",
             partitions=("p",),
             operations=self.operations(scope) if policy.entities else (),
-            retry_after_ms=7 if self.is_limited and self.rarely(6) else 0,
+            known_only=self.is_limited and self.rarely(6),
             rate=None if self.rate is None or self.rarely(6) else self.rate,
         )
         if policy.client_sequence:
@@ -237,7 +237,7 @@ class Author:
     def sent_again(self) -> Submission:
         """As it was, or with one thing changed, most of which a known write is not asked about."""
         again: Submission = self.pick(*self.sent)
-        changes: list[dict[str, Any]] = [{}, {}, {}, {"fingerprint": b"g"}, {"body": b"bad"}, {"retry_after_ms": 7}]
+        changes: list[dict[str, Any]] = [{}, {}, {}, {"fingerprint": b"g"}, {"body": b"bad"}, {"known_only": True}]
         changes += [{"expected_position": 0}, {"actor": self.pick(*MEMBERS)}, {"rate": self.rate}]
         if again.policy.client_sequence:
             changes += [{"client_sequence": self.model.last_client_sequence(again) + 1}, {"key": b""}]
@@ -367,7 +367,7 @@ class Author:
             before = max(0, lease.failed_fence - 1)
             fences = (0, lease.fence, lease.fence, lease.failed_fence, before, lease.fence + 1)
         waited_for = self.pick(*fences)
-        return replace(claim, waited_for=waited_for, retry_after_ms=7 if self.is_limited and self.rarely(6) else 0)
+        return replace(claim, waited_for=waited_for, known_only=self.is_limited and self.rarely(6))
 
     def renew(self, policy: Policy) -> Renew:
         scope, key = self.leased_key(policy)

@@ -98,7 +98,7 @@ class PlanModel:
         limited = [
             number
             for number, one in enumerate(verdicts)
-            if isinstance(one, Refused) and one.reason in (Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED)
+            if isinstance(one, Refused) and one.reason in (Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN)
         ]
         new = [number for number, one in enumerate(verdicts) if isinstance(one, Committed)]
         if not limited and max(missing_us, default=0) > 0 and new:
@@ -456,8 +456,8 @@ class PlanModel:
     def _check_limits(self, submission: Submission) -> Verdict | None:
         if submission.fence:
             return None
-        if submission.retry_after_ms > 0:
-            return refused(Reason.RATE_LIMITED, retry_after_ms=submission.retry_after_ms)
+        if submission.known_only:
+            return refused(Reason.NOT_KNOWN)
         if submission.rate is None:
             return None
         left_us, price_us = self.tokens_us(submission, submission.rate, self.log_time_ms(submission))
@@ -499,8 +499,8 @@ class PlanModel:
         if verdict is not None:
             return verdict
         again = last is not None and last.holder == claim.holder and not self._is_for_another(last, claim)
-        if not again and claim.retry_after_ms > 0:
-            return refused(Reason.RATE_LIMITED, retry_after_ms=claim.retry_after_ms)
+        if not again and claim.known_only:
+            return refused(Reason.NOT_KNOWN)
         fence = last.fence if last is not None and again else self.fence(self.lane_of(claim.policy, claim.scope)) + 1
         failed = (last.failed_fence, last.failure) if last is not None else (0, b"")
         until_ms = self.log_time_ms(claim) + claim.lease_ms

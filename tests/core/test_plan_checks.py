@@ -143,12 +143,12 @@ def test_known_write_is_replayed_despite_stricter_checks() -> None:
         return "no longer allowed"
 
     receipt = assert_committed(log(event(1, expected_position=0)))
-    held_back = event(1, expected_position=0, retry_after_ms=500)
-    assert assert_replayed(log(held_back, strict)).receipt == receipt
+    known_only = event(1, expected_position=0, known_only=True)
+    assert assert_replayed(log(known_only, strict)).receipt == receipt
     assert not asked
     assert assert_refused(log(event(2), strict), Reason.INVALID).message == "no longer allowed"
     assert asked == [key(2)]
-    assert assert_refused(log(event(2, retry_after_ms=500)), Reason.RATE_LIMITED).retry_after_ms == 500
+    assert_refused(log(event(2, known_only=True)), Reason.NOT_KNOWN)
 
 
 @pytest.mark.rule("CO-18")
@@ -176,7 +176,7 @@ def test_checks_run_in_the_documented_order() -> None:
             "client_sequence": 5,
             "expected_sequence": 7,
             "operations": (SetEntity("k", b"", condition=Condition(Must.EXIST)),),
-            "retry_after_ms": 9,
+            "known_only": True,
         }
         return Submission(**{**fails_everything, **changes})  # type: ignore[arg-type]
 
@@ -189,7 +189,7 @@ def test_checks_run_in_the_documented_order() -> None:
         client_sequence=1,
         expected_sequence=0,
         operations=(SetEntity("a", b""),),
-        retry_after_ms=0,
+        known_only=False,
     )
     assert_committed(log(known))
 
@@ -209,8 +209,8 @@ def test_checks_run_in_the_documented_order() -> None:
     for change, reason in steps:
         changes.update(change)
         assert_refused(log(submission(**changes), objects), reason)
-    assert_refused(log(submission(**changes)), Reason.RATE_LIMITED)
-    assert_committed(log(submission(**{**changes, "retry_after_ms": 0})))
+    assert_refused(log(submission(**changes)), Reason.NOT_KNOWN)
+    assert_committed(log(submission(**{**changes, "known_only": False})))
 
 
 @pytest.mark.rule("CO-33", "LG-14")
@@ -295,8 +295,22 @@ def test_malformed_item_is_refused_with_its_field_and_changes_nothing(item: Item
     assert [assert_committed(first).position, assert_committed(last).position] == [1, 2]
     assert decided.changes.heads == {0: LaneHead(position=2, log_time_ms=1, height=1, revision=1)}
     needs = build_read_set([Request((item,))], Settings())
-    assert needs == ReadSet(faults={id(item): failure}), "a store is not asked for what it cannot look for"
+    assert needs == ReadSet(faults={0: failure}), "a store is not asked for what it cannot look for"
     assert plan([Request((item,))], Snapshot(), 1, faults=needs.faults).verdicts == [[failure]]
+
+
+def test_faults_of_the_read_set_apply_to_their_items_in_every_request_and_mode() -> None:
+    bad = replace(event(2), partitions=("\0",))
+    batch = [Request((event(1),)), Request((event(3), bad, bad)), Request((event(4), bad), Mode.UNTIL_REFUSED)]
+    read_set = build_read_set(batch, Settings())
+    assert list(read_set.faults) == [2, 3, 5]
+    verdicts = plan(batch, Snapshot(), 1, faults=read_set.faults).verdicts
+    assert verdicts == plan(batch, Snapshot(), 1).verdicts
+    assert [[isinstance(verdict, Refused) for verdict in each] for each in verdicts] == [
+        [False],
+        [False, True, True],
+        [False, True],
+    ]
 
 
 def test_text_as_request_mode_is_refused() -> None:

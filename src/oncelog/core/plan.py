@@ -34,12 +34,13 @@ from oncelog.core.rules.leaps import decide_leap
 from oncelog.core.rules.leases import check_lease, claim, clear_lease, release, renew
 from oncelog.core.rules.members import acknowledge, check_member, open_stream, set_member
 from oncelog.core.rules.quotas import check_quota, count_write, restate_refusal
-from oncelog.core.rules.rates import refuse_known_only, take_tokens
+from oncelog.core.rules.rates import take_tokens
 from oncelog.core.rules.sequences import advance_client, check_client_sequence
 from oncelog.core.rules.tombstones import drop_tombstones
 from oncelog.core.tenants import Tenants
 from oncelog.core.validation import check_item, check_request
 from oncelog.core.values import (
+    NOT_KNOWN,
     Acknowledge,
     Applied,
     Changes,
@@ -75,7 +76,7 @@ from oncelog.core.values import (
 _EACH: Final = Mode.EACH  # Python 3.11 takes long to find an enum's member
 _ALL: Final = Mode.ALL
 _ANY_REASON: Final = frozenset(Reason)
-_LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED})
+_LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
 """Refusals of the last check: nothing is wrong with the write."""
 
 Validate = Callable[[Submission], str | None]
@@ -102,42 +103,49 @@ def plan(
     `faults` are those that `build_read_set` found, so that each item is validated once.
     """
     state = BatchState(snapshot, now_ms, faults)
-    verdicts = [_decide_request(request, state, validate) for request in batch]
+    verdicts: list[list[Verdict]] = []
+    first = 0
+    for request in batch:
+        verdicts.append(_decide_request(request, first, state, validate))
+        first += len(request.items)
     if state.leap_above and len(state.records) > snapshot.settings.lanes + 1:
         raise ValueError("a leap must be the only item of its batch: a restore record is the only one of its block")
     return Plan(verdicts, state.collect_changes())
 
 
-def _decide_request(request: Request, state: BatchState, validate: Validate | None) -> list[Verdict]:
+def _decide_request(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
     if request.mode is not _EACH or request.is_admitted_whole:
         refused = check_request(request)
         if refused is not None:
             return [refused] * len(request.items)
     if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, state)):
-        return _decide_atomically(request, state, validate)
-    return _decide_items(request, state, validate)
+        return _decide_atomically(request, first, state, validate)
+    return _decide_items(request, first, state, validate)
 
 
-def _decide_items(request: Request, state: BatchState, validate: Validate | None) -> list[Verdict]:
+def _decide_items(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
+    """Decide the items of a request. `first` is the index of its first item in the batch."""
     if request.mode is _EACH:
-        return [_decide(item, state, validate) for item in request.items]
-    return _decide_until_refused(request.items, state, validate)
+        return [_decide(item, index, state, validate) for index, item in enumerate(request.items, first)]
+    return _decide_until_refused(request.items, first, state, validate)
 
 
-def _decide_until_refused(items: Sequence[Item], state: BatchState, validate: Validate | None) -> list[Verdict]:
+def _decide_until_refused(
+    items: Sequence[Item], first: int, state: BatchState, validate: Validate | None
+) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for index, item in enumerate(items):
-        verdicts.append(_decide(item, state, validate))
+        verdicts.append(_decide(item, first + index, state, validate))
         if isinstance(verdicts[-1], Refused):
             return verdicts + [_refuse_skipped(index)] * (len(items) - index - 1)
     return verdicts
 
 
-def _decide_atomically(request: Request, state: BatchState, validate: Validate | None) -> list[Verdict]:
+def _decide_atomically(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
     """Decide a request that one refusal can undo: any refusal with `Mode.ALL`, one of a limit if admitted whole."""
     savepoint = state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None
-    verdicts = _decide_items(request, state, validate)
+    verdicts = _decide_items(request, first, state, validate)
     state.admission = None
     undoing = _ANY_REASON if request.mode is _ALL else _LIMIT_REASONS
     refused = next(
@@ -164,9 +172,9 @@ def _has_limits(request: Request, state: BatchState) -> bool:
         return True
     for item in request.items:
         if isinstance(item, Submission):
-            if item.retry_after_ms > 0 or item.rate is not None or item.stream_rate is not None:
+            if item.known_only or item.rate is not None or item.stream_rate is not None:
                 return True
-        elif isinstance(item, Claim | OpenStream | SetMember) and item.retry_after_ms > 0:
+        elif isinstance(item, Claim | OpenStream | SetMember) and item.known_only:
             return True
     return False
 
@@ -179,9 +187,9 @@ def _refuse_skipped(index: int) -> Refused:
     return Refused(Reason.NOT_PROCESSED, f"item {index} was refused", index=index)
 
 
-def _decide(item: Item, state: BatchState, validate: Validate | None) -> Verdict:
+def _decide(item: Item, index: int, state: BatchState, validate: Validate | None) -> Verdict:
     faults = state.faults
-    refused = check_item(item) if faults is None else faults.get(id(item))
+    refused = check_item(item) if faults is None else faults.get(index) if faults else None
     if refused is not None:
         return refused
     if isinstance(item, Submission):
@@ -343,8 +351,8 @@ def _check_content(submission: Submission, lane: LaneDraft, validate: Validate |
 
 def _check_limits(submission: Submission, lane: LaneDraft, state: BatchState, growth: int = 0) -> Refused | None:
     """Check the limits of new writes. `growth` is what the write adds to the side state of its stream."""
-    if submission.retry_after_ms > 0 and (refused := refuse_known_only(submission)) is not None:
-        return refused
+    if submission.known_only and not submission.fence:  # work under a lease was admitted when it was claimed
+        return NOT_KNOWN
     if state.tenants is not None:
         refused = check_quota(submission, state, growth)
         if refused is not None:

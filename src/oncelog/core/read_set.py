@@ -38,6 +38,7 @@ from oncelog.core.values import (
     Settings,
     Submission,
     client_identity,
+    enumerate_items,
     key_identity,
     open_rate_identity,
     rate_identity,
@@ -51,7 +52,7 @@ class ReadSet(Struct):
     """The keys of every table of a snapshot that a batch may read or write."""
 
     faults: dict[int, Refused] = field(default_factory=dict)
-    """What is malformed, by the item's `id`, for as long as the batch lives: `plan` need not check again."""
+    """Refusals of malformed items, by the item's index in the batch. `plan` does not validate the items again."""
     lanes: set[int] = field(default_factory=set)
     keys: set[KeyIdentity] = field(default_factory=set)
     """Those of events in other scopes are not named by `build_read_set`, as `usage` (`collect_event_identities`)."""
@@ -82,20 +83,19 @@ class ReadSet(Struct):
 
 
 def build_read_set(batch: Sequence[Request], settings: Settings) -> ReadSet:
-    """Names everything that `plan` looks at for the batch. Lanes are to be locked in ascending order.
+    """Return the keys of everything that `plan` reads for the batch. Stores lock the lanes in ascending order.
 
-    What is malformed is refused before anything is looked at, and might not even be a name that a store can look for.
+    Malformed items are refused without a look-up: a store may be unable to represent their names.
     """
     read_set = ReadSet()
-    for request in batch:
-        for item in request.items:
-            refused = check_item(item)
-            if refused is not None:
-                read_set.faults[id(item)] = refused
-            elif isinstance(item, Submission):
-                _add_submission(item, read_set)
-            else:
-                _add_item(item, read_set, settings)
+    for index, item in enumerate_items(batch):
+        refused = check_item(item)
+        if refused is not None:
+            read_set.faults[index] = refused
+        elif isinstance(item, Submission):
+            _add_submission(item, read_set)
+        else:
+            _add_item(item, read_set, settings)
     read_set.lanes.update(compute_lane(stream, settings.lanes) for stream in read_set.streams)
     return read_set
 

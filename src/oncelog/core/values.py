@@ -5,8 +5,9 @@ the values below. Times are log time in milliseconds, and names end in their uni
 cycle, so the collector need not look at them (`gc=False`): a log makes and keeps many.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from typing import Final, Generic, Never, TypeGuard, TypeVar
 
 from msgspec import Struct, field, structs
@@ -63,8 +64,8 @@ class Submission(Struct, frozen=True, gc=False, kw_only=True):
     holder: str = ""
     fence: int = 0
     """The holder of the lease under which this write was made, and the number that came with it."""
-    retry_after_ms: int = 0
-    """Set where no new write is taken for now: a new one is refused with it, a known one is answered."""
+    known_only: bool = False
+    """Answer the submission only if its key is stored; refuse a new write with NOT_KNOWN."""
     rate: Rate | None = None
     """The limit of the actor's new writes: in the log where the order is the lane, else in the stream.
 
@@ -86,8 +87,8 @@ class Claim(Struct, frozen=True, gc=False, kw_only=True):
     lease_ms: int = LEASE_MS_DEFAULT
     waited_for: int = 0
     """The fence of the lease that this caller waited for: if that work failed, it is told its error."""
-    retry_after_ms: int = 0
-    """As for a submission: set where no new work is taken for now."""
+    known_only: bool = False
+    """Answer the claim only if its key is stored; refuse new work with NOT_KNOWN."""
 
 
 class Renew(Struct, frozen=True, gc=False, kw_only=True):
@@ -122,8 +123,8 @@ class OpenStream(Struct, frozen=True, gc=False):
     member: str
     rate: Rate | None = None
     """The limit of new streams that the member opens, over all lanes. An existing stream takes none of it."""
-    retry_after_ms: int = 0
-    """As for a submission: a client's new stream is refused with it, an existing one is answered."""
+    known_only: bool = False
+    """Refuse a new stream of a client with NOT_KNOWN; answer one that exists."""
 
 
 class Role(Enum):
@@ -146,8 +147,8 @@ class SetMember(Struct, frozen=True, gc=False):
     """The role that the member gets. None leaves that of a member as it is, and adds a plain member."""
     only_if_member: bool = False
     """Refuse a user that is not a member instead of adding it."""
-    retry_after_ms: int = 0
-    """As for a submission: a client's addition or new role is refused with it. Removals never are."""
+    known_only: bool = False
+    """Refuse an addition or a new role by a client with NOT_KNOWN. Removals are never refused for it."""
 
 
 class Acknowledge(Struct, frozen=True, gc=False):
@@ -277,6 +278,11 @@ class Request(Struct, frozen=True, gc=False):
 # --- what comes out: verdicts ------------------------------------------------------------------------
 
 
+def enumerate_items(batch: Sequence[Request]) -> Iterator[tuple[int, Item]]:
+    """Yield the items of all requests of a batch with their index in the batch."""
+    return enumerate(chain.from_iterable(request.items for request in batch))
+
+
 class Receipt(Struct, frozen=True, gc=False):
     """The place a write got. The same for every retry."""
 
@@ -360,6 +366,8 @@ class Reason(Enum):
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
     INVALID_CURSOR = "invalid_cursor"
     NOT_PROCESSED = "not_processed"
+    NOT_KNOWN = "not_known"
+    """The item is `known_only`, and the log does not know it: nothing was written. Engines translate this reason."""
     UNSTORABLE = "unstorable"
     """The engine's answer, never the decision's: the store cannot hold this write. A retry gets the same answer."""
 
@@ -385,6 +393,8 @@ class Refused(Struct, frozen=True, gc=False):
 
 
 Verdict = Committed | Replayed | Granted | Applied | Refused
+NOT_KNOWN: Final = Refused(Reason.NOT_KNOWN, "the log does not know this write, and was asked for known writes only")
+"""Answer of a `known_only` item that would have to be written."""
 
 # --- what is remembered ------------------------------------------------------------------------------
 

@@ -57,8 +57,9 @@ logger: Final = logging.getLogger("oncelog.engine")
 
 RETRY_AFTER_MS_MIN: Final = 10
 UNSTORABLE: Final = "cannot be stored: the store refuses a value of it; sending it again does not help"
-_KNOWN_ONLY_MS: Final = 1
-"""Tells the decision that new writes are not taken; the caller is told another delay."""
+
+_LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
+"""Refusals that say nothing against the write itself: a later retry may be accepted."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -435,8 +436,9 @@ class Committer:
 
     async def _commit(self, batch: Sequence[_QueueEntry]) -> None:
         read_only_message = self._write_gate.refresh_message()
+        refusal = _refuse_read_only(read_only_message) if read_only_message else None
         requests = [entry.request for entry in batch]
-        if read_only_message:
+        if refusal is not None:
             requests = [_to_known_only(request) for request in requests]
         try:
             result = await self._store.commit(_group_into_requests(requests), self._validate)
@@ -451,7 +453,7 @@ class Committer:
                 # Not the details of the cause, which quote the rejected row.
                 reason = str(error.__cause__ or "").partition("\n")[0]
                 logger.warning("a request cannot be stored: %s: %s", error, reason)
-                await self._commit_bisected(batch[0], requests[0], read_only_message)
+                await self._commit_bisected(batch[0], requests[0], refusal)
             else:
                 logger.warning("a request was not committed: %s: %s", type(error).__name__, error)
                 self._fail(batch, error)
@@ -459,12 +461,7 @@ class Committer:
             self._fail(batch, _build_stopped_error())
             raise
         else:
-            if read_only_message:
-                result.verdicts = [
-                    [_to_read_only_verdict(read_only_message, request) for request in verdicts]
-                    for verdicts in result.verdicts
-                ]
-            self._reply(batch, result)
+            self._reply(batch, result, refusal)
 
     async def _commit_known_only(self, batch: Sequence[_QueueEntry], error: ClockJumpedError) -> None:
         """New writes are refused with the error; what is known is answered all the same, in one transaction."""
@@ -480,15 +477,15 @@ class Committer:
         except BaseException:
             self._fail(entries, _build_stopped_error())
             raise
-        verdicts_of_all = chain.from_iterable(result.verdicts)
+        # An item that came alone gets the error; each item of a request has a verdict of its own.
+        refusal = Refused(Reason.BUSY, str(error), retry_after_ms=RETRY_AFTER_MS_MIN)
+        verdicts = chain.from_iterable(result.verdicts)
         for entry in entries:
-            verdicts = list(islice(verdicts_of_all, len(entry.items)))
-            if entry.sink is not None and _is_rate_limited(verdicts[0]):
+            answers = list(islice(verdicts, len(entry.items)))
+            if entry.sink is not None and _is_not_known(answers[0]):
                 self._fail([entry], error)
             else:
-                # Several items have one answer each: the new ones among them are told by theirs.
-                refused = Refused(Reason.BUSY, str(error), retry_after_ms=RETRY_AFTER_MS_MIN)
-                self._reply_other(entry, [refused if _is_rate_limited(verdict) else verdict for verdict in verdicts])
+                self._settle([entry], answers, refusal)
 
     async def _bisect(self, batch: Sequence[_QueueEntry]) -> None:
         """One of them is at fault, and the others must not pay for it."""
@@ -501,9 +498,9 @@ class Committer:
         await self._commit(batch[middle:])
 
     async def _commit_bisected(
-        self, entry: _QueueEntry, request_or_item: Item | Request, read_only_reason: str
+        self, entry: _QueueEntry, request_or_item: Item | Request, refusal: Refused | None
     ) -> None:
-        """Commits the items of a request that the store can hold, and refuses the others for good."""
+        """Commit the items of a request that the store can hold, and refuse the others for good."""
         request = request_or_item if isinstance(request_or_item, Request) else Request((request_or_item,))
         try:
             verdicts = await self._bisect_request(request)
@@ -517,12 +514,7 @@ class Committer:
         if request.mode is Mode.UNTIL_REFUSED and refused is not None:
             skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
             verdicts[refused + 1 :] = [skipped] * (len(request.items) - refused - 1)
-        self._reply_other(
-            entry,
-            [_to_read_only_verdict(read_only_reason, verdict) for verdict in verdicts]
-            if read_only_reason
-            else verdicts,
-        )
+        self._settle([entry], verdicts, refusal)
 
     async def _bisect_request(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
         """The verdicts of a request, divided wherever the store cannot hold one of its items.
@@ -551,8 +543,11 @@ class Committer:
         return verdicts
 
     def _publish(self, result: BatchResult) -> None:
-        """Memory and subscribers follow a commit."""
+        """Update the answer cache and notify the subscribers of a commit."""
         self._cache.put_batch(result)
+        self._notify_subscribers(result)
+
+    def _notify_subscribers(self, result: BatchResult) -> None:
         try:
             self._on_commit(result)
         except Exception:
@@ -560,49 +555,49 @@ class Committer:
 
     # --- answers
 
-    def _reply(self, batch: Sequence[_QueueEntry], result: BatchResult) -> None:
+    def _reply(self, batch: Sequence[_QueueEntry], result: BatchResult, refusal: Refused | None) -> None:
         if self._failed_batches and not result.changes.is_empty:
             logger.warning("batches are committed again, after %d that were not", self._failed_batches)
             self._failed_batches = 0
         self._cache.put_batch(result)
-        in_flight = self._in_flight
         is_cacheable = result.erasures >= self._cache.erasures
-        verdicts = chain.from_iterable(result.verdicts)
-        items = size = 0
-        for entry in batch:
-            answer = entry.sink
-            if answer is None or entry.is_known_only or entry.joined_sinks is not None:
-                self._reply_other(entry, list(islice(verdicts, len(entry.items))))
-                continue
-            items += 1
-            size += entry.bytes
-            in_flight.pop(entry.identity, None)
-            verdict = next(verdicts)
-            if isinstance(verdict, Replayed) and is_cacheable:
-                self._cache_answer(entry, verdict)
-            try:
-                if not answer.done():
-                    answer.set_result(verdict)
-            except Exception:
-                logger.exception("a receiver could not take its verdict")
-        self._items -= items
-        self._bytes -= size
-        try:
-            self._on_commit(result)
-        except Exception:
-            logger.exception("those who read could not be told of a commit")
+        self._settle(batch, chain.from_iterable(result.verdicts), refusal, is_cacheable=is_cacheable)
+        self._notify_subscribers(result)
 
-    def _reply_other(self, entry: _QueueEntry, verdicts: list[Verdict]) -> None:
-        """Several items, several that wait for one, or a question that was asked while the queue was full."""
-        self._dequeue(entry)
-        if entry.is_known_only:
-            verdicts = [self._refuse_busy() if _is_rate_limited(verdict) else verdict for verdict in verdicts]
-        if entry.request_sink is not None:
-            _send_result(entry.request_sink, verdicts)
-        if entry.sink is not None:
-            _send_result(entry.sink, verdicts[0])
-        for joined in entry.joined_sinks or ():
-            _send_result(joined, _to_replayed(verdicts[0]))
+    def _settle(
+        self,
+        batch: Sequence[_QueueEntry],
+        verdicts: Iterable[Verdict],
+        refusal: Refused | None,
+        *,
+        is_cacheable: bool = False,
+    ) -> None:
+        """Send the entries of a batch their verdicts, and free their places in the queue.
+
+        `refusal` replaces the verdict NOT_KNOWN. Without it the queue was full when a known-only entry came.
+        """
+        remaining = iter(verdicts)
+        for entry in batch:
+            self._dequeue(entry)
+            sink = entry.sink
+            if sink is None:
+                answers = list(islice(remaining, len(entry.items)))
+                if refusal is not None or entry.is_known_only:
+                    answers = [self._replace_not_known(verdict, refusal) for verdict in answers]
+                if entry.request_sink is not None:
+                    _send_result(entry.request_sink, answers)
+                continue
+            verdict = next(remaining)
+            if refusal is not None or entry.is_known_only:
+                verdict = self._replace_not_known(verdict, refusal)
+            elif is_cacheable and isinstance(verdict, Replayed):
+                self._cache_answer(entry, verdict)
+            _send_result(sink, verdict)
+            for joined in entry.joined_sinks or ():
+                _send_result(joined, _to_replayed(verdict))
+
+    def _replace_not_known(self, verdict: Verdict, refusal: Refused | None) -> Verdict:
+        return (refusal or self._refuse_busy()) if _is_not_known(verdict) else verdict
 
     def _cache_answer(self, entry: _QueueEntry, verdict: Replayed) -> None:
         """An answer that came from the store: the next retry gets it from memory."""
@@ -624,8 +619,9 @@ class Committer:
             self._known_only_items -= len(entry.items)
             self._known_only_bytes -= entry.bytes
             return
-        self._joined_count -= len(entry.joined_sinks or ())
-        self._items -= len(entry.items)
+        if entry.joined_sinks is not None:
+            self._joined_count -= len(entry.joined_sinks)
+        self._items -= len(entry.request.items) if isinstance(entry.request, Request) else 1
         self._bytes -= entry.bytes
         self._in_flight.pop(entry.identity, None)
 
@@ -687,26 +683,24 @@ def _can_be_known_only(entry: _QueueEntry) -> bool:
 
 
 def _to_known_only(request: Item | Request) -> Item | Request:
-    """The same, with new writes held back: only what is known is answered."""
+    """Return the request with its items marked `known_only`."""
     if isinstance(request, Request):
         return replace(request, items=tuple(map(_to_known_only_item, request.items)))
     return _to_known_only_item(request)
 
 
 def _to_known_only_item(item: Item) -> Item:
-    return replace(item, retry_after_ms=_KNOWN_ONLY_MS) if can_be_known_only(item) else item
+    return replace(item, known_only=True) if can_be_known_only(item) else item
 
 
-def _to_read_only_verdict(reason: str, verdict: Verdict) -> Verdict:
-    """What a new write is told while none are taken."""
-    if not _is_rate_limited(verdict):
-        return verdict
+def _refuse_read_only(reason: str) -> Refused:
+    """Return the verdict of a new write while the log takes none."""
     message = f"no new writes are taken for now: {reason}; try again later"
     return Refused(Reason.READ_ONLY, message, retry_after_ms=RETRY_AFTER_READ_ONLY_MS)
 
 
-def _is_rate_limited(verdict: Verdict) -> bool:
-    return isinstance(verdict, Refused) and verdict.reason is Reason.RATE_LIMITED
+def _is_not_known(verdict: Verdict) -> bool:
+    return isinstance(verdict, Refused) and verdict.reason is Reason.NOT_KNOWN
 
 
 def _build_stopped_error() -> ClosedError:
@@ -736,4 +730,4 @@ def _wrap_validate(validate: Validate) -> Validate:
 
 
 def _is_limit_refusal(verdict: Verdict) -> bool:
-    return isinstance(verdict, Refused) and verdict.reason in (Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED)
+    return isinstance(verdict, Refused) and verdict.reason in _LIMIT_REASONS

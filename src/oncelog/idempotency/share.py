@@ -107,8 +107,8 @@ def _build_submission(work: Work) -> Submission:
 
 
 def _check_receipt(verdict: Verdict) -> Receipt | None:
-    """Of what is known; None if the work is to be done. Raises what stands in its way."""
-    if isinstance(verdict, Refused) and verdict.reason is Reason.RATE_LIMITED:
+    """Return the receipt of work that is done, None if it must be done, or raise the error of another refusal."""
+    if isinstance(verdict, Refused) and verdict.reason is Reason.NOT_KNOWN:
         return None
     if not isinstance(verdict, Replayed) or verdict.receipt is None:
         raise to_work_error(verdict)

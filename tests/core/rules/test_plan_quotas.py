@@ -202,7 +202,7 @@ def test_tenant_rate_is_never_exceeded(per_second: int, at_once: int, pauses: li
 
 def test_footprint_contains_only_relevant_tenants() -> None:
     tenants = Tenants(map(Tenant, "abcdfg"))
-    held = event(1, partitions=("a",), retry_after_ms=1)
+    held = event(1, partitions=("a",), known_only=True)
     asked, bad = event(2, partitions=("b",)), event(3, partitions=("c",))
     fault = assert_refused(Log()(event(4, partitions=("b", "a"))), Reason.MALFORMED)
     items = (
@@ -214,7 +214,7 @@ def test_footprint_contains_only_relevant_tenants() -> None:
         Acknowledge("f", "x", 1),
         SetCursor("x", 1, "g"),
     )
-    assert collect_usage_keys([Request(items)], tenants, {id(bad): fault}) == ({"b", "d"}, {("d/1", "x")})
+    assert collect_usage_keys([Request(items)], tenants, {items.index(bad): fault}) == ({"b", "d"}, {("d/1", "x")})
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,13 @@ def test_rate_is_the_last_check_and_refused_writes_cost_nothing() -> None:
     one = Rate(1, burst=1)
     assert_refused(log(rated(1, one, expected_position=7)), Reason.UNEXPECTED_POSITION)
     assert_refused(log(rated(1, one), lambda _: "no"), Reason.INVALID)
-    assert_refused(log(rated(1, one, retry_after_ms=77)), Reason.RATE_LIMITED)
+    assert_refused(log(rated(1, one, known_only=True)), Reason.NOT_KNOWN)
     assert not log.snapshot.rates
     assert_committed(log(rated(1, one)))
     before = log.snapshot.rates["", "user:ann"]
     assert_refused(log(rated(2, one, expected_position=7)), Reason.UNEXPECTED_POSITION)
     assert_refused(log(rated(2, one), lambda _: "no"), Reason.INVALID)
-    assert waits_ms(log(rated(2, one, retry_after_ms=77))) == 77
+    assert_refused(log(rated(2, one, known_only=True)), Reason.NOT_KNOWN)
     assert waits_ms(log(rated(2, one))) == 1000
     assert log.snapshot.rates["", "user:ann"] == before
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from oncelog.core.policy import EVENTS
 from oncelog.core.tenants import Tenants
-from oncelog.core.values import KeyIdentity, Reason, Refused, Request, Submission
+from oncelog.core.values import KeyIdentity, Reason, Refused, Request, Submission, enumerate_items
 
 RETRY_AFTER_MS: Final = 1000
 """A server whose settings are older than the log's tenants needs a reload, which takes seconds."""
@@ -35,9 +35,8 @@ def collect_event_identities(
         return set()
     return {
         identity
-        for request in batch
-        for item in request.items
-        if isinstance(item, Submission) and id(item) not in faults
+        for index, item in enumerate_items(batch)
+        if isinstance(item, Submission) and index not in faults
         for identity in iterate_other_identities(item, tenants)
     }
 

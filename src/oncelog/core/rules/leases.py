@@ -15,6 +15,7 @@ from oncelog.core.policy import OnReuse
 from oncelog.core.rules.audit import LEASE_RELEASED, append_act
 from oncelog.core.rules.quotas import check_quota, count_claim
 from oncelog.core.values import (
+    NOT_KNOWN,
     Applied,
     Claim,
     Granted,
@@ -46,12 +47,8 @@ def claim(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused:
             until_ms = max(lease.until_ms, lane.log_time_ms + item.lease_ms)  # a repeated claim never shortens
             _put_lease(identity, replace(lease, until_ms=until_ms, fingerprint=item.fingerprint), lane, state)
             return Granted(lease.fence, until_ms)
-    if item.retry_after_ms > 0:
-        return Refused(
-            Reason.RATE_LIMITED,
-            f"the limit of new work is used up; try again in {item.retry_after_ms} ms",
-            retry_after_ms=item.retry_after_ms,
-        )
+    if item.known_only:
+        return NOT_KNOWN
     refused = check_quota(item, state)
     if refused is not None:
         return refused

@@ -19,8 +19,9 @@ from oncelog.core.rules.audit import (
     check_act_quota,
 )
 from oncelog.core.rules.quotas import can_be_known_only, count_admitted_act, count_member, is_charged
-from oncelog.core.rules.rates import refuse_rate_limited, take_stream_token
+from oncelog.core.rules.rates import take_stream_token
 from oncelog.core.values import (
+    NOT_KNOWN,
     Acknowledge,
     Applied,
     Member,
@@ -172,8 +173,8 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
 
 def _check_limits(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Refused | None:
     """Check the limits of new writes for an addition or a role. Requests that change nothing do not come here."""
-    if item.retry_after_ms > 0 and can_be_known_only(item):
-        return refuse_rate_limited(item.retry_after_ms)
+    if item.known_only and can_be_known_only(item):
+        return NOT_KNOWN
     return check_act_quota(change.act, state, change.identity if change.act.act == MEMBER_ADDED else None)
 
 

@@ -27,6 +27,7 @@ from oncelog.core.values import (
     SetMember,
     Submission,
     Verdict,
+    enumerate_items,
     is_audited,
 )
 
@@ -43,7 +44,7 @@ def is_charged(actor: str) -> bool:
 
 
 def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream | SetMember]:
-    """Return whether an item with `retry_after_ms` is refused, unless it is known or changes nothing.
+    """Return whether an item with `known_only` is refused, unless it is known or changes nothing.
 
     Requests of clients that add a member or set a role append audit records, so they are. A removal is not.
     """
@@ -57,18 +58,17 @@ def collect_usage_keys(
 ) -> tuple[set[str], set[MemberIdentity]]:
     """Return the tenants whose usage a batch may change, and the members that it may add, for its read set.
 
-    A write that is held back anyway needs no usage: a look-up must not wait for rows that others have locked.
+    A known-only item needs no usage: a look-up must not wait for rows that others have locked.
     """
     usage: set[str] = set()
     members: set[MemberIdentity] = set()
-    for request in batch:
-        for item in request.items:
-            if id(item) in faults:
-                continue
-            found = _list_counted_tenants(item, tenants)
-            usage.update(tenant.prefix for tenant in found)
-            if found and isinstance(item, OpenStream | SetMember):
-                members.add((item.scope, item.member))
+    for index, item in enumerate_items(batch):
+        if index in faults:
+            continue
+        found = _list_counted_tenants(item, tenants)
+        usage.update(tenant.prefix for tenant in found)
+        if found and isinstance(item, OpenStream | SetMember):
+            members.add((item.scope, item.member))
     return usage, members
 
 
@@ -206,7 +206,7 @@ def _list_counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
     """Return the tenants whose usage a decision about the item may read or change."""
     if isinstance(item, Submission | Claim):
         return () if _is_known_only(item) else _list_tenants(item, tenants)
-    if not is_audited(item) or (can_be_known_only(item) and item.retry_after_ms > 0):
+    if not is_audited(item) or (can_be_known_only(item) and item.known_only):
         return ()
     return tenants.list_for(item.scope, ())
 
@@ -217,7 +217,7 @@ def _list_tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, .
 
 
 def _is_known_only(item: Submission | Claim) -> bool:
-    return item.retry_after_ms > 0 and not (isinstance(item, Submission) and item.fence)
+    return item.known_only and not (isinstance(item, Submission) and item.fence)
 
 
 def _estimate_claim_bytes(item: Claim) -> int:

@@ -32,11 +32,6 @@ FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 """How far a bucket can be from being full: by the slowest rate with the largest burst."""
 
 
-def refuse_known_only(submission: Submission) -> Refused | None:
-    """What a new write is told where none is taken for now. Work under a lease was let in when it was claimed."""
-    return None if submission.fence else refuse_rate_limited(submission.retry_after_ms)
-
-
 def take_tokens(submission: Submission, lane: LaneDraft, state: BatchState) -> Refused | None:
     """Takes a token for a new write that will be committed, of each rate that it has.
 
@@ -44,7 +39,7 @@ def take_tokens(submission: Submission, lane: LaneDraft, state: BatchState) -> R
     `BatchState.admission` records it.
     """
     if submission.fence:
-        return None  # as above
+        return None  # the claim took the token
     return _take_each(_iterate_rates(submission), lane, state, state.admission)
 
 

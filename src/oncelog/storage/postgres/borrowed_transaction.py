@@ -39,8 +39,6 @@ CANCELLED_WAIT_S: Final = 1.0
 """For so long a caller who is cancelled waits for his COMMIT; then its socket is let go."""
 TOKEN_BYTES: Final = 16
 _ABSENT_TOKEN: Final = b"never there"
-_PREVIEW_RETRY_AFTER_MS: Final = 1
-"""Tells the decision that a new write is not taken: it is only asked about."""
 _RETRY_HINT: Final = "; call again with the same key"
 _DATABASE_NAME: Final = "the connection's database"
 
@@ -121,8 +119,8 @@ class BorrowedTransaction:
     # --- inside a transaction
 
     async def preview(self, submission: Submission) -> Verdict:
-        """What would become of it, with RATE_LIMITED if it is new and nothing stands in its way."""
-        return await self._decide(replace(submission, retry_after_ms=_PREVIEW_RETRY_AFTER_MS))
+        """Return what the log knows of the write: its verdict, or NOT_KNOWN if the write is new and valid."""
+        return await self._decide(replace(submission, known_only=True))
 
     async def commit(self, submission: Submission) -> Verdict:
         """Decides it. It is durable when the transaction has ended."""
@@ -147,7 +145,7 @@ class BorrowedTransaction:
         batch: Sequence[Request] = [Request((submission,))]
         needs = self._store_transaction.compute_read_set(batch)
         async with _translate_errors():
-            if not submission.retry_after_ms:
+            if not submission.known_only:
                 # The function may have set it for its transaction, and what is told must be on the disk.
                 await self._connection.execute(SQL["be_durable"])
                 await self._connection.execute(SQL["limit_idle"], LANE_TIMEOUT)

@@ -36,8 +36,6 @@ _SYNCHRONOUS_FULL: Final = 2
 _SAVEPOINT: Final = "oncelog_guest"
 _ROOT_SQL: Final = "SELECT root FROM oncelog_blocks WHERE lane = ? AND height = ?"
 _NEWEST_ROOT_SQL: Final = "SELECT lane, height, root FROM oncelog_blocks ORDER BY lane DESC, height DESC LIMIT 1"
-_PREVIEW_RETRY_AFTER_MS: Final = 1
-"""Tells the decision that a new write is not taken: it is only asked about."""
 
 
 class _BorrowedConnection:
@@ -207,8 +205,8 @@ class BorrowedTransaction:
             self._shared_file.transaction.declare(self._connection, [policy])
 
     def preview(self, submission: Submission) -> Verdict:
-        """What would become of it, with RATE_LIMITED if it is new and nothing stands in its way."""
-        known_only = replace(submission, retry_after_ms=_PREVIEW_RETRY_AFTER_MS)
+        """Return what the log knows of the write: its verdict, or NOT_KNOWN if the write is new and valid."""
+        known_only = replace(submission, known_only=True)
         self._check_in_transaction()
         with self._translate_errors():
             return self._shared_file.transaction.commit(self._connection, [Request((known_only,))], None).verdicts[0][0]
