@@ -50,9 +50,9 @@ async def test_commit_with_cancelled_wait_ends_the_move(
         await migration._migrate_log(str(path), database, silent)
     assert str(caught.value).startswith(redact_address(database))
     # The file is marked as moved only after the database has everything durably.
-    assert is_marked(path) == (step == "end")
+    assert is_marked(path) == (step == "finish")
     monkeypatch.undo()
     moved_again = await asyncio.to_thread(migrate_log, str(path), database, silent)
-    assert moved_again.is_new == (step != "end")
+    assert moved_again.is_new == (step != "finish")
     assert is_marked(path)
     assert await fetched(database, "SELECT move FROM oncelog_state") == [(None,)]
