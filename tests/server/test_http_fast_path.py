@@ -165,7 +165,7 @@ async def test_pipelined_input_is_bounded_while_a_commit_is_pending(
     await soon(gate.reached.wait())
     (connection,) = served.server._fast_path.connections
     client.send(*(post(write(number)) for number in range(2, 302)))
-    await until(lambda: connection._is_read_paused)
+    await until(lambda: connection.is_reading_paused)
     assert len(connection._buffered) < 8 * http_fast_path.BUFFERED_BYTES_MAX
     gate.open()
     assert [await client.written() for _ in range(301)] == list(range(1, 302))
@@ -180,7 +180,7 @@ async def test_client_that_does_not_read_gets_no_further_answers(served: Serving
     for number in range(2, 302):
         client.send(post(write(number)))
         await asyncio.sleep(0)
-    await until(lambda: connection._is_read_paused)
+    await until(lambda: connection.is_reading_paused)
     assert served.server.counts.requests["ledger", "http", "ok"] == answered
     connection.resume_writing()
     assert [await client.written() for _ in range(300)] == list(range(2, 302))

@@ -209,7 +209,7 @@ class _FastConnection(asyncio.Protocol):
         self._last_active_s = 0.0
         self.is_busy = False
         """Whether a request waits for its answer."""
-        self._is_read_paused = False
+        self.is_reading_paused = False
         """Not read from, because too much waits."""
         self._is_write_paused = False
         """Not written to, because the client does not read."""
@@ -238,8 +238,8 @@ class _FastConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_busy or self._is_write_paused or self._buffered:
             self._buffered += data
-            if len(self._buffered) > BUFFERED_BYTES_MAX and not self._is_read_paused:
-                self._is_read_paused = True
+            if len(self._buffered) > BUFFERED_BYTES_MAX and not self.is_reading_paused:
+                self.is_reading_paused = True
                 self._transport.pause_reading()
         else:
             self._handle_data(data)
@@ -268,6 +268,7 @@ class _FastConnection(asyncio.Protocol):
     def _fall_back(self, data: bytes) -> None:
         """To aiohttp, from here on."""
         self._fast_path.connections.discard(self)
+        self._resume_reading()
         served = self._new_fallback()
         self._limiter.replace_inner(served)
         served.connection_made(self._transport)
@@ -302,10 +303,14 @@ class _FastConnection(asyncio.Protocol):
         if self.is_busy or self._is_write_paused or not self._buffered or self._transport.is_closing():
             return
         data, self._buffered = self._buffered, b""
-        if self._is_read_paused:
-            self._is_read_paused = False
-            self._transport.resume_reading()
         self._handle_data(data)
+        if len(self._buffered) <= BUFFERED_BYTES_MAX:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self.is_reading_paused:
+            self.is_reading_paused = False
+            self._transport.resume_reading()
 
     def is_idle_since(self, since_s: float) -> bool:
         """Whether it has had nothing to do since then."""

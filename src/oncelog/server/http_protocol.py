@@ -40,6 +40,14 @@ class HttpProtocol(RequestHandler):
         if on_lost is not None:
             on_lost()
 
+    @property
+    def is_reading_paused(self) -> bool:
+        """Whether aiohttp has stopped reading: for a body, or for pipelined requests that wait.
+
+        It has no public attribute for either.
+        """
+        return self._reading_paused or self._buffer_paused
+
     @contextmanager
     def call_on_loss(self, on_lost: Callable[[], None]) -> Iterator[None]:
         """Call `on_lost` when the connection is lost within the block; at once if it is lost already."""

@@ -40,6 +40,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._bytes_max = self._bytes_max_default = bytes_max
         self._bytes = 0
         self._inner: Any = None
+        """Also has `is_reading_paused`: whether received requests wait, so that the transport must not be read."""
         self._transport: Transport = None
         self._grace_timer: asyncio.TimerHandle | None = None
         self._ignored_body: StreamReader | None = None
@@ -58,7 +59,8 @@ class PreauthLimiter(asyncio.Protocol):
     def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
         """As `ByteLimit` says."""
         self._bytes = 0
-        self.connection.hold(0)
+        if self._inner is None or not self._inner.is_reading_paused:
+            self.connection.hold(0)  # otherwise the requests that wait behind this one are still held
         self._bytes_max = bytes_max or self._bytes_max_default
         self._refuse = refuse
         self._ignored_body = None
@@ -145,6 +147,6 @@ class PreauthLimiter(asyncio.Protocol):
             self._grace_timer = None
         if self._is_paused:
             self._is_paused = False
-            # aiohttp may have stopped reading too, and then resumes when there is room again.
-            if not getattr(self._inner, "_reading_paused", False) and not self._transport.is_closing():
+            # The protocol behind the limiter may have stopped reading too, and then resumes when there is room again.
+            if not self._inner.is_reading_paused and not self._transport.is_closing():
                 self._transport.resume_reading()
