@@ -1,7 +1,8 @@
 """Opens unauthenticated connections that never finish: `flood_worker.py PORT CONNECTIONS BYTES SHAPE PROTOCOL`.
 
 PROTOCOL is `plain` or `tls`. SHAPE is what stays unfinished after some BYTES: the first frame of a WebSocket (`frame`),
-the head of an HTTP request (`head`), a TLS handshake (`hello`), or a TLS record behind an unfinished frame (`record`).
+the head of an HTTP request (`head`), a TLS handshake (`hello`), a TLS record behind an unfinished frame (`record`), or
+responses that the client does not read (`unread`).
 Prints the number of connections on which everything was sent, and keeps them open until it is killed.
 """
 
@@ -25,6 +26,8 @@ HELLO_BYTES: Final = 131_000
 RECORD_BYTES: Final = 16_000
 NOT_READ_BYTES: Final = 200_000
 """A server stops reading before that, so sending more would wait until it closes the connection."""
+UNREAD_BYTES: Final = 4096
+"""Buffer of the system for responses that the client does not read."""
 TIMEOUT_S: Final = 60
 
 
@@ -33,6 +36,9 @@ def unfinished(shape: str, size: int) -> bytes:
     if shape == "head":
         lines = [b"X-%d: %b\r\n" % (number, b"a" * HEADER_BYTES) for number in range(size // HEADER_BYTES + 1)]
         return (b"GET / HTTP/1.1\r\n" + b"".join(lines))[:size]
+    if shape == "unread":
+        request = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        return request * (size // len(request))
     if shape == "hello":
         hello = b"\x01" + HELLO_BYTES.to_bytes(3, "big") + b"\x03\x03" + bytes(size)
         parts = [hello[at : at + RECORD_BYTES] for at in range(0, size, RECORD_BYTES)]
@@ -66,7 +72,11 @@ def main(port: int, count: int, size: int, shape: str, protocol: str) -> None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     data, sent = unfinished(shape, size), 0
     for _ in range(count):
-        connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        connection = socket.socket()
+        if shape == "unread":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(("127.0.0.1", port))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with suppress(OSError):
             if protocol == "tls" and shape != "hello":

@@ -5,6 +5,8 @@ accepted.
 """
 
 import asyncio
+import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -176,6 +178,34 @@ async def test_unauthenticated_connections_that_hold_much_are_closed(tmp_path: P
         await until(lambda: limiter._held_bytes > SLOTS * HELD_BYTES - 4 * HELD_BYTES)
         assert limiter._held_bytes <= SLOTS * HELD_BYTES
         await send_request(served, flood)
+
+
+@pytest.mark.rule("CO-27")
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "tls"])
+async def test_responses_that_are_not_read_count_as_held_until_they_are_read(tmp_path: Path, *, with_tls: bool) -> None:
+    requests = 100  # with 120 KB each: more than the system takes
+    settings = {"tls": make_certificate(tmp_path, "server")} if with_tls else {}
+    async with serving(tmp_path, tokens=True, **settings) as served:  # type: ignore[arg-type]
+        with socket.socket() as small:
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            small.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(small, ("127.0.0.1", served.port))
+            reader, writer = await soon(
+                asyncio.open_connection(
+                    sock=small, limit=4096, ssl=_tls(served), server_hostname="localhost" if with_tls else None
+                )
+            )
+            writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * requests)
+            await until(lambda: served.server._limiter._held_bytes > HELD_BYTES)
+            received = b""
+            for _ in range(requests):
+                head = await soon(reader.readuntil(b"\r\n\r\n"))
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                received = await soon(reader.readexactly(length))
+            assert json.loads(received)["openapi"]
+            await until(lambda: served.server._limiter._held_bytes == 0)
+            writer.close()
+            await soon(writer.wait_closed())
 
 
 @pytest.mark.rule("CO-27")

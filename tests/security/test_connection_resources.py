@@ -70,6 +70,7 @@ def server_with_tokens(directory: Path, *settings: str) -> Iterator[ServerProces
         ("tls", "record", 20_000),
         ("tls", "head", 120_000),
         ("tls", "hello", 120_000),
+        ("tls", "unread", 5000),
     ],
 )
 def test_unauthenticated_connections_cost_little_memory(

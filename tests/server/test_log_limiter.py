@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from oncelog.errors import StoreUnavailableError
+from oncelog.server.limits import ApiLimits
 from oncelog.server.log_limiter import LINES_MAX, LogLimiter
 from oncelog.testing.clock import ManualClock
+from security.raw_websocket import frame, is_closed, upgrade
 from server.raw_http import raw_connection
 from server.running_server import serving
 
@@ -66,3 +69,32 @@ async def test_garbage_connections_write_a_few_lines_with_their_address(
         assert (len(lines), total(lines)) == (LINES_MAX + 1, 300)
         assert {one.address for one in lines} == {"127.0.0.1"}  # type: ignore[attr-defined]
         assert "secret-token" not in caplog.text
+
+
+async def test_frames_that_are_too_large_write_a_few_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    too_large = frame(b"", declared=2 * ApiLimits().frame_bytes_max)
+    async with serving(tmp_path, clock=ManualClock()) as served:
+        for path in ("/v1/events", "/v1/chat") * LINES_MAX:
+            async with raw_connection(served) as connection:
+                await upgrade(connection, path)
+                connection.send(too_large)
+                assert await is_closed(connection)
+        lines = written(caplog, "a frame is larger than limits.frame_bytes_max; the connection is closed")
+        assert len(lines) == LINES_MAX
+        assert {one.address for one in lines} == {"127.0.0.1"}  # type: ignore[attr-defined]
+
+
+async def test_health_checks_of_a_store_that_fails_write_a_few_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise StoreUnavailableError("the disk is gone")
+
+    async with serving(tmp_path, clock=ManualClock()) as served:
+        monkeypatch.setattr(served.server.log, "heads", fail)
+        for _ in range(2 * LINES_MAX):
+            assert (await served.get("/readyz")).status == 503
+        lines = written(caplog, "not ready")
+        assert len(lines) == LINES_MAX
+        assert lines[0].error == "the disk is gone"  # type: ignore[attr-defined]

@@ -168,7 +168,11 @@ class Server:
         self._events_service = self._new_events_service()
         self.hub = self._events_service.hub
         self.event_sessions = WebSocketSessions(
-            self._auth_gate, settings.api_limits, self.counts, partial(EventsSession, self._events_service)
+            self._auth_gate,
+            settings.api_limits,
+            self.counts,
+            partial(EventsSession, self._events_service),
+            self._log_limiter,
         )
         self.events = EventsEndpoints(self._events_service, self.event_sessions.serve)
         self._trusted_networks = settings.proxy_networks
@@ -182,7 +186,9 @@ class Server:
         self._chat_service = ChatService(self.log, self._auth_gate, limits=settings.api_limits, counts=self.counts)
         self._chat_hub = ChatHub(self.log, settings.api_limits, self.counts, self._on_chat_failure)
         new_session = partial(ChatSession, self._chat_service, self._chat_hub, AckQueue(self.log))
-        self.chat_sessions = WebSocketSessions(self._auth_gate, settings.api_limits, self.counts, new_session)
+        self.chat_sessions = WebSocketSessions(
+            self._auth_gate, settings.api_limits, self.counts, new_session, self._log_limiter
+        )
         self.chat = ChatEndpoints(self._chat_service, self.chat_sessions.serve)
         self.grpc_service = self._new_grpc_service(ledger_service) if settings.grpc else None
         self.metrics = Metrics(
@@ -770,10 +776,10 @@ class Server:
         try:
             heads = await asyncio.wait_for(self.log.heads(), READY_TIMEOUT_S)
         except OncelogError as error:
-            logger.warning("not ready: %s", error)
+            self._log_limiter.warn("not ready", error=str(error))
             return web.json_response({"status": "the store cannot be read"}, status=503)
         except TimeoutError:
-            logger.warning("not ready: the store has not answered for %s s", READY_TIMEOUT_S)
+            self._log_limiter.warn("not ready: the store has not answered in time", seconds=READY_TIMEOUT_S)
             return web.json_response({"status": "the store does not answer"}, status=503)
         newest = heads[0].position if 0 in heads else 0
         found = {"status": "ok", "epoch": self.log.epoch, "last_committed_id": newest}

@@ -12,6 +12,7 @@ from typing import Any, Final
 from aiohttp import StreamReader
 
 from oncelog.server.connection_limiter import Connection
+from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 
 HEAD_BYTES_MAX: Final = 128 * 1024
 """Of an HTTP request before it is parsed: the longest request line (64 KiB) and its headers."""
@@ -39,6 +40,8 @@ class PreauthLimiter(asyncio.Protocol):
         """How a WebSocket is closed. None for HTTP."""
         self._bytes_max = self._bytes_max_default = bytes_max
         self._bytes = 0
+        self._unread_bytes = 0
+        """At least so many bytes of responses wait for the client to read."""
         self._inner: Any = None
         """Also has `is_reading_paused`: whether received requests wait, so that the transport must not be read."""
         self._transport: Transport = None
@@ -60,7 +63,7 @@ class PreauthLimiter(asyncio.Protocol):
         """As `ByteLimit` says."""
         self._bytes = 0
         if self._inner is None or not self._inner.is_reading_paused:
-            self.connection.hold(0)  # otherwise the requests that wait behind this one are still held
+            self._hold()  # otherwise the requests that wait behind this one are still held
         self._bytes_max = bytes_max or self._bytes_max_default
         self._refuse = refuse
         self._ignored_body = None
@@ -85,6 +88,7 @@ class PreauthLimiter(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the protocol behind the gate."""
         self._transport = transport
+        self._transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)  # with TLS it is 512 KiB otherwise
         self.connection.byte_limit = self
         self.connection.attach(transport)
         self._inner = self._new_protocol(self)
@@ -112,7 +116,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._inner.data_received(data)
         if self._is_removed:
             return
-        self.connection.hold(self._bytes)
+        self._hold()
         is_closed = self.connection.counted_address is None
         if self._bytes > self._bytes_max and self._grace_timer is None and not is_closed:
             self._is_paused = True
@@ -125,14 +129,21 @@ class PreauthLimiter(asyncio.Protocol):
         return keeps_open
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Pass it on. Responses that the client does not read are held like requests that it does not finish."""
+        self._unread_bytes = TRANSPORT_BYTES_HIGH + self._transport.get_write_buffer_size()
+        self._hold()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """Pass it on."""
+        self._unread_bytes = 0
+        self._hold()
         self._inner.resume_writing()
 
     # --- the limit
+
+    def _hold(self) -> None:
+        self.connection.hold(self._bytes + self._unread_bytes)
 
     def _end_grace(self) -> None:
         self._grace_timer = None

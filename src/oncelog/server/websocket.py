@@ -11,11 +11,10 @@ from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate, renew_each
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.limits import CONNECT_BYTES_MAX, ApiLimits
+from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH, SendQueue, SessionTransport
 from oncelog.server.websocket_frames import CloseCode, encode_close_frame
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 _TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
 FRAME_OVERHEAD_BYTES: Final = 1024
@@ -132,16 +131,18 @@ class _WebSocket(web.WebSocketResponse):
 
     session: WebSocketSession | None = None
     session_transport: WebSocketSessionTransport | None = None
+    log_limiter: LogLimiter
     frame_bytes_max = 0
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
         """As aiohttp says."""
         if code == CloseCode.TOO_LARGE and self.session is not None and not self.closed:
             principal = self.session.principal
-            logger.log(
+            self.log_limiter.log(
                 logging.INFO if principal is None else logging.WARNING,
                 "a frame is larger than limits.frame_bytes_max; the connection is closed",
-                extra={"address": self.session.address, "actor": None if principal is None else principal.actor},
+                address=self.session.address,
+                actor=None if principal is None else principal.actor,
             )
             await self.session.receive_oversize()
             message = b"limits.frame_bytes_max is %d: send smaller requests" % self.frame_bytes_max
@@ -166,11 +167,13 @@ class WebSocketSessions(Generic[S]):
         limits: ApiLimits,
         counts: Counts,
         new_session: Callable[[SessionTransport, Caller], S],
+        log_limiter: LogLimiter,
     ) -> None:
         self._auth_gate = auth_gate
         self._limits = limits
         self._counts = counts
         self._new_session = new_session
+        self._log_limiter = log_limiter
         self._sessions: set[S] = set()
 
     def __len__(self) -> int:
@@ -186,6 +189,7 @@ class WebSocketSessions(Generic[S]):
             max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
             decode_text=False,
         )
+        socket.log_limiter = self._log_limiter
         await socket.prepare(request)
         transport = request.transport
         if transport is None:  # it is gone already
