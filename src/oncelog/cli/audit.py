@@ -11,20 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import orjson
 import typer
 
-from oncelog.cli.remote import (
-    Remote,
-    Token,
-    TokenFile,
-    build_remote,
-    decode_refusal,
-    iterate_pauses_s,
-    print_message,
-    translate_connection_errors,
-)
+from oncelog.cli.remote import Remote, Token, TokenFile, build_remote, decode_refusal, translate_connection_errors
+from oncelog.cli.retries import Retrier
 from oncelog.cli.terminal import escape_unprintable, translate_errors
 from oncelog.cli.times import format_utc
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
-from oncelog.errors import LostError, OncelogError
+from oncelog.errors import OncelogError
 from oncelog.storage.inspect.factory import create_inspector
 
 if TYPE_CHECKING:
@@ -134,18 +126,12 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
         "limit": str(PAGE_ACTS),
     }
     query = {name: value for name, value in parameters.items() if value}
-    was_connected, pauses = False, iterate_pauses_s()
+    retrier = Retrier(remote)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         while True:
-            try:
-                page = await _fetch_page(session, remote, query)
-            except LostError as error:
-                if not (was_connected and follow):
-                    raise
-                print_message(f"{error}; trying again")
-                await asyncio.sleep(next(pauses))
-                continue
-            was_connected, pauses = True, iterate_pauses_s()
+            page = await retrier.run(lambda: _fetch_page(session, remote, query))
+            if follow:
+                retrier.mark_connected()
             for found in page["acts"]:
                 _write(show(found))
             query["after"] = page["cursor"]

@@ -26,9 +26,9 @@ from oncelog.cli.remote import (
     choose_client_id,
     connect,
     decode_refusal,
-    iterate_pauses_s,
     translate_decode_errors,
 )
+from oncelog.cli.retries import GaveUpError, Retrier
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_json, translate_errors
 from oncelog.client.events.codec import Envelope
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
@@ -276,14 +276,9 @@ class _Worker:
                 reply.set_exception(LostError(str(error)))
 
     async def _reconnect(self) -> EventsConnection:
-        for pause_s in iterate_pauses_s():
-            try:
-                return await connect(self._session, self._remote, self._client_id)
-            except (LostError, ServerRefusedError) as error:
-                if isinstance(error, ServerRefusedError) and not error.is_transient:
-                    raise
-                await asyncio.sleep(pause_s)
-        raise AssertionError("there is always another pause")
+        retrier = Retrier(self._remote, on_problem=lambda _: None)
+        retrier.mark_connected()
+        return await retrier.run(lambda: connect(self._session, self._remote, self._client_id))
 
     async def _run_slot(self, until_s: float) -> None:
         """One request after the other."""
@@ -317,31 +312,30 @@ class _Worker:
     async def _submit(self, events: Sequence[_SentEvent], deadline_s: float) -> None:
         """Until there is an answer, or the time is over."""
         payload = b'{"events":[%b]}' % b",".join(event.text for event in events)
-        is_first = True
-        outcome = "no answer"
-        for pause_s in iterate_pauses_s(PAUSE_S_MAX):
-            sent_s = time.perf_counter()
-            try:
-                async with asyncio.timeout(max(0.0, deadline_s - sent_s)):
-                    message = await self._request(payload)
-            except LostError:
-                self._tally.errors[LOST_CODE] += 1
-            except TimeoutError:
-                self._count_lost(events, outcome)
-                return
-            except ServerRefusedError as error:
-                self._tally.errors[error.code] += 1
-                outcome = f"no answer but {error}"
-                if not error.is_transient:
-                    self._count_lost(events, outcome)
-                    return
-            else:
-                if is_first and not events[0].committed_id:
-                    self._tally.latencies_s.append(time.perf_counter() - sent_s)
-                self._handle_results(events, message)
-                return
+        outcome, is_first = "no answer", True
+
+        def count_problem(problem: OncelogError) -> None:
+            nonlocal outcome, is_first
             is_first = False
-            await asyncio.sleep(pause_s)
+            if isinstance(problem, ServerRefusedError):
+                self._tally.errors[problem.code] += 1
+                outcome = f"no answer but {problem}"
+            else:
+                self._tally.errors[LOST_CODE] += 1
+
+        sent_s = time.perf_counter()
+        retrier = Retrier(self._remote, max(0.0, deadline_s - sent_s), count_problem)
+        try:
+            message = await retrier.run(lambda: self._request(payload))
+        except GaveUpError:
+            self._count_lost(events, outcome)
+        except ServerRefusedError as error:
+            count_problem(error)
+            self._count_lost(events, outcome)
+        else:
+            if is_first and not events[0].committed_id:
+                self._tally.latencies_s.append(time.perf_counter() - sent_s)
+            self._handle_results(events, message)
 
     def _count_lost(self, events: Sequence[_SentEvent], outcome: str) -> None:
         self._tally.lost += len(events)

@@ -6,13 +6,12 @@ is lost (`LostError`), and the same may be sent again; or the server has refused
 
 import asyncio
 import os
-import random
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final
 from uuid import uuid4
 
 import msgspec
@@ -23,7 +22,7 @@ from msgspec import Raw, Struct
 from oncelog.cli.secret_files import read_token_file
 from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
-from oncelog.client.runtime import backoff, websocket
+from oncelog.client.runtime import websocket
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.error_codes import AUTH_FAILED, PROTOCOL_VERSION
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
@@ -35,10 +34,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:7171"
 TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 CONNECT_TIMEOUT_S: Final = 10.0
 HEARTBEAT_S: Final = 30.0
-PAUSE_MS_MIN: Final = 100
-PAUSE_S_MAX: Final = 5.0
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
-T = TypeVar("T")
 
 Url = Annotated[str, typer.Option(metavar="URL", help="Where the server is.")]
 Token = Annotated[
@@ -118,16 +114,6 @@ def choose_client_id(client_id: str | None, command: str) -> str:
     return f"{command}-{uuid4().hex[:12]}" if client_id is None else check_text(client_id, "--client-id")
 
 
-def iterate_pauses_s(longest_s: float = PAUSE_S_MAX) -> Iterator[float]:
-    """How long to wait before each further attempt."""
-    return backoff.iterate_pauses_s(PAUSE_MS_MIN, round(1000 * longest_s), random.Random())  # noqa: S311 - no secret
-
-
-def print_message(sentence: str) -> None:
-    """On standard error: what people should know, and programs need not."""
-    typer.echo(f"oncelog: {sentence}", err=True)
-
-
 # --- errors of the wire -----------------------------------------------------------------------------------
 
 
@@ -158,48 +144,6 @@ def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
     """The error in the server's own words. Raises msgspec.MsgspecError for what is none."""
     error = codec.decode_error(payload)
     return ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
-
-
-class GaveUpError(OncelogError):
-    """Nobody knows what became of the request."""
-
-
-class Retrier:
-    """Tries requests again until they are answered, each for so long at most, and says once that it does."""
-
-    def __init__(self, remote: Remote, timeout_s: float) -> None:
-        self._remote = remote
-        self._timeout_s = timeout_s
-        self.has_retried = False
-        """Whether a request was tried again, so that nobody knows what became of it the first time."""
-
-    async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The answer. Raises GaveUpError, or the refusal where another try is in vain."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout_s
-        pauses = iterate_pauses_s()
-        problem: OncelogError | None = None
-        while True:
-            retry_after_s = 0.0
-            try:
-                with translate_connection_errors(self._remote):
-                    async with asyncio.timeout_at(deadline):
-                        return await attempt()
-            except LostError as error:
-                # Of an attempt that the deadline has ended nothing is known: what was wrong before says more.
-                if problem is None or not isinstance(error.__cause__, TimeoutError):
-                    problem = error
-            except ServerRefusedError as error:
-                if not error.is_transient:
-                    raise
-                problem, retry_after_s = error, error.retry_after_ms / 1000
-            pause_s = max(next(pauses), retry_after_s)
-            if loop.time() + pause_s >= deadline:
-                raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
-            if not self.has_retried:
-                self.has_retried = True
-                print_message(f"{problem}; trying again")
-            await asyncio.sleep(pause_s)
 
 
 async def run_while_output_open(work: Awaitable[None]) -> None:

@@ -18,20 +18,18 @@ from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
-    GaveUpError,
     Partitions,
     Remote,
-    Retrier,
     Token,
     TokenFile,
     Url,
     build_remote,
     check_text,
     decode_refusal,
-    print_message,
     translate_decode_errors,
 )
-from oncelog.cli.terminal import EXIT_CANNOT_READ, EXIT_FOUND_NOTHING, AsJson, translate_errors
+from oncelog.cli.retries import GaveUpError, Retrier
+from oncelog.cli.terminal import EXIT_CANNOT_READ, EXIT_FOUND_NOTHING, AsJson, print_message, translate_errors
 from oncelog.client.runtime.websocket import status_error
 from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import INTEGER_MAX

@@ -26,14 +26,13 @@ from oncelog.cli.remote import (
     choose_client_id,
     connect,
     decode_refusal,
-    iterate_pauses_s,
-    print_message,
     run_while_output_open,
     translate_decode_errors,
 )
+from oncelog.cli.retries import Retrier
 from oncelog.cli.terminal import escape_unprintable, translate_errors
 from oncelog.error_codes import HISTORY_CHANGED
-from oncelog.errors import LostError, OncelogError, ServerRefusedError
+from oncelog.errors import OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -124,34 +123,20 @@ class _TailFollower:
         self._epoch = epoch
         self._remaining = limit
         self._show = show
-        self._was_connected = False
+        self._retrier = Retrier(remote)
 
     async def run(self, session: "aiohttp.ClientSession", client_id: str) -> None:
         """Raises OncelogError where another connection would not help."""
-        pauses = iterate_pauses_s()
-        has_told = False
-        while True:
-            retry_after_s = 0.0
-            try:
-                async with await connect(session, self._remote, client_id) as connection:
-                    self._check_history(connection)
-                    if has_told:
-                        print_message(f"connected again, and going on after {self._cursor}")
-                    self._was_connected, has_told, pauses = True, False, iterate_pauses_s()
-                    await self._follow(connection)
-                    return
-            except LostError as error:
-                if not self._was_connected:
-                    raise
-                problem: OncelogError = error
-            except ServerRefusedError as error:
-                if not error.is_transient:
-                    raise self._explain(error) from error
-                problem, retry_after_s = error, error.retry_after_ms / 1000
-            if not has_told:
-                has_told = True
-                print_message(f"{problem}; trying again")
-            await asyncio.sleep(max(next(pauses), retry_after_s))
+        try:
+            await self._retrier.run(lambda: self._run_connection(session, client_id))
+        except ServerRefusedError as error:
+            raise self._explain(error) from error
+
+    async def _run_connection(self, session: "aiohttp.ClientSession", client_id: str) -> None:
+        async with await connect(session, self._remote, client_id) as connection:
+            self._check_history(connection)
+            self._retrier.mark_connected(f"connected again, and going on after {self._cursor}")
+            await self._follow(connection)
 
     def _check_history(self, connection: EventsConnection) -> None:
         if self._epoch is not None and connection.epoch != self._epoch:

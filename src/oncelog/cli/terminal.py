@@ -156,3 +156,8 @@ class ProgressMeter:
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
             self._bar = None
+
+
+def print_message(sentence: str) -> None:
+    """Print a sentence for people to standard error."""
+    typer.echo(f"oncelog: {sentence}", err=True)

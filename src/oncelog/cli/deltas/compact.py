@@ -9,13 +9,15 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, build_remote, print_message
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote
+from oncelog.cli.retries import GaveUpError
 from oncelog.cli.terminal import (
     AsJson,
     ProgressMeter,
     escape_unprintable,
     interrupt_on_sigterm,
     print_json,
+    print_message,
     translate_errors,
 )
 from oncelog.errors import OncelogError

@@ -9,7 +9,8 @@ import msgspec
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.remote import Remote, Retrier, check_text, translate_decode_errors
+from oncelog.cli.remote import Remote, check_text, translate_decode_errors
+from oncelog.cli.retries import Retrier
 from oncelog.client.runtime.websocket import status_error
 from oncelog.core.deltas import encode_push, find_gateway_fault
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX

@@ -24,7 +24,8 @@ from oncelog.cli.deltas.gateway import (
 )
 from oncelog.cli.deltas.import_state import ImportState, Target
 from oncelog.cli.deltas.rows import Table
-from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, build_remote, check_text, print_message
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, check_text
+from oncelog.cli.retries import GaveUpError
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
@@ -32,6 +33,7 @@ from oncelog.cli.terminal import (
     escape_unprintable,
     interrupt_on_sigterm,
     print_json,
+    print_message,
     translate_errors,
 )
 from oncelog.core.deltas import PUSH_DELTAS_MAX, is_identifier

@@ -18,13 +18,18 @@ from oncelog.cli.remote import (
     TokenFile,
     Url,
     build_remote,
-    iterate_pauses_s,
-    print_message,
     run_while_output_open,
     translate_connection_errors,
     translate_decode_errors,
 )
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, escape_unprintable, interrupt_on_sigterm, translate_errors
+from oncelog.cli.retries import Retrier
+from oncelog.cli.terminal import (
+    EXIT_FOUND_NOTHING,
+    escape_unprintable,
+    interrupt_on_sigterm,
+    print_message,
+    translate_errors,
+)
 from oncelog.error_codes import HISTORY_CHANGED
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
@@ -111,7 +116,7 @@ class _PullCommand:
         self._epoch = epoch
         self._remaining = limit
         self._show = show
-        self._was_connected = False
+        self._retrier = Retrier(gateway.remote)
 
     async def print_pages(self) -> None:
         """All that is there."""
@@ -131,31 +136,18 @@ class _PullCommand:
 
     async def follow(self) -> None:
         """All that is there, then what comes. Raises OncelogError where another connection would not help."""
-        pauses = iterate_pauses_s()
-        has_told = False
-        while True:
-            retry_after_s = 0.0
-            try:
-                with translate_connection_errors(self.gateway.remote):
-                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                        response = await self.gateway.open_live_stream(self._cursor, self._epoch)
-                    async with response:
-                        if has_told:
-                            print_message(f"connected again, and going on after {self._cursor}")
-                        self._was_connected, has_told, pauses = True, False, iterate_pauses_s()
-                        return await self._read_stream(response)
-            except LostError as error:
-                if not self._was_connected:
-                    raise
-                problem: OncelogError = error
-            except ServerRefusedError as error:
-                if not error.is_transient:
-                    raise self._explain(error) from error
-                problem, retry_after_s = error, error.retry_after_ms / 1000
-            if not has_told:
-                has_told = True
-                print_message(f"{problem}; trying again")
-            await asyncio.sleep(max(next(pauses), retry_after_s))
+        try:
+            await self._retrier.run(self._follow_connection)
+        except ServerRefusedError as error:
+            raise self._explain(error) from error
+
+    async def _follow_connection(self) -> None:
+        with translate_connection_errors(self.gateway.remote):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                response = await self.gateway.open_live_stream(self._cursor, self._epoch)
+            async with response:
+                self._retrier.mark_connected(f"connected again, and going on after {self._cursor}")
+                await self._read_stream(response)
 
     async def _read_stream(self, response: "aiohttp.ClientResponse") -> None:
         """Until it has all it wants. Raises LostError at the end of the stream."""

@@ -16,8 +16,16 @@ from msgspec import Raw, Struct
 from oncelog.cli.deltas.atomic_files import write_new_file
 from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, DeltaResult, DeltasRefusedError, Gateway, Name, Timeout
 from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
-from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, build_remote, check_text, print_message
-from oncelog.cli.terminal import EXIT_CANNOT_READ, EXIT_FOUND_NOTHING, AsJson, interrupt_on_sigterm, translate_errors
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, check_text
+from oncelog.cli.retries import GaveUpError
+from oncelog.cli.terminal import (
+    EXIT_CANNOT_READ,
+    EXIT_FOUND_NOTHING,
+    AsJson,
+    interrupt_on_sigterm,
+    print_message,
+    translate_errors,
+)
 from oncelog.core import hlc
 from oncelog.core.canonical import canonical_text, parse
 from oncelog.core.deltas import PUSH_DELTAS_MAX, decode_delta, encode_delta

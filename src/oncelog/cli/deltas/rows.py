@@ -15,17 +15,14 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import (
-    DEFAULT_URL,
-    Token,
-    TokenFile,
-    Url,
-    build_remote,
-    check_text,
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, check_text, translate_decode_errors
+from oncelog.cli.terminal import (
+    EXIT_FOUND_NOTHING,
+    escape_unprintable,
+    interrupt_on_sigterm,
     print_message,
-    translate_decode_errors,
+    translate_errors,
 )
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, escape_unprintable, interrupt_on_sigterm, translate_errors
 
 PAGE_ROWS: Final = 500
 SPOOL_BYTES: Final = 8 * 1024 * 1024

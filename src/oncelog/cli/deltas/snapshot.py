@@ -8,8 +8,8 @@ import orjson
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, print_message
-from oncelog.cli.terminal import interrupt_on_sigterm, translate_errors
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote
+from oncelog.cli.terminal import interrupt_on_sigterm, print_message, translate_errors
 from oncelog.errors import OncelogError
 
 PAGE_ROWS: Final = 500
