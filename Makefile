@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories dist stubs golden conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories dist stubs blocking golden conformance clean help new-venv node-and-browser
 
 # Without bytecode files every process of a test run would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -105,6 +105,9 @@ dist: $(VENV)/.dev ## Build the wheel, which contains an SBOM, and the sdist int
 stubs: $(VENV)/.dev ## Compile the ledger's .proto into Python files
 	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
 	  --plugin=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:src oncelog/ledger/v1/ledger.proto
+
+blocking: $(VENV)/.dev ## Generate the blocking classes again, after a change of an async class
+	@$(BIN)/python -m tools.blocking
 
 clean: ## Remove the environment and all caches
 	@$(LOCKED) rm -rf $(VENV) $(PEERS) $(NODE) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -75,6 +75,29 @@ def test_call_passes_arguments_and_returns_the_result() -> None:
         portal.close()
 
 
+def test_run_calls_a_plain_function_in_the_thread_of_the_loop() -> None:
+    portal = Portal("of the loop")
+    try:
+        assert portal.run(lambda: threading.current_thread().name) == "of the loop"
+        assert portal.run(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            portal.run(divmod, 7, 0)
+    finally:
+        portal.close()
+
+
+def test_call_that_exceeds_its_timeout_is_cancelled_before_the_error_is_raised() -> None:
+    portal = Portal()
+    try:
+        call = _Forever()
+        with pytest.raises(TimeoutError):
+            portal.call_with_timeout(0.01, call)
+        assert call.has_ended
+        assert portal.call_with_timeout(None, _double, 3, plus=1) == 7
+    finally:
+        portal.close()
+
+
 @pytest.mark.parametrize("error", [ValueError("wrong"), StopAsyncIteration("the end"), TimeoutError("late")])
 def test_exception_of_a_call_is_raised_in_the_caller(error: BaseException) -> None:
     portal = Portal()

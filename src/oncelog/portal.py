@@ -1,6 +1,6 @@
 """A portal from blocking code into asyncio: one thread with an event loop, and calls that wait for their results.
 
-It knows nothing about Oncelog; the blocking twins of the library and of the clients are thin classes over it.
+It knows nothing about Oncelog. The blocking classes of the library and of the clients call it (`oncelog.blocking`).
 """
 
 import asyncio
@@ -15,7 +15,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _build_closed_error() -> Exception:
+def build_closed_error() -> Exception:
+    """Return the error of calls to a closed portal whose owner has no other one."""
     return RuntimeError("the portal is closed")
 
 
@@ -25,7 +26,7 @@ class Portal:
     `closed` makes the error of a call that comes after the portal is closed, or was under way at that moment.
     """
 
-    def __init__(self, name: str = "portal", build_closed_error: Callable[[], Exception] = _build_closed_error) -> None:
+    def __init__(self, name: str = "portal", build_closed_error: Callable[[], Exception] = build_closed_error) -> None:
         self._build_closed_error = build_closed_error
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
@@ -41,6 +42,25 @@ class Portal:
             return await function(*args, **kwargs)
 
         return self._wait(run_call)
+
+    def call_with_timeout(
+        self, timeout_s: float | None, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call an async function. Raises TimeoutError, and cancels the call, if it takes longer."""
+
+        async def run_call() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await function(*args, **kwargs)
+
+        return self._wait(run_call)
+
+    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that is not async on the loop's thread and return its result."""
+
+        async def run_function() -> T:
+            return function(*args, **kwargs)
+
+        return self._wait(run_function)
 
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
         """Goes through an async iterator. Leaving the loop closes it."""

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 from uuid import UUID
@@ -49,7 +50,7 @@ async def test_chat_pages_over_a_leap_and_acknowledges_messages_only(tmp_path: P
 @pytest.mark.rule("CO-12", "LG-18")
 def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
     def write(address: str, number: int) -> Written:
-        options = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
+        options: dict[str, Any] = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
         with BlockingLedgerClient(address, **options) as ledger:
             outcome = ledger.write(set_entity("k", b"%d" % number), key=UUID(int=number), timeout_s=60)
             assert isinstance(outcome, Written)
@@ -79,7 +80,7 @@ def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
 @pytest.mark.rule("CO-12", "CO-40", "LG-18")
 @pytest.mark.parametrize("above", [2, ABOVE])
 def test_watcher_of_lost_blocks_gets_an_error_that_names_the_new_history(tmp_path: Path, above: int) -> None:
-    options = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
+    options: dict[str, Any] = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
     backup = str(tmp_path / "backup.db")
     with serving(tmp_path, grpc=True) as server, BlockingLedgerClient(server.rpc_address, **options) as ledger:
         ledger.write(set_entity("k", b"1"), key=UUID(int=1), timeout_s=60)

@@ -11,7 +11,7 @@ import pytest
 from client.events.event_clients import NOWHERE, client_of, counted
 from deadlines import WAIT_S, until
 from oncelog.client import BlockingClient, Client, ClientLimits, ConnectionState, Event
-from oncelog.client.events.blocking import _wrap_handler
+from oncelog.client.events.blocking_base import wrap_handler
 from oncelog.errors import ClientError, LimitExceededError, SettingsError, StoreUnavailableError
 from server.running_server import Serving, item, serving
 
@@ -83,7 +83,7 @@ async def test_stop_iteration_of_a_handler_sets_the_event_aside(served: Serving,
         next(iter(()))
 
     seen: list[int] = []
-    client.on_event(_wrap_handler(raises), name="raises")
+    client.on_event(wrap_handler(raises), name="raises")
     client.on_event(lambda event: seen.append(event.committed_id), name="sees")
     await served.commit(item(1), item(2))
     await until(lambda: seen == [1, 2])

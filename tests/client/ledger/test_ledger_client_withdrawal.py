@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -64,7 +65,7 @@ async def test_withdrawn_write_that_was_never_sent_is_certainly_not_written(tmp_
 
 @pytest.mark.rule("LG-23")
 def test_blocking_client_withdraws_writes_of_an_earlier_run(tmp_path: Path) -> None:
-    options = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "billing-1"}
+    options: dict[str, Any] = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "billing-1"}
     with BlockingLedgerClient(NOWHERE, **options) as ledger, pytest.raises(TimeoutError):
         ledger.write(set_entity("a", b"1"), key=KEY, timeout_s=0.01)
     with BlockingLedgerClient(NOWHERE, **options) as ledger:

@@ -1,0 +1,82 @@
+"""Base of the blocking classes: objects that belong to an event loop, called through a portal.
+
+`tools/blocking` generates the blocking classes from the async ones. What it cannot derive from them is in
+subclasses of these classes (`blocking_base.py`).
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import ParamSpec, Protocol, Self, TypeVar
+
+from oncelog.portal import Portal, build_closed_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncResource(Protocol):
+    """An object that an event loop opens and closes."""
+
+    async def __aenter__(self) -> object:
+        """Open it."""
+
+    async def close(self) -> None:
+        """Close it."""
+
+
+class BlockingObject:
+    """Calls an object of an event loop from other threads. Any number of threads may share it."""
+
+    def __init__(self, portal: Portal | None) -> None:
+        self._open_portal = portal
+
+    @property
+    def _portal(self) -> Portal:
+        """Raises the error of a closed object before it is opened and after it is closed."""
+        if self._open_portal is None:
+            raise self._build_closed_error()
+        return self._open_portal
+
+    def _build_closed_error(self) -> Exception:
+        return build_closed_error()
+
+    def _iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
+        return self._portal.iterate(iterator)
+
+    def _run_any_time(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that is not async; without a portal directly, since no event loop uses the object then."""
+        portal = self._open_portal
+        return function(*args, **kwargs) if portal is None else portal.run(function, *args, **kwargs)
+
+
+class BlockingResource(BlockingObject):
+    """Opens an object of an event loop, and closes it. The portal is open in between."""
+
+    def __init__(self, resource: AsyncResource, thread_name: str) -> None:
+        self._open_portal = None
+        self._resource = resource
+        self._thread_name = thread_name
+
+    def __enter__(self) -> Self:
+        portal = Portal(self._thread_name, self._build_closed_error)
+        try:
+            portal.call(self._resource.__aenter__)
+        except BaseException:
+            portal.close()
+            raise
+        self._open_portal = portal
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the object and end the portal. Does nothing in a fork, or if it is closed."""
+        portal, self._open_portal = self._open_portal, None
+        if portal is not None and not portal.is_forked:
+            try:
+                portal.call(self._resource.close)
+            finally:
+                portal.close()

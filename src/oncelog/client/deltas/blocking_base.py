@@ -1,0 +1,39 @@
+"""What the blocking client of deltas does otherwise than the async one: it refuses calls by functions that edit."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from oncelog.blocking import AsyncResource
+from oncelog.client.runtime.blocking import BlockingBaseClient
+from oncelog.errors import ClientError
+from oncelog.portal import Portal
+
+G = TypeVar("G")
+T = TypeVar("T")
+
+
+class BlockingDeltasBase(BlockingBaseClient):
+    """Base of `BlockingDeltasClient`."""
+
+    def __init__(self, client: AsyncResource, name: str) -> None:
+        super().__init__(client, name)
+        self._thread_state = threading.local()
+
+    @property
+    def _portal(self) -> Portal:
+        if getattr(self._thread_state, "is_editing", False):
+            raise ClientError("a function that edits must not use the client: it would wait for itself")
+        return super()._portal
+
+    def _forbid_reentry(self, function: Callable[[G], T]) -> Callable[[G], T]:
+        """Return the function with its calls of this client refused: it runs in the thread that would do them."""
+
+        def call_marked(given: G) -> T:
+            self._thread_state.is_editing = True
+            try:
+                return function(given)
+            finally:
+                self._thread_state.is_editing = False
+
+        return call_marked

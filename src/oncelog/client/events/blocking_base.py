@@ -1,0 +1,40 @@
+"""What the blocking client of events does otherwise than the async one: handlers run in threads."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+from oncelog.client.events.handlers import get_handler_name
+from oncelog.client.runtime.blocking import BlockingBaseClient
+from oncelog.client.runtime.cancellation import call_in_thread
+from oncelog.errors import SettingsError
+
+_in_handler: Final[ContextVar[bool]] = ContextVar("in_handler", default=False)
+
+
+class BlockingEventsBase(BlockingBaseClient):
+    """Base of `BlockingClient`."""
+
+    def close(self) -> None:
+        """Close the client. Raises RuntimeError in a handler."""
+        if _in_handler.get():
+            raise RuntimeError("close must not be called by a handler: it would wait for itself")
+        super().close()
+
+
+def wrap_handler(handler: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """Return an async handler that calls a blocking one in a thread."""
+    if not callable(handler) or inspect.iscoroutinefunction(handler):
+        raise SettingsError("the handler must be a function, and not async: nobody would await it")
+
+    def handle(value: Any) -> None:
+        _in_handler.set(True)  # asyncio gives every call in a thread a separate context
+        handler(value)
+
+    async def call_handler(value: Any) -> None:
+        await asyncio.to_thread(call_in_thread, handle, value)
+
+    call_handler.__qualname__ = get_handler_name(handler)
+    return call_handler

@@ -1,0 +1,96 @@
+"""What the blocking log does otherwise than the log: followers end with it, and work runs on the caller's thread."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from oncelog.blocking import BlockingObject, BlockingResource
+from oncelog.engine.held_lease import HeldLease, Work, active_keys, mark_active
+from oncelog.engine.leases import LeaseManager
+from oncelog.engine.log import Log
+from oncelog.engine.result_cache import WorkResult
+from oncelog.errors import ClosedError
+from oncelog.portal import Portal
+
+B = TypeVar("B")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class BlockingLogBase(BlockingResource):
+    """Base of `BlockingLog`."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log, "oncelog")
+
+    def _build_closed_error(self) -> Exception:
+        return _build_closed_error()
+
+    def _iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
+        return self._iterate_until_closed(super()._iterate(iterator))
+
+    def _iterate_until_closed(self, records: Iterator[T]) -> Iterator[T]:
+        """As with `Log.follow`, closing the log ends every follower, wherever its loop is."""
+        try:
+            yield from records
+        except ClosedError:
+            if self._open_portal is not None:
+                raise
+
+
+class BlockingLeaseManagerBase(BlockingObject):
+    """Base of `BlockingLeaseManager`: what runs on the caller's thread."""
+
+    def __init__(self, lease_manager: LeaseManager, portal: Portal) -> None:
+        super().__init__(portal)
+        self._lease_manager = lease_manager
+
+    def recall(self, work: Work) -> WorkResult | None:
+        """As `LeaseManager.recall`, without a change of threads."""
+        if self._portal.is_forked:  # a thread of the other process may have held the lock of the cache
+            raise _build_closed_error()
+        return self._lease_manager.recall(work)
+
+    def begin(self, work: Work) -> WorkResult | HeldLease:
+        """As `LeaseManager.begin`. The keys of the caller's work are active in the event loop, too."""
+        results: list[WorkResult | HeldLease] = []
+        active = active_keys.get()
+
+        async def begin() -> WorkResult | HeldLease:
+            active_keys.set(active)
+            results.append(await self._lease_manager.begin(work))
+            return results[0]
+
+        try:
+            return self._portal.call(begin)
+        except BaseException:
+            if results and isinstance(results[0], HeldLease):  # interrupted with the lease on its way
+                self._portal.call(self._lease_manager.release, results[0])
+            raise
+
+    def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[WorkResult, T]:
+        """As `LeaseManager.run`. `call` is called in the caller's thread."""
+        try:
+            with mark_active(lease):
+                body, value = call()
+        except Exception as error:
+            self._portal.call(self._lease_manager.fail, lease, error)
+            raise
+        except BaseException:
+            self._portal.call(self._lease_manager.release, lease)
+            raise
+        return self._portal.call(self._lease_manager.complete, lease, body), value
+
+
+def wrap_opener(open_log: Callable[P, Log], build: Callable[[Log], B]) -> Callable[P, B]:
+    """Return a function that takes what `open_log` takes, and returns what `build` makes of its log."""
+
+    @wraps(open_log)
+    def open_blocking(*args: P.args, **kwargs: P.kwargs) -> B:
+        return build(open_log(*args, **kwargs))
+
+    return open_blocking
+
+
+def _build_closed_error() -> ClosedError:
+    return ClosedError("the log is not open; use it inside `with oncelog.open_blocking(…)`")

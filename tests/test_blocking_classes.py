@@ -1,0 +1,196 @@
+"""The generator of the blocking classes, and whether what it generates is up to date."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.blocking import source
+from tools.blocking.generator import generate
+from tools.blocking.source import GenerationError
+from tools.blocking.table import MODULES, Module, Twin
+
+SHELF = '''
+from collections.abc import AsyncIterator, Sequence
+
+LIMIT = 7
+
+class Book:
+    async def wait_returned(self) -> None:
+        """Wait until the book is back."""
+
+class Base:
+    async def close(self) -> None:
+        """Close the shelf."""
+
+class Shelf(Base):
+    @property
+    def size(self) -> int:
+        """Number of books."""
+        return 0
+
+    async def lend(self, title: str, *, days: int = LIMIT) -> Book:
+        """Lend a book to the
+        caller."""
+
+    def lent(self) -> list[Book]:
+        """Books that are lent."""
+
+    def clear(self, *titles: str) -> None:
+        """Remove books."""
+
+    async def each(self) -> AsyncIterator[Sequence[Book]]:
+        """All books."""
+        yield []
+
+    def count(self) -> int:
+        """Number of books now."""
+'''
+BLOCKING_SHELF = '''
+class BlockingBook(BlockingObject):
+    """A book."""
+
+    def __init__(self, book: Book, portal: Portal) -> None:
+        super().__init__(portal)
+        self._book = book
+
+    def wait_returned(self, timeout_s: float | None = None) -> None:
+        """As `Book.wait_returned`.
+
+        Wait until the book is back.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._book.wait_returned)
+
+
+class BlockingShelf(BlockingResource):
+    """A shelf."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(shelf)
+        self._shelf = shelf
+
+    @property
+    def size(self) -> int:
+        """As `Shelf.size`.
+
+        Number of books.
+        """
+        return self._shelf.size
+
+    def lend(self, title: str, *, days: int = LIMIT) -> BlockingBook:
+        """As `Shelf.lend`.
+
+        Lend a book.
+        """
+        portal = self._portal
+        return BlockingBook(portal.call(self._shelf.lend, title, days=days), portal)
+
+    def lent(self) -> list[BlockingBook]:
+        """As `Shelf.lent`.
+
+        Books that are lent.
+        """
+        portal = self._portal
+        return [BlockingBook(book, portal) for book in portal.run(self._shelf.lent)]
+
+    def clear(self, *titles: str) -> None:
+        """As `Shelf.clear`.
+
+        Remove books.
+        """
+        self._portal.run(self._shelf.clear, *titles)
+
+    def each(self) -> Iterator[Sequence[Book]]:
+        """As `Shelf.each`.
+
+        All books.
+        """
+        return self._iterate(self._shelf.each())
+
+    def count(self) -> int:
+        """As `Shelf.count`.
+
+        Number of books now.
+        """
+        return self._shelf.count()
+
+    def close(self) -> None:
+        """As `Shelf.close`.
+
+        Close the shelf.
+        """
+        super().close()
+'''
+
+
+@pytest.fixture
+def shelf_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Twin:
+    """Twin of an async class in a temporary source directory."""
+    (tmp_path / "shelf.py").write_text(SHELF)
+    monkeypatch.setattr(source, "SOURCE", tmp_path)
+    return Twin(
+        source="shelf:Shelf",
+        docstring="A shelf.",
+        base="oncelog.blocking:BlockingResource",
+        holds="shelf",
+        is_resource=True,
+        immediate=frozenset({"count"}),
+        texts={"lend": (" to the caller", "")},
+    )
+
+
+def generate_shelf(twin: Twin) -> str:
+    book = Twin(
+        source="shelf:Book",
+        docstring="A book.",
+        base="oncelog.blocking:BlockingObject",
+        holds="book",
+        timeouts=frozenset({"wait_returned"}),
+    )
+    return generate(Module(name="blocking_shelf", docstring="Shelves.\n", twins=(book, twin)))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_generated_module_is_up_to_date(module: Module) -> None:
+    assert module.path.read_text(encoding="utf-8") == generate(module), "run `make blocking`"
+
+
+def test_blocking_class_has_the_methods_of_the_async_class(shelf_twin: Twin) -> None:
+    generated = generate_shelf(shelf_twin)
+    assert BLOCKING_SHELF in generated
+    assert "from shelf import LIMIT, Book, Shelf" in generated
+    assert "AsyncIterator" not in generated
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"omits": frozenset({"sell"})}, r"has no \['sell'\]"),
+        ({"immediate": frozenset({"count", "tally"})}, r"has no \['tally'\]"),
+        ({"texts": {"lend": ("to a friend", "")}}, "docstring of shelf:Shelf.lend has no 'to a friend'"),
+        ({"arguments": {"lend": ("name", "wrap")}}, "lend has no parameter name"),
+        ({"source": "shelf:Rack"}, "no class shelf:Rack"),
+    ],
+)
+def test_table_entry_that_fits_nothing_is_an_error(shelf_twin: Twin, entry: dict[str, Any], reason: str) -> None:
+    with pytest.raises(GenerationError, match=reason):
+        generate_shelf(replace(shelf_twin, **entry))
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [
+        ("    def sell(self, **prices: int) -> None: ...", "takes any keyword"),
+        ("    @classmethod\n    def build(cls) -> None: ...", "has decorators"),
+        ("    kinds = ('a', 'b')", "neither a method nor a deprecated name"),
+    ],
+)
+def test_member_that_cannot_be_translated_is_an_error(
+    shelf_twin: Twin, tmp_path: Path, member: str, reason: str
+) -> None:
+    (tmp_path / "shelf.py").write_text(f"{SHELF}\n{member}\n")
+    with pytest.raises(GenerationError, match=reason):
+        generate_shelf(shelf_twin)

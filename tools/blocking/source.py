@@ -1,0 +1,73 @@
+"""The async classes, as syntax trees."""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).parents[2] / "src"
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class GenerationError(Exception):
+    """The table or an async class has something that the generator cannot translate."""
+
+
+class SourceModule:
+    """A module of the source, as a syntax tree."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tree = ast.parse((SOURCE / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+
+    def find_import(self, name: str) -> str | None:
+        """Return the statement that imports a name of this module, or None for a builtin."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+                return f"from {node.module} import {name}"
+            if isinstance(node, ast.Import) and any(alias.name == name for alias in node.names):
+                return f"import {name}"
+        return f"from {self.name} import {name}" if name in self._defined_names() else None
+
+    def find_class(self, name: str) -> tuple["SourceModule", ast.ClassDef] | None:
+        """Return a class that this module defines or imports from Oncelog, and the module that defines it."""
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return self, node
+            if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+                module = node.module or ""
+                return SourceModule(module).find_class(name) if module.startswith("oncelog.") else None
+        return None
+
+    def find_base_names(self, name: str) -> list[str]:
+        """Return the names of the bases of a class; none if there is no such class."""
+        found = self.find_class(name)
+        return [] if found is None else [get_base_name(base) for base in found[1].bases]
+
+    def _defined_names(self) -> Iterator[str]:
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef | Function):
+                yield node.name
+            elif isinstance(node, ast.Assign):
+                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id
+
+
+def iterate_members(
+    source: SourceModule, node: ast.ClassDef, has_twin: Callable[[str], object]
+) -> Iterator[tuple[SourceModule, Function | ast.Assign]]:
+    """The methods and assignments of a class and of its bases without a blocking twin, with their modules."""
+    for member in node.body:
+        if isinstance(member, Function | ast.Assign):
+            yield source, member
+    for base in node.bases:
+        name = get_base_name(base)
+        found = None if has_twin(name) else source.find_class(name)
+        if found is not None:
+            yield from iterate_members(*found, has_twin)
+
+
+def get_base_name(base: ast.expr) -> str:
+    """Return the name of a base class, without its type arguments."""
+    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)

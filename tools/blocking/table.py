@@ -1,0 +1,279 @@
+"""The blocking classes to generate, and what cannot be derived from the async ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tools.blocking.source import SOURCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin:
+    """A class to generate."""
+
+    source: str
+    """Module and name of the async class."""
+    docstring: str
+    base: str
+    """Module and name of the base class."""
+    holds: str
+    """Name of the async object: `pending` is in `self._pending`."""
+    client: str = ""
+    """Kind of client, where the constructor takes the parameters of the async class and makes the async object."""
+    is_resource: bool = False
+    """Whether the constructor takes the async object alone."""
+    omits: frozenset[str] = frozenset()
+    """Public names without a blocking twin."""
+    inherits: frozenset[str] = frozenset()
+    """Methods of the base class, written by hand."""
+    immediate: frozenset[str] = frozenset()
+    """Methods that any thread may call, also when the object is closed."""
+    any_time: frozenset[str] = frozenset()
+    """Methods that may be called before the object is open."""
+    timeouts: frozenset[str] = frozenset()
+    """Methods that get a parameter `timeout_s`."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Attributes to offer as properties, and their types."""
+    arguments: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Method: its parameter, and the function that replaces the argument."""
+    texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Method: a part of its docstring, and what replaces it."""
+
+    @property
+    def module(self) -> str:
+        """Module of the async class."""
+        return self.source.partition(":")[0]
+
+    @property
+    def source_name(self) -> str:
+        """Name of the async class."""
+        return self.source.partition(":")[2]
+
+    @property
+    def name(self) -> str:
+        """Name of the blocking class."""
+        return f"Blocking{self.source_name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A module to generate."""
+
+    name: str
+    docstring: str
+    twins: tuple[Twin, ...]
+    names: tuple[str, ...] = ()
+    """Modules and names that the table mentions."""
+    ends_with: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return SOURCE / f"{self.name.replace('.', '/')}.py"
+
+
+_CLOSED_BY_HANDLER: Final = (
+    "A handler that calls it does not wait for it: the handler is cancelled at its next `await`, and its event comes "
+    "again."
+)
+_OBJECT: Final = "oncelog.blocking:BlockingObject"
+_CLIENT: Final = "oncelog.client.runtime.blocking:BlockingBaseClient"
+MODULES: Final = (
+    Module(
+        name="oncelog.engine.blocking",
+        docstring="""The blocking twin of `Log`: the same methods, each of which waits for its result.
+
+    with oncelog.open_blocking("app.db") as log:
+        verdict = log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+
+Any number of threads may share one; their writes meet in the same group commits.
+""",
+        twins=(
+            Twin(
+                source="oncelog.engine.leases:LeaseManager",
+                docstring="Work that is done once, for code without an event loop: the methods of `LeaseManager`.",
+                base="oncelog.engine.blocking_base:BlockingLeaseManagerBase",
+                holds="lease_manager",
+                omits=frozenset({"close", "leases", "shield"}),
+                inherits=frozenset({"__init__", "begin", "recall", "run"}),
+            ),
+            Twin(
+                source="oncelog.engine.state_reader:StateReader",
+                docstring="The state of a log, for code without an event loop: the methods of `StateReader`.",
+                base=_OBJECT,
+                holds="state_reader",
+                immediate=frozenset({"lane"}),
+                texts={"follow_blocks": ("Close it (`aclosing`).", "Leave the loop with `break`.")},
+            ),
+            Twin(
+                source="oncelog.engine.log:Log",
+                docstring="One log in this process, for code without an event loop: the methods of `Log`.",
+                base="oncelog.engine.blocking_base:BlockingLogBase",
+                holds="log",
+                is_resource=True,
+                # For servers, which serve many clients from one event loop.
+                omits=frozenset(
+                    [
+                        "client_evictions",
+                        "evictions",
+                        "follow_several",
+                        "listen",
+                        "listen_members",
+                        "queue_length",
+                        "read_views",
+                        "recall",
+                        "submit_many_nowait",
+                        "submit_nowait",
+                        "subscribe",
+                        "unlisten",
+                        "wait_idle",
+                        "watch_commits",
+                        "write_gate",
+                    ]
+                ),
+                immediate=frozenset({"audit_cursor"}),
+                texts={"follow": ("until it is closed.", "until the log is closed. Leave the loop with `break`.")},
+            ),
+        ),
+        names=("oncelog.engine.blocking_base:wrap_opener", "oncelog.engine.log:open_log"),
+        ends_with="open_blocking = wrap_opener(open_log, BlockingLog)\n",
+    ),
+    Module(
+        name="oncelog.client.events.blocking",
+        docstring="""The blocking twin of `Client`: the same methods, each of which waits for its result.
+
+    with BlockingClient("http://127.0.0.1:7171", store="todo.db", partitions=["list/1"]) as client:
+        outcome = client.submit({"type": "todo.added", "text": "milk"}).outcome()
+
+Any number of threads may share one. Handlers are called in threads, one event after the other; `apply` is called in
+the store's thread, and must not use the client: that would wait for itself.
+""",
+        twins=(
+            Twin(
+                source="oncelog.client.events.submissions:Pending",
+                docstring="A submission in the outbox: the methods of `Pending`.",
+                base=_OBJECT,
+                holds="pending",
+                omits=frozenset({"check_accepted", "has_same_content", "settle"}),
+                attributes={"id": "str", "partitions": "tuple[str, ...]"},
+                timeouts=frozenset({"outcome"}),
+            ),
+            Twin(
+                source="oncelog.client.events.client:Client",
+                docstring="One client of one server, for code without an event loop: the methods of `Client`.",
+                base="oncelog.client.events.blocking_base:BlockingEventsBase",
+                holds="client",
+                client="events",
+                immediate=frozenset({"status"}),
+                any_time=frozenset({"on_event", "on_status", "on_history_changed", "reconnect_now"}),
+                timeouts=frozenset({"reached", "until_live", "until_settled"}),
+                arguments={
+                    "on_event": ("handler", "wrap_handler"),
+                    "on_status": ("handler", "wrap_handler"),
+                    "on_history_changed": ("handler", "wrap_handler"),
+                },
+                texts={
+                    "close": (
+                        _CLOSED_BY_HANDLER.replace("the handler is", "it is"),
+                        "Raises RuntimeError in a handler.",
+                    ),
+                    "on_event": ("it may be async.", "it must not be async, and is called in a thread."),
+                },
+            ),
+        ),
+        names=("oncelog.client.events.blocking_base:wrap_handler",),
+    ),
+    Module(
+        name="oncelog.client.ledger.blocking",
+        docstring="""The blocking twin of `LedgerClient`: the same methods, each of which waits for its result.
+
+    with BlockingLedgerClient("127.0.0.1:7271", path="pay.db", organization="acme", client_id="billing-1") as ledger:
+        outcome = ledger.write([set_entity("user:1", b"…")], timeout_s=10)
+
+Any number of threads may share one.
+""",
+        twins=(
+            Twin(
+                source="oncelog.client.ledger.scope:LedgerScope",
+                docstring="A scope of a ledger, for code without an event loop: the methods of `LedgerScope`.",
+                base=_OBJECT,
+                holds="scope",
+                omits=frozenset({"open", "end"}),
+                attributes={"organization": "str", "vault": "str"},
+            ),
+            Twin(
+                source="oncelog.client.ledger.client:LedgerClient",
+                docstring="One client of one ledger, for code without an event loop: the methods of `LedgerClient`.",
+                base=_CLIENT,
+                holds="client",
+                client="ledger",
+                omits=frozenset({"scopes"}),
+            ),
+        ),
+    ),
+    Module(
+        name="oncelog.client.deltas.blocking",
+        docstring="""The blocking twin of `DeltasClient`: the same methods, each of which waits for its result.
+
+    with BlockingDeltasClient("http://127.0.0.1:7171", "shop", path="till.db", client_id="till-1") as client:
+        client.put("products", "p1", {"name": "Tea"})
+        client.synced(timeout_s=10)
+
+Any number of threads may share one.
+""",
+        twins=(
+            Twin(
+                source="oncelog.client.deltas.client:DeltasClient",
+                docstring="One client of one gateway, for code without an event loop: the methods of `DeltasClient`.",
+                base="oncelog.client.deltas.blocking_base:BlockingDeltasBase",
+                holds="client",
+                client="deltas",
+                immediate=frozenset({"status"}),
+                arguments={
+                    "edit": ("function", "self._forbid_reentry"),
+                    "transact": ("function", "self._forbid_reentry"),
+                },
+                texts={
+                    "close": (_CLOSED_BY_HANDLER, ""),
+                    "changes": ("`async for change in client.changes()`", "`for change in client.changes()`"),
+                    "until_status": ("that is so.", "that is so; the condition is called in another thread."),
+                },
+            ),
+        ),
+    ),
+    Module(
+        name="oncelog.client.chat.blocking",
+        docstring="""The blocking twin of `ChatClient`: the same methods, each of which waits for its result.
+
+    with BlockingChatClient("http://127.0.0.1:7171", path="ann.db", token="ann") as client:
+        client.create("tea", members=["user:bob"])
+        print(client.send("tea", "hello").sent(timeout_s=10))
+
+Any number of threads may share one.
+""",
+        twins=(
+            Twin(
+                source="oncelog.client.chat.outbox:Pending",
+                docstring="A message in the outbox: the methods of `Pending`.",
+                base=_OBJECT,
+                holds="pending",
+                omits=frozenset({"check_accepted", "has_same_content", "settle"}),
+                timeouts=frozenset({"delivered", "sent"}),
+            ),
+            Twin(
+                source="oncelog.client.chat.client:ChatClient",
+                docstring="One device of one user, for code without an event loop: the methods of `ChatClient`.",
+                base=_CLIENT,
+                holds="client",
+                client="chat",
+                immediate=frozenset({"status"}),
+                timeouts=frozenset({"until_live", "until_settled"}),
+                texts={
+                    "close": (_CLOSED_BY_HANDLER, ""),
+                    "until_status": ("that is so.", "that is so; the condition is called in another thread."),
+                },
+            ),
+        ),
+    ),
+)
