@@ -22,7 +22,8 @@ class Book:
 
 class Base:
     async def close(self) -> None:
-        """Close the shelf."""
+        """Close the shelf. A reader who calls it
+        waits for nothing."""
 
 class Shelf(Base):
     @property
@@ -138,7 +139,7 @@ def shelf_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Twin:
         holds="shelf",
         is_resource=True,
         immediate=frozenset({"count"}),
-        texts={"lend": (" to the caller", "")},
+        texts={"lend": (" to the caller", ""), "close": (" A reader who calls it …", "")},
     )
 
 

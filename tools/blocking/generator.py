@@ -230,8 +230,9 @@ class ClassWriter:
         text = ast.get_docstring(node) or ""
         if node.name in self._twin.texts:
             old, new = self._twin.texts[node.name]
-            pattern = re.escape(old).replace("\\ ", r"\s+")
-            text, count = re.subn(pattern, lambda _: new, text)
+            words = re.escape(old.removesuffix("…")).replace("\\ ", r"\s+")
+            pattern = words + (r"(?:(?!\n\n).)*" if old.endswith("…") else "")
+            text, count = re.subn(pattern, lambda _: new, text, flags=re.DOTALL)
             if not count:
                 raise GenerationError(f"the docstring of {self._twin.source}.{node.name} has no {old!r}")
         return f"{text}\n\n{TIMEOUT_TEXT}" if node.name in self._twin.timeouts else text

@@ -38,7 +38,7 @@ class Twin:
     arguments: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Method: its parameter, and the function that replaces the argument."""
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Method: a part of its docstring, and what replaces it."""
+    """Method: a part of its docstring, and what replaces it. A part with … at its end extends to that of the paragraph."""
 
     @property
     def module(self) -> str:
@@ -73,10 +73,7 @@ class Module:
         return SOURCE / f"{self.name.replace('.', '/')}.py"
 
 
-_CLOSED_BY_HANDLER: Final = (
-    "A handler that calls it does not wait for it: the handler is cancelled at its next `await`, and its event comes "
-    "again."
-)
+_CLOSED_BY_HANDLER: Final = "A handler that calls it …"
 _OBJECT: Final = "oncelog.blocking:BlockingObject"
 _CLIENT: Final = "oncelog.client.runtime.blocking:BlockingBaseClient"
 MODULES: Final = (
@@ -175,7 +172,7 @@ the store's thread, and must not use the client: that would wait for itself.
                 },
                 texts={
                     "close": (
-                        _CLOSED_BY_HANDLER.replace("the handler is", "it is"),
+                        _CLOSED_BY_HANDLER,
                         "Raises RuntimeError in a handler.",
                     ),
                     "on_event": ("it may be async.", "it must not be async, and is called in a thread."),
