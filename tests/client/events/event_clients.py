@@ -10,7 +10,13 @@ from oncelog.client import Client, ClientLimits, Committed, Event, Outcome
 from oncelog.errors import LostError
 
 LIMITS: Final = ClientLimits(
-    pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, connect_timeout_ms=60_000, answer_timeout_ms=60_000
+    pause_ms_min=1,
+    pause_ms_max=20,
+    refused_pause_ms_min=1,
+    refused_pause_ms_max=20,
+    retry_after_ms_max=20,
+    connect_timeout_ms=60_000,
+    answer_timeout_ms=60_000,
 )
 NOWHERE: Final = "http://127.0.0.1:9"
 """No server listens there."""

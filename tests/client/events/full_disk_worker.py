@@ -9,10 +9,10 @@ import resource
 import sys
 
 from oncelog.client import Client
-from oncelog.client.events import client as clients
+from oncelog.client.runtime import backoff
 from oncelog.errors import StoreUnavailableError
 
-clients.STORE_PAUSE_S = 0.001  # type: ignore[misc]
+backoff.STORE_PAUSE = backoff.RetryPause(1)  # type: ignore[misc]
 
 
 async def main() -> None:

@@ -258,7 +258,7 @@ async def test_client_waits_for_retry_after_of_a_busy_server() -> None:
         await busy(2, 20)
         socket.frames.put_nowait(frame("other", {}))
         await busy(3, 600_000)
-        await until(lambda: client._protocol.busy_ms > 0 and client._connector._busy_timer is not None)
+        await until(lambda: client._runtime.protocol.busy_ms > 0 and client._connector._busy_timer is not None)
         timer = client._connector._busy_timer
         socket.frames.put_nowait(frame("other", {}))  # other messages do not end the pause
         await until(socket.frames.empty)
@@ -344,7 +344,9 @@ async def test_token_function_is_called_for_each_connection(tmp_path: Path) -> N
 async def test_unreadable_partition_is_reported_and_does_not_block_submissions(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True) as served:
         key = api_key(served, "laptop", read=["b"], write=["a"])
-        limits = replace(LIMITS, refused_pause_ms_min=60_000)  # the sync is not repeated during the test
+        limits = replace(
+            LIMITS, refused_pause_ms_min=60_000, refused_pause_ms_max=60_000
+        )  # the sync is not repeated during the test
         async with client_of(served.url, token=key.text, client_id="laptop", limits=limits) as client:
             client.on_event(print)
             await until(lambda: client.status().state is ConnectionState.REFUSED)

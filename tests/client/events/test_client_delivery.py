@@ -15,9 +15,9 @@ from client.events import event_clients
 from client.events.event_clients import client_of, counted, take
 from deadlines import WAIT_S, turns, until
 from oncelog.client import Client, Committed, Event
-from oncelog.client.events import client as client_module
 from oncelog.client.events import store as store_module
 from oncelog.client.events.handlers import EventHandlers
+from oncelog.client.runtime import backoff
 from oncelog.errors import ClientError, StoreUnavailableError
 from server.running_server import Serving, item, serving
 
@@ -351,7 +351,7 @@ async def test_apply_that_ends_the_transaction_closes_the_client_with_an_error(t
 
 
 async def test_temporarily_unwritable_store_delays_delivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
     failures = iter(range(3))
 
     def failing(inner: Any) -> Any:
@@ -375,7 +375,7 @@ async def test_temporarily_unwritable_store_delays_delivery(tmp_path: Path, monk
 
 
 async def test_client_closes_while_its_store_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
 
     def full(*_: Any) -> int:
         raise StoreUnavailableError("the disk is full")
@@ -387,6 +387,6 @@ async def test_client_closes_while_its_store_cannot_be_written(tmp_path: Path, m
             patched.setattr(store_module.ClientStore, "save_delivery", full)
             async with client_of(served.url, store, apply=made) as client:
                 await until(lambda: client.status().last_error == "the disk is full")
-        assert not [task for task in asyncio.all_tasks() if "oncelog client" in task.get_name()]
+        assert not [task for task in asyncio.all_tasks() if "oncelog events" in task.get_name()]
         async with client_of(served.url, store) as client:
             assert await take(client.events(), 1) == [1]

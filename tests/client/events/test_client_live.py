@@ -312,8 +312,8 @@ async def test_start_over_cancels_a_handler_that_waits_for_an_outcome(client: Cl
     async def answers(event: Event) -> None:
         if event.event == counted(1) and not waiting.is_set():
             # The epoch is that of the server, so that the client continues by itself afterwards.
-            epoch = client._protocol.epoch
-            client._protocol._change_history(epoch, 0, "the log on the server is another one than before")
+            epoch = client._runtime.protocol.epoch
+            client._runtime.protocol._change_history(epoch, 0, "the log on the server is another one than before")
             pending = await client.submit(counted(2))
             waiting.set()
             outcomes.append(await pending.outcome())

@@ -12,8 +12,8 @@ from client.events.event_clients import NOWHERE, client_of, committed, counted, 
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, until
 from oncelog.client import Client, ClientLimits, Committed, Draft, Event, Rejected
-from oncelog.client.events import client as client_module
 from oncelog.client.events import store as store_module
+from oncelog.client.runtime import backoff
 from oncelog.errors import (
     CanonicalError,
     IdReusedError,
@@ -200,7 +200,7 @@ async def test_outbox_and_event_size_limits_are_enforced() -> None:
 
 
 async def test_failed_store_write_fails_all_submissions_of_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
     write = store_module.ClientStore.save_outbox
     failures = iter(range(1))
     is_writing, may_fail = threading.Event(), threading.Event()
@@ -217,7 +217,7 @@ async def test_failed_store_write_fails_all_submissions_of_the_same_id(monkeypat
         first = asyncio.ensure_future(client.submit(counted(1), id=UUID(int=1)))
         await until(is_writing.is_set)
         second = asyncio.ensure_future(client.submit(counted(1), id=UUID(int=1)))
-        await until(lambda: len(client._pending_accepts) == 1)
+        await until(lambda: len(client._outbox._pending_accepts) == 1)
         may_fail.set()
         for one in (first, second):
             with pytest.raises(StoreUnavailableError, match="full"):

@@ -13,7 +13,9 @@ from oncelog.client.ledger.values import Outcome
 from server.running_server import Serving
 
 HERE: Final = Path(__file__).parent
-LIMITS: Final = LedgerLimits(pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, close_timeout_ms=10_000)
+LIMITS: Final = LedgerLimits(
+    pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, refused_pause_ms_max=20, close_timeout_ms=10_000
+)
 NOWHERE: Final = "127.0.0.1:9"
 """No server listens there."""
 

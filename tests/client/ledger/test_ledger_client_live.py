@@ -34,11 +34,11 @@ from oncelog.client.ledger import (
     relate,
     set_entity,
     unrelate,
-    write_stream,
 )
 from oncelog.client.ledger.entries import QueuedWrite, SavedEntry, ScopeState, StoreChanges
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.transport import LedgerTransport
+from oncelog.client.runtime import backoff
 from oncelog.core.proof import Proof
 from oncelog.core.transactions import encode_operations
 from oncelog.errors import (
@@ -183,7 +183,7 @@ async def test_close_waits_for_sent_writes_until_close_timeout(
 async def test_write_is_refused_while_the_store_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_stream, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
         await ledger.recovered()
         with monkeypatch.context() as patched:

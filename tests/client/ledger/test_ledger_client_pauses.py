@@ -91,7 +91,7 @@ async def test_retry_after_of_an_unreachable_server_is_respected(monkeypatch: py
         raise ServerRefusedError(error_codes.SERVER_BUSY, "about to stop", LONG_MS)
 
     monkeypatch.setattr(LedgerTransport, "get_client_state", denied)
-    limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=1)
+    limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=1, retry_after_ms_max=LONG_MS)
     async with ledger_of(NOWHERE, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
         assert 1000 * await pause_s(ledger) > LONG_MS * 0.9

@@ -49,7 +49,7 @@ from oncelog.client.chat.values import (
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.http import HttpClient
-from oncelog.client.runtime.options import check_client_id, check_store
+from oncelog.client.runtime.options import check_client_id, check_limits, check_store
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Socket, normalize_url
 from oncelog.errors import (
@@ -106,9 +106,7 @@ class ChatClient(BaseClient[ChatRuntime]):
         device's and this user's for ever. `device_id` is kept there, and made there if it is not given. `token` is a
         text, or a function that gives one and is asked at every connection and request.
         """
-        self.limits = limits or ChatLimits()
-        if not isinstance(self.limits, ChatLimits):
-            raise SettingsError(f"limits must be ChatLimits, not {limits!r}")
+        self.limits = check_limits(limits, ChatLimits)
         check_token(token)
         try:
             self._device_id = check_client_id(device_id)

@@ -38,7 +38,7 @@ from oncelog.client.deltas.values import (
     Status,
 )
 from oncelog.client.runtime.client import BaseClient
-from oncelog.client.runtime.options import check_client_id, check_store
+from oncelog.client.runtime.options import check_client_id, check_limits, check_store
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
@@ -74,9 +74,7 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         file is this client's and this gateway's for ever. `client_id` is that of the credential. `token` is a text, or
         a function that gives one and is asked at every request. `wall_ms` is the clock, the machine's if not given.
         """
-        self.limits = limits or DeltasLimits()
-        if not isinstance(self.limits, DeltasLimits):
-            raise SettingsError(f"limits must be DeltasLimits, not {limits!r}")
+        self.limits = check_limits(limits, DeltasLimits)
         check_token(token)
         checked_id = check_client_id(client_id)
         if checked_id is None:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from oncelog.client.events.store import describe_error
 from oncelog.client.events.values import Event, SetAside
 from oncelog.client.runtime.cancellation import is_being_cancelled
+from oncelog.client.runtime.client import describe_error
 
 logger: Final = logging.getLogger("oncelog.client")
 

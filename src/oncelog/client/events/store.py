@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from oncelog.client.events.submissions import PreparedEvent
 from oncelog.client.events.values import Event, OutboxEntry, Rejected, Rejection, SetAside, SettledEntry
+from oncelog.client.runtime.client import describe_error
 from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.errors import PartitionsChangedError
 
@@ -223,14 +224,6 @@ def _is_disk_error(error: BaseException) -> bool:
 
 def _transaction_error() -> RuntimeError:
     return RuntimeError("apply has ended the transaction that it was called in: it must neither commit nor roll back")
-
-
-def describe_error(error: BaseException) -> str:
-    """An error of the application's, in one line."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its text cannot be made
-        return type(error).__name__
 
 
 def _to_json(partitions: Sequence[str]) -> str:

@@ -4,7 +4,7 @@
         outcome = await ledger.write([set_entity("user:1", b"…", must_not_exist=True), relate("doc", "owner", "ann")])
 
 It is itself its first scope; `ledger.scope("acme", "main")` gives others, with streams of their own in the same file.
-What is decided lies in `protocol`, what is kept in `store`, who saves and sends in `stream`.
+The `protocol` decides, the `store` keeps, and a `write_stream` saves and sends.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ import random
 import re
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.store import LedgerStore
-from oncelog.client.runtime.options import check_client_id, check_store
+from oncelog.client.runtime.client import BaseClient
+from oncelog.client.runtime.options import check_client_id, check_limits, check_store
 from oncelog.client.runtime.tokens import Token, check_token
-from oncelog.errors import ClosedError, SettingsError
+from oncelog.errors import SettingsError
 
 if TYPE_CHECKING:
     from oncelog.client.ledger.transport import LedgerTransport
@@ -32,7 +32,7 @@ _ADDRESS_PATTERN: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:@/\[\]]+):[0-9]{1,
 _GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
-class LedgerClient(LedgerScope):
+class LedgerClient(BaseClient[LedgerRuntime], LedgerScope):
     """One client of one ledger, with a file of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and half of them may be left out
@@ -59,9 +59,7 @@ class LedgerClient(LedgerScope):
         if not isinstance(address, str) or not _ADDRESS_PATTERN.fullmatch(address):
             raise SettingsError(f"address must be HOST:PORT of a server's gRPC, as 127.0.0.1:7271, not {address!r}")
         self.address = address
-        self.limits = limits or LedgerLimits()
-        if not isinstance(self.limits, LedgerLimits):
-            raise SettingsError(f"limits must be LedgerLimits, not {limits!r}")
+        self.limits = check_limits(limits, LedgerLimits)
         check_token(token)
         checked_id = check_client_id(client_id)
         if checked_id is None:
@@ -82,44 +80,25 @@ class LedgerClient(LedgerScope):
             random_source=chance or random.Random(),  # noqa: S311 - for pauses
             has_token_function=callable(token),
         )
-        super().__init__(runtime, _check_name(organization, "organization"), _check_vault(vault))
+        LedgerScope.__init__(self, runtime, _check_name(organization, "organization"), _check_vault(vault))
         self._scopes: dict[tuple[str, str], LedgerScope] = {(self.organization, self.vault): self}
-        self._close_task: asyncio.Task[None] | None = None
 
     # --- opening and closing
 
-    async def __aenter__(self) -> Self:
-        """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the server."""
-        if self._runtime.was_opened:
-            raise ClosedError("a client is opened once; make another one")
-        try:
-            scopes = await self._runtime.open(self.client_id)
-            for names in [(self.organization, self.vault), *scopes]:
-                await self.scope(*names).open()
-        except BaseException:
-            await self.close()
-            raise
-        return self
+    async def _open(self) -> None:
+        scopes = await self._runtime.open(self.client_id)
+        for names in [(self.organization, self.vault), *scopes]:
+            await self.scope(*names).open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    async def _drain(self) -> None:
+        """Wait for the answers of what has been sent, at most `close_timeout_ms`."""
+        await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
 
-    async def close(self) -> None:
-        """Waits for the answers of what has been sent (`close_timeout_ms`). What has none stays pending in the file."""
-        if not self._runtime.was_opened:
-            return
-        if self._close_task is None:
-            self._close_task = asyncio.create_task(self._close_all(), name="oncelog ledger: close")
-        await asyncio.shield(self._close_task)
+    async def _release(self) -> None:
+        await self._runtime.close_transport()
 
-    async def _close_all(self) -> None:
-        self._runtime.end()
-        try:
-            await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
-        finally:
-            await self._runtime.close()
+    def _close_store(self) -> None:
+        self._runtime.store.close()
 
     def scope(self, organization: str, vault: str = "") -> LedgerScope:
         """Another scope of the same client: its writes have a sequence of their own, in the same file."""

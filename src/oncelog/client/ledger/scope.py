@@ -105,9 +105,15 @@ class LedgerScope:
 
     async def _get_stream(self) -> WriteStream:
         if self._open_task is None or (self._open_task.done() and self._open_task.exception() is not None):
-            self._open_task = asyncio.create_task(self._runtime.new_stream(self.organization, self.vault))
+            self._open_task = asyncio.create_task(self._open_stream())
         self._stream = await asyncio.shield(self._open_task)
         return self._stream
+
+    async def _open_stream(self) -> WriteStream:
+        runtime = self._runtime
+        transport = runtime.transport
+        stored = await runtime.call_store(runtime.store.load_scope, self.organization, self.vault)
+        return WriteStream(runtime, transport, (self.organization, self.vault), stored)
 
     async def end(self) -> None:
         """For the client alone."""

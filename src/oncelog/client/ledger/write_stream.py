@@ -4,31 +4,27 @@ One task saves, and while it does others gather for the next time; each call to 
 """
 
 import asyncio
-import logging
-import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from oncelog.client.ledger.entries import NoReply, QueuedWrite, SequenceGap, SettledWrite, WriteCall
 from oncelog.client.ledger.errors import ForgottenError
-from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.protocol import LedgerProtocol
-from oncelog.client.ledger.store import LedgerStore, StoredScope
+from oncelog.client.ledger.runtime import LedgerRuntime, logger
+from oncelog.client.ledger.store import StoredScope
 from oncelog.client.ledger.values import Outcome, PendingWrite, Recovered
-from oncelog.client.runtime.backoff import iterate_pauses_s
-from oncelog.client.runtime.cancellation import is_being_cancelled
+from oncelog.client.runtime.backoff import Backoff, RetryPause, iterate_pauses_s, wait_for_store
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
 from oncelog.errors import (
     CanonicalError,
     ClientError,
-    ClosedError,
     IdReusedError,
     LimitExceededError,
     LostError,
-    OncelogError,
     ServerRefusedError,
     StoreError,
 )
@@ -36,38 +32,27 @@ from oncelog.errors import (
 if TYPE_CHECKING:
     from oncelog.client.ledger.transport import LedgerTransport
 
-logger: Final = logging.getLogger("oncelog.client.ledger")
-
-STORE_PAUSE_S: Final = 0.5
-"""Before the next attempt to write to a file that cannot be written."""
 CONNECTION_POLL_S: Final = 0.1
-"""How often is looked whether a server that was away is back. Nothing is sent for that."""
-RunInStore = Callable[..., Awaitable[Any]]
-"""Calls a function of the store's in its thread."""
+"""Interval at which the stream checks whether a server that was away is back. Nothing is sent for that."""
 
 
 class WriteStream:
     """One for a scope."""
 
-    def __init__(  # noqa: PLR0913 - its hands, by name
+    def __init__(
         self,
-        organization: str,
-        vault: str,
-        stored: StoredScope,
-        *,
-        store: LedgerStore,
-        run_in_store: RunInStore,
+        runtime: LedgerRuntime,
         transport: "LedgerTransport",
-        limits: LedgerLimits,
-        random_source: random.Random,
+        names: tuple[str, str],
+        stored: StoredScope,
     ) -> None:
-        self._names = (organization, vault)
+        limits = runtime.limits
+        self._names = names
         self._scope_id = stored.id
-        self._store = store
-        self._run_in_store = run_in_store
+        self._runtime = runtime
         self._transport = transport
         self._limits = limits
-        self._random = random_source
+        self._backoff = Backoff(limits, runtime.random_source)
         self._protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=limits.in_flight_max)
         self._unreported = {entry.number: entry for entry in stored.pending}
         self._by_key = {entry.key: entry for entry in stored.pending}
@@ -77,26 +62,23 @@ class WriteStream:
         self._has_recovered = False
         self._denied: dict[int, ServerRefusedError] = {}
         self._waiters: dict[int, asyncio.Future[Outcome | None]] = {}
-        self._watchers: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._save_event = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._pauses: Iterator[float] | None = None
         self._retry_after_ms = 0
         self._answered_at = time.monotonic()
-        self._is_closing = False
         self._is_done = False
-        self._failure: BaseException | None = None
         self.last_error: str | None = None
         """Why the last call came to nothing, as long as none has succeeded since."""
-        self._save_task = asyncio.create_task(self._run_guarded(self._save_changes()), name="oncelog ledger: save")
+        self._save_task = runtime.start_task("save", self._save_changes)
+        runtime.end_calls.append(self._fail_waiters)
         self._advance()
 
     # --- writing
 
     async def write(self, operations: tuple[Operation, ...], key: bytes) -> Outcome:
         """Waits for the outcome, however long that takes. Who gives up waiting does not take it back."""
-        self._check_open()
+        self._runtime.check_open()
         body = self._encode_body(operations)
         self._check_remembered()
         entry = self._by_key.get(key)
@@ -149,22 +131,23 @@ class WriteStream:
 
     async def wait_recovered(self) -> list[Recovered]:
         """Waits until all writes of an earlier run have outcomes, and gives them in their order."""
-        while True:
-            self._check_open()
+
+        def are_known() -> bool:
             self._check_remembered()
             if not self._recovering and (self._has_recovered or not self._protocol.needs_state):
-                self._has_recovered = True
-                return [recovered for _, recovered in sorted(self._recovered_writes.items())]
+                return True
             refusal = next(iter(self._denied.values()), None) or self._protocol.refusal
             if refusal is not None:
                 raise refusal
-            watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._watchers.append(watcher)
-            await watcher
+            return False
+
+        await self._runtime.wait_until(are_known)
+        self._has_recovered = True
+        return [recovered for _, recovered in sorted(self._recovered_writes.items())]
 
     async def resume(self, resend: bool | Collection[UUID]) -> list[Recovered]:
         """The application has decided what becomes of the pending writes. Gives what became of those sent again."""
-        self._check_open()
+        self._runtime.check_open()
         if self._protocol.forgotten is None:
             return []
         entries = list(self._protocol.entries)
@@ -182,7 +165,7 @@ class WriteStream:
 
     async def withdraw(self, key: bytes) -> bool:
         """Take a pending write back; see `LedgerScope.withdraw`."""
-        self._check_open()
+        self._runtime.check_open()
         entry = self._by_key.get(key)
         if entry is None or entry.number not in self._unreported:
             raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
@@ -201,17 +184,6 @@ class WriteStream:
         if forgotten is not None:
             raise ForgottenError(forgotten.last, forgotten.server_last, tuple(self.list_pending()))
 
-    def _check_open(self) -> None:
-        if self._is_closing or self._failure is not None:
-            raise self._build_error()
-
-    def _build_error(self) -> OncelogError:
-        if self._failure is None:
-            return build_closed_error()
-        failed = ClientError(f"the ledger's client cannot go on: {type(self._failure).__name__}: {self._failure}")
-        failed.__cause__ = self._failure
-        return failed
-
     # --- saving
 
     async def _save_changes(self) -> None:
@@ -221,14 +193,14 @@ class WriteStream:
             self._save_event.clear()
             while (changes := protocol.take_changes()) is not None:
                 try:
-                    await self._run_in_store(self._store.save, self._scope_id, changes)
+                    await self._runtime.call_store(self._runtime.store.save, self._scope_id, changes)
                 except StoreError as error:
                     self._fail_withdrawn(protocol.revert_unsaved(changes), error)
                     if self._is_done:
                         return
                     logger.warning("%s", error)
                     self.last_error = str(error)
-                    await asyncio.sleep(STORE_PAUSE_S)
+                    await wait_for_store()
                     continue
                 protocol.confirm_saved(changes)
                 for settled in changes.settled:
@@ -276,7 +248,7 @@ class WriteStream:
 
     def _advance(self) -> None:
         """Something has come, or has changed: does what is to be done now."""
-        if not self._is_closing and self._failure is None:
+        if not self._runtime.is_ended:
             self._send_all()
         protocol = self._protocol
         for settled in protocol.take_written():
@@ -290,22 +262,16 @@ class WriteStream:
             protocol.was_adopted = False
             logger.warning("the server had forgotten this client in %s: its sequence begins anew", self._names)
         self._save_event.set()
-        self._wake_watchers()
+        self._runtime.wake_waiters()
 
     def _send_all(self) -> None:
         protocol = self._protocol
         for call in protocol.next_calls(_get_now_ms()):
-            self._start_task(self._send(call))
+            self._start_call(partial(self._send, call))
         if protocol.take_state_request():
-            self._start_task(self._request_state())
+            self._start_call(self._request_state)
         if protocol.is_paused and self._timer is None:
             self._start_pause()
-
-    def _wake_watchers(self) -> None:
-        watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(None)
 
     def _fail_forgotten(self) -> None:
         forgotten = self._protocol.forgotten
@@ -315,8 +281,8 @@ class WriteStream:
         for entry in list(self._protocol.entries):
             self._fail_waiter(entry, error)
 
-    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._run_guarded(coroutine), name="oncelog ledger: call")
+    def _start_call(self, work: Callable[[], Awaitable[None]]) -> None:
+        task = self._runtime.start_task("call", work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -351,7 +317,8 @@ class WriteStream:
     def _record_answer(self) -> None:
         if self.last_error is not None:
             logger.info("answered again")
-        self._pauses = self.last_error = None
+        self.last_error = None
+        self._backoff.reset()
         self._answered_at = time.monotonic()
 
     def _record_no_answer(self, reason: str, retry_after_ms: int = 0) -> None:
@@ -365,21 +332,16 @@ class WriteStream:
 
         But not at once: a server that ends whenever it is asked would be asked all the time.
         """
+        limits, random_source = self._limits, self._runtime.random_source
+        pause = RetryPause(min(self._retry_after_ms, limits.retry_after_ms_max), is_long=self._protocol.is_refused)
+        self._retry_after_ms = 0
+        pause_s = self._backoff.next_pause_s(pause)
+        first_s = pause_s
+        if not pause.is_long and not self._transport.is_connected:
+            reconnect_s = next(iterate_pauses_s(limits.reconnect_ms_max, limits.reconnect_ms_max, random_source))
+            first_s = max(min(pause_s, reconnect_s), pause.least_ms / 1000)
         loop = asyncio.get_running_loop()
-        limits = self._limits
-        if self._pauses is None:
-            self._pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
-        pause_s = next(self._pauses)
-        least_ms, self._retry_after_ms = self._retry_after_ms, 0
-        if self._protocol.is_refused:
-            least_ms = max(least_ms, limits.refused_pause_ms_min)
-        least_s = least_ms * self._random.uniform(1, 1.2) / 1000
-        until_s = loop.time() + max(pause_s, least_s)
-        if not self._transport.is_connected:
-            pause_s = min(
-                pause_s, next(iterate_pauses_s(limits.reconnect_ms_max, limits.reconnect_ms_max, self._random))
-            )
-        self._timer = loop.call_later(max(pause_s, least_s), self._poll_connection, until_s)
+        self._timer = loop.call_later(first_s, self._poll_connection, loop.time() + pause_s)
 
     def _poll_connection(self, until_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -398,46 +360,22 @@ class WriteStream:
 
     async def close(self) -> None:
         """Waits for the answers of what has been sent, but not long; what has none stays pending in the file."""
-        if self._is_closing:
-            return
-        self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.close_timeout_ms / 1000)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._runtime.cancel_tasks(list(self._tasks))
         self._is_done = True
         self._save_event.set()
         await asyncio.gather(self._save_task, return_exceptions=True)
         self._fail_waiters()
 
     def _fail_waiters(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for entry in list(self._protocol.entries):
-            self._fail_waiter(entry, self._build_error())
-        self._wake_watchers()
-
-    async def _run_guarded(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """What nobody has foreseen must not leave the application waiting."""
-        try:
-            await coroutine
-        except asyncio.CancelledError:
-            if self._is_closing and is_being_cancelled():
-                raise
-            self._fail(ClientError("a task of the client's was cancelled by somebody else"))
-        except Exception as error:  # noqa: BLE001 - it is told to everybody
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        logger.error("the ledger's client cannot go on", exc_info=error)
-        self._failure = error
-        self._fail_waiters()
-
-
-def build_closed_error() -> ClosedError:
-    """What is told to those who come too late, or wait too long."""
-    return ClosedError("the ledger's client is closed; what is pending is kept, and sent when it is opened again")
+            self._fail_waiter(entry, self._runtime.end_error)
+        self._runtime.wake_waiters()
 
 
 def _get_now_ms() -> int:

@@ -3,9 +3,11 @@
 import asyncio
 import random
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
+
+from oncelog.client.runtime.limits import BaseLimits
 
 
 class RetryPause(Struct, frozen=True):
@@ -20,19 +22,9 @@ STORE_PAUSE: Final = RetryPause(500)
 """Before the next attempt to write to a file that cannot be written."""
 
 
-class BackoffLimits(Protocol):
-    """What a client's limits say about pauses."""
-
-    @property
-    def pause_ms_min(self) -> int: ...  # noqa: D102 - as in the limits of each client
-    @property
-    def pause_ms_max(self) -> int: ...  # noqa: D102
-    @property
-    def refused_pause_ms_min(self) -> int: ...  # noqa: D102
-    @property
-    def refused_pause_ms_max(self) -> int: ...  # noqa: D102
-    @property
-    def retry_after_ms_max(self) -> int: ...  # noqa: D102
+async def wait_for_store() -> None:
+    """Wait before the next attempt to write to a file that cannot be written."""
+    await asyncio.sleep(STORE_PAUSE.least_ms / 1000)
 
 
 def iterate_pauses_s(shortest_ms: int, longest_ms: int, random_source: random.Random) -> Iterator[float]:
@@ -46,7 +38,7 @@ def iterate_pauses_s(shortest_ms: int, longest_ms: int, random_source: random.Ra
 class Backoff:
     """Pauses of one task."""
 
-    def __init__(self, limits: BackoffLimits, random_source: random.Random) -> None:
+    def __init__(self, limits: BaseLimits, random_source: random.Random) -> None:
         self._limits = limits
         self._random = random_source
         self._short: Iterator[float]

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from oncelog import error_codes
-from oncelog.client.runtime.backoff import BackoffLimits, RetryPause
+from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.client import ClientRuntime
+from oncelog.client.runtime.limits import BaseLimits
 from oncelog.client.runtime.retry_task import RetryTask
 from oncelog.client.runtime.websocket import Socket
 from oncelog.errors import LostError, ServerRefusedError
@@ -26,13 +27,6 @@ ACCESS_DENIED_CODES: Final = frozenset(
 
 ConnectionPart = Callable[[Socket], Awaitable[None]]
 """One of the loops that share a connection. The first one that ends, ends the connection."""
-
-
-class ConnectorLimits(BackoffLimits, Protocol):
-    """What a client's limits say about connections."""
-
-    @property
-    def answer_timeout_ms(self) -> int: ...  # noqa: D102 - as in the limits of each client
 
 
 class ConnectionProtocol(Protocol):
@@ -57,12 +51,12 @@ class BaseConnector(RetryTask):
     def __init__(
         self,
         runtime: ClientRuntime,
-        limits: ConnectorLimits,
-        chance: random.Random,
+        limits: BaseLimits,
+        random_source: random.Random,
         *,
         may_renew_token: bool,
     ) -> None:
-        super().__init__(runtime, limits, chance)
+        super().__init__(runtime, limits, random_source)
         self._answer_timeout_ms = limits.answer_timeout_ms
         self._may_renew_token = may_renew_token
         self._was_admitted = False

@@ -3,10 +3,11 @@
 import asyncio
 import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from oncelog.client.runtime.limits import ConnectionLimits
 from oncelog.client.runtime.tokens import Token, resolve_token
-from oncelog.client.runtime.websocket import SocketLimits, WebSocket, open_websocket, translate_errors
+from oncelog.client.runtime.websocket import WebSocket, open_websocket, translate_errors
 from oncelog.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -14,13 +15,6 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 64 * 1024
 _RETRY_AFTER_S_MAX: Final = 10**6
-
-
-class HttpLimits(SocketLimits, Protocol):
-    """What a client's limits say about requests."""
-
-    @property
-    def answer_timeout_ms(self) -> int: ...  # noqa: D102 - as in the limits of each client
 
 
 class HttpResponse:
@@ -41,7 +35,7 @@ class HttpClient:
         url: str,
         *,
         token: Token,
-        limits: HttpLimits,
+        limits: ConnectionLimits,
         headers: Mapping[str, str] | None,
         tls: ssl.SSLContext | None,
     ) -> None:

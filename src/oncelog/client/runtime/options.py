@@ -3,11 +3,14 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeVar
 
+from oncelog.client.runtime.limits import BaseLimits
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.errors import CanonicalError, SettingsError
+
+Limits = TypeVar("Limits", bound=BaseLimits)
 
 COMMITTED_ID_MAX: Final = 2**53 - 1
 
@@ -43,6 +46,14 @@ def check_store(store: str | os.PathLike[str]) -> str:
     if not isinstance(path, str) or not path or not _is_text(path):
         raise SettingsError(f'store must be the path of a file, or ":memory:", not {store!r}')
     return path
+
+
+def check_limits(limits: Limits | None, kind: type[Limits]) -> Limits:
+    """Return the limits, or the default ones."""
+    checked = kind() if limits is None else limits
+    if not isinstance(checked, kind):
+        raise SettingsError(f"limits must be {kind.__name__}, not {limits!r}")
+    return checked
 
 
 def is_token(token: object) -> bool:

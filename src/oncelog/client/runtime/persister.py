@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from oncelog.client.runtime.backoff import STORE_PAUSE
+from oncelog.client.runtime.backoff import wait_for_store
 from oncelog.client.runtime.client import ClientRuntime
 from oncelog.errors import StoreError
 
@@ -62,20 +62,16 @@ class BasePersister(ABC, Generic[Accepted, Changes]):
 
     async def accept(self, submitted: Accepted) -> None:
         """Wait until a submission is on the disk. Raises StoreError: then it is not."""
+        if self._client_runtime.is_ended:
+            raise self._client_runtime.end_error
         waiting = _PendingAccept(submitted, asyncio.get_running_loop().create_future())
         self._pending_accepts.append(waiting)
         self._wakeup.set()
         # A caller that stops waiting does not take it back: it may be on the disk already.
         await asyncio.shield(waiting.saved)
 
-    def reject_all(self, error: Exception) -> None:
-        """Tell callers that wait for the disk that they wait in vain."""
-        waiting, self._pending_accepts = self._pending_accepts, []
-        self._reject_waiting(waiting, error)
-
     async def finish(self) -> None:
         """Save what has arrived, after the tasks have ended. What cannot be saved arrives again."""
-        self.reject_all(self._client_runtime.end_error)
         if self._save_task is not None:
             await asyncio.gather(self._save_task, return_exceptions=True)
         try:
@@ -89,17 +85,19 @@ class BasePersister(ABC, Generic[Accepted, Changes]):
 
     async def run(self) -> None:
         """Save until cancelled."""
-        while True:
-            await self._wakeup.wait()
-            self._wakeup.clear()
-            self.is_busy = True
-            if await self._save_next():
-                self.is_busy = False
+        try:
+            while True:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                self.is_busy = True
+                self.is_busy = not await self._save_next()
                 self._client_runtime.wake_waiters()
-            else:
-                self._client_runtime.wake_waiters()
-                await asyncio.sleep(STORE_PAUSE.least_ms / 1000)
-                self._wakeup.set()
+                if self.is_busy:
+                    await wait_for_store()
+                    self._wakeup.set()
+        finally:
+            waiting, self._pending_accepts = self._pending_accepts, []
+            self._reject_waiting(waiting, self._client_runtime.end_error)
 
     async def _save_next(self) -> bool:
         waiting: list[_PendingAccept[Accepted]] = []

@@ -3,17 +3,18 @@
 import random
 from abc import ABC, abstractmethod
 
-from oncelog.client.runtime.backoff import STORE_PAUSE, Backoff, BackoffLimits, RetryPause
+from oncelog.client.runtime.backoff import STORE_PAUSE, Backoff, RetryPause
 from oncelog.client.runtime.client import ClientRuntime
+from oncelog.client.runtime.limits import BaseLimits
 from oncelog.errors import ProtocolError, StoreError
 
 
 class RetryTask(ABC):
     """`run` is the task."""
 
-    def __init__(self, runtime: ClientRuntime, limits: BackoffLimits, chance: random.Random) -> None:
+    def __init__(self, runtime: ClientRuntime, limits: BaseLimits, random_source: random.Random) -> None:
         self._client_runtime = runtime
-        self._backoff = Backoff(limits, chance)
+        self._backoff = Backoff(limits, random_source)
 
     @abstractmethod
     async def _step(self) -> RetryPause | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from oncelog import error_codes
+from oncelog.client.runtime.limits import ConnectionLimits
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
 
 if TYPE_CHECKING:
@@ -101,22 +102,11 @@ def status_error(status: int) -> ServerRefusedError:
     return ServerRefusedError(error_codes.BAD_REQUEST, f"no Oncelog server answers there (HTTP status {status})")
 
 
-class SocketLimits(Protocol):
-    """What a client's limits say about a WebSocket."""
-
-    @property
-    def connect_timeout_ms(self) -> int: ...  # noqa: D102 - as in the limits of each client
-    @property
-    def heartbeat_ms(self) -> int: ...  # noqa: D102
-    @property
-    def message_bytes_max(self) -> int: ...  # noqa: D102
-
-
 async def open_websocket(
     session: "aiohttp.ClientSession",
     url: str,
     path: str,
-    limits: SocketLimits,
+    limits: ConnectionLimits,
     headers: Mapping[str, str],
     tls: ssl.SSLContext | None,
 ) -> "WebSocket":
@@ -142,7 +132,7 @@ class WebSocketTransport:
     def __init__(
         self,
         url: str,
-        limits: SocketLimits,
+        limits: ConnectionLimits,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:

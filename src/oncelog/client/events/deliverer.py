@@ -1,0 +1,144 @@
+"""The task that hands events over: to `apply`, to handlers and to loops, and saves the cursor behind them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from oncelog.client.events.runtime import EventsRuntime
+from oncelog.client.events.store import APPLY, Reset
+from oncelog.client.events.values import Event, SetAside
+from oncelog.client.runtime.backoff import wait_for_store
+from oncelog.errors import StoreError
+
+DELIVERY_S: Final = 0.1
+"""Time after which the cursor is saved while events are handed over."""
+
+
+class Deliverer:
+    """Hands each event to everything that takes events, one event after the other."""
+
+    def __init__(self, runtime: EventsRuntime, on_taken: Callable[[], None]) -> None:
+        """`on_taken` is called when there may be room for further events."""
+        self._runtime = runtime
+        self._on_taken = on_taken
+        self._wakeup = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self.last_error: str | None = None
+        """Why the store cannot be written; None while it can."""
+
+    def start(self) -> None:
+        """Begin to hand events over."""
+        self._task = self._runtime.start_task("deliver", self._run)
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be events, or somebody that takes them."""
+        self._wakeup.set()
+
+    def check_not_in_handler(self, method: str) -> None:
+        """Raises RuntimeError in a handler of events, which must not wait for the next event."""
+        if asyncio.current_task() is self._task:
+            raise RuntimeError(f"{method} must not be called by a handler of events: it would wait for itself")
+
+    async def start_over(self, since: int, reset: Reset | None) -> None:
+        """Go on from another point of the history that the server has now."""
+        runtime = self._runtime
+        # A handler may wait for an outcome that comes only after this.
+        if self._task is not None:
+            await runtime.cancel_tasks([self._task])
+        async with self._lock:
+            protocol = runtime.protocol
+            change = protocol.history_change
+            epoch = protocol.epoch if change is None else change.epoch
+            await runtime.call_store(runtime.store.start_over, runtime.partitions, since, epoch, reset)
+            protocol.start_over(since, epoch)
+            runtime.cursor, runtime.epoch, runtime.set_aside_count = since, epoch, 0
+        self.start()
+
+    async def redeliver(self) -> list[SetAside]:
+        """Hand over what was set aside. Return those that were not taken again, with their errors."""
+        left: list[SetAside] = []
+        async with self._lock:
+            for one in await self._runtime.call_store(self._runtime.store.load_set_aside):
+                error = await self._redeliver(one)
+                if error is not None:
+                    left.append(SetAside(one.handler, one.event, error))
+        self._runtime.set_aside_count = len(left)
+        self._runtime.wake_waiters()
+        return left
+
+    async def _redeliver(self, failed_delivery: SetAside) -> str | None:
+        runtime = self._runtime
+        apply = runtime.apply if failed_delivery.handler == APPLY else None
+        if apply is None:
+            error = await runtime.handlers.redeliver(failed_delivery)
+            if error is not None:
+                return error
+        return await runtime.call_store(runtime.store.redeliver, failed_delivery, apply)
+
+    # --- the task
+
+    async def _run(self) -> None:
+        runtime = self._runtime
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            # Without anything that takes them, events wait: skipping them would lose them.
+            while runtime.has_handlers and runtime.has_undelivered:
+                async with self._lock:
+                    if runtime.has_undelivered:
+                        await self._deliver_batch()
+                self._on_taken()
+                runtime.wake_waiters()
+
+    async def _deliver_batch(self) -> None:
+        runtime, protocol = self._runtime, self._runtime.protocol
+        epoch = protocol.epoch
+        events, cursor = protocol.take_events(runtime.limits.hand_over_events_max)
+        failed: list[SetAside] = []
+        taken = 0
+        began = time.monotonic()
+        try:
+            for event in events if runtime.handlers else ():
+                if not runtime.has_handlers:  # the only loop was left
+                    break
+                if taken and time.monotonic() - began > DELIVERY_S:
+                    break  # what was handed over is saved before it goes on
+                not_taken, is_taken = await runtime.handlers.deliver(event)
+                if not is_taken and runtime.apply is None:  # it was left before it came to this one
+                    break
+                failed += not_taken
+                taken += 1
+            else:
+                taken = len(events)
+        finally:
+            # Also if the client is being closed: what has been handed over must not come again.
+            if taken < len(events):
+                protocol.return_events(events[taken:])
+                cursor = events[taken - 1].committed_id if taken else runtime.cursor
+            await asyncio.shield(self._save(events[:taken], cursor, epoch, failed))
+
+    async def _save(self, events: list[Event], cursor: int, epoch: str, failed: list[SetAside]) -> None:
+        runtime = self._runtime
+        while True:
+            try:
+                count = await runtime.call_store(
+                    runtime.store.save_delivery, events, cursor, epoch, runtime.apply, failed
+                )
+                break
+            except StoreError as error:
+                if self.last_error is None:
+                    runtime.logger.warning("%s", error)
+                self.last_error = str(error)
+                runtime.wake_waiters()
+                if not runtime.is_ended:
+                    await wait_for_store()
+                if runtime.is_ended:
+                    return
+        self.last_error = None
+        runtime.cursor, runtime.epoch = cursor, epoch
+        if count >= 0:
+            runtime.set_aside_count = count
+        runtime.wake_waiters()
