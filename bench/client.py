@@ -68,7 +68,7 @@ async def _submissions(sizes: Sizes) -> dict[str, Series]:
     with directory() as place, serving(place, place / "submissions.db") as server:
         url = f"http://{server.host}:{server.port}"
         async with (
-            Client(url, store=place / "client.db", partitions=["nobody writes here"]) as client,
+            Client(url, path=place / "client.db", partitions=["nobody writes here"]) as client,
             connected(server.host, server.port, sizes.connections) as connections,
         ):
             await client.until_live()
@@ -152,7 +152,7 @@ async def _caught_up(server: Serving, path: Path, stored: int) -> Slice:
         connection.executemany("INSERT INTO tasks VALUES (?, ?, ?, ?)", rows)
 
     watch = Watch(server.pid)
-    async with Client(f"http://{server.host}:{server.port}", store=path, partitions=["all"], apply=apply) as client:
+    async with Client(f"http://{server.host}:{server.port}", path=path, partitions=["all"], apply=apply) as client:
         await client.until_live()
         result = watch.slice(stored, [])
     with sqlite3.connect(path) as connection:

@@ -250,7 +250,7 @@ async def terminal(
     switch = Switch(url, limits)
     client = Client(
         url,
-        store=store,
+        path=store,
         partitions=[model.followed(list_name)],
         client_id=name,
         apply=model.apply,

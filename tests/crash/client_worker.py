@@ -161,7 +161,7 @@ async def main(
     while not is_over:
         async with Client(
             url,
-            store=store,
+            path=store,
             partitions=partitions,
             client_id=name,
             apply=application.apply,

@@ -323,7 +323,7 @@ async def test_clients_retry_while_the_server_is_read_only(tmp_path: Path, monke
     async with serving(tmp_path) as served:
         log = served.server.log
         async with (
-            Client(served.url, store=str(tmp_path / "events-client.db"), partitions=["acme"]) as events,
+            Client(served.url, path=str(tmp_path / "events-client.db"), partitions=["acme"]) as events,
             LedgerClient(
                 served.server.grpc_address, path=tmp_path / "ledger.db", organization="acme", client_id="app"
             ) as ledger,

@@ -159,7 +159,7 @@ async def test_foreign_events_and_control_characters_are_shown_safely(tmp_path: 
     async with (
         serving(tmp_path) as served,
         screen(served.url, "ann", tmp_path) as ann,
-        Client(served.url, store=":memory:", partitions=[LIST]) as other,
+        Client(served.url, path=":memory:", partitions=[LIST]) as other,
     ):
         await other.submit({"type": "todo.added", "text": "of another kind"})
         evil = {"item": "e", "text": "\x1b[2J[red]\n\0", "by": "[/]"}

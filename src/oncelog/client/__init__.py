@@ -1,6 +1,5 @@
 """Clients of an Oncelog server: a durable outbox, and every event once, in one order. See docs/client.md."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from oncelog.client.events.limits import ClientLimits
@@ -18,7 +17,7 @@ from oncelog.client.events.values import (
     Status,
 )
 from oncelog.client.runtime.websocket import Socket, Transport, WebSocketTransport
-from oncelog.deprecation import find_renamed
+from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from oncelog.client.events.blocking import BlockingClient, BlockingPending
@@ -36,12 +35,7 @@ _RENAMED: Final = {"State": "ConnectionState"}
 """Deprecated names."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        return globals()[find_renamed(__name__, _RENAMED, name)]
-    value: object = getattr(import_module(_LATER[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_lazily(__name__, _LATER, _RENAMED)
 
 
 def __dir__() -> list[str]:

@@ -30,7 +30,7 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
 
 async def main() -> None:
     limits = ClientLimits(hand_over_events_max=3)
-    async with Client(URL, store=FILE, partitions=["a"], apply=apply, limits=limits) as client:
+    async with Client(URL, path=FILE, partitions=["a"], apply=apply, limits=limits) as client:
         await client.reached(UPTO)
 
 

@@ -24,7 +24,7 @@ NOWHERE: Final = "http://127.0.0.1:9"
 
 def client_of(url: str, store: Path | str = ":memory:", partitions: Any = ("a",), **options: Any) -> Client:
     """Return a client with short pauses."""
-    return Client(url, store=store, partitions=partitions, **{"limits": LIMITS, **options})
+    return Client(url, path=store, partitions=partitions, **{"limits": LIMITS, **options})
 
 
 def counted(number: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ backoff.STORE_PAUSE = backoff.RetryPause(1)  # type: ignore[misc]
 
 
 async def main() -> None:
-    async with Client("http://127.0.0.1:9", store=sys.argv[1], partitions=["a"]) as client:
+    async with Client("http://127.0.0.1:9", path=sys.argv[1], partitions=["a"]) as client:
         await client.submit({"type": "first"})
         _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))

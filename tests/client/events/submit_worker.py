@@ -10,7 +10,7 @@ from oncelog.client import Client
 
 
 async def main() -> None:
-    async with Client("http://127.0.0.1:9", store=sys.argv[1], partitions=["a"]) as client:
+    async with Client("http://127.0.0.1:9", path=sys.argv[1], partitions=["a"]) as client:
         number = 0
         while True:
             pending = await asyncio.gather(*(client.submit({"type": "t", "number": number + one}) for one in range(5)))

@@ -34,7 +34,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def client_of(url: str, store: Path | str = ":memory:", **options: Any) -> BlockingClient:
-    return BlockingClient(url, store=store, **{"partitions": ["a"], "limits": LIMITS, **options})
+    return BlockingClient(url, path=store, **{"partitions": ["a"], "limits": LIMITS, **options})
 
 
 def committed(client: BlockingClient, number: int, **options: Any) -> int:

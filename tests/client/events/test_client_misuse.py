@@ -25,10 +25,10 @@ async def as_coroutine(*_: Any) -> None:
     [
         ({"url": None}, "url"),
         ({"url": "http://a..b:80"}, "url"),
-        ({"store": ""}, "store"),
-        ({"store": None}, "store"),
-        ({"store": b"a"}, "store"),
-        ({"store": "a\0b"}, "store"),
+        ({"path": ""}, "path"),
+        ({"path": None}, "path"),
+        ({"path": b"a"}, "path"),
+        ({"path": "a\0b"}, "path"),
         ({"partitions": None}, "partitions"),
         ({"partitions": [5]}, "partitions"),
         ({"partitions": [""]}, "partitions must each have 1 to 256"),
@@ -48,9 +48,9 @@ async def as_coroutine(*_: Any) -> None:
     ],
 )
 def test_invalid_setting_is_refused_by_name(options: dict[str, Any], named: str) -> None:
-    given: dict[str, Any] = {"url": NOWHERE, "store": ":memory:", "partitions": ["a"], **options}
+    given: dict[str, Any] = {"url": NOWHERE, "path": ":memory:", "partitions": ["a"], **options}
     with pytest.raises(SettingsError, match=named) as caught:
-        client_of(given.pop("url"), given.pop("store"), **given)
+        client_of(given.pop("url"), given.pop("path"), **given)
     assert "secret" not in str(caught.value)
 
 
@@ -67,12 +67,18 @@ async def test_invalid_committed_ids_are_refused(number: Any) -> None:
                 await method(number)
 
 
+def test_deprecated_name_of_the_path_still_works(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match=r"use Client\(path=…\)"):
+        client = Client(NOWHERE, store=tmp_path / "client.db", partitions=["a"])
+    assert client._runtime.store._file.path == str(tmp_path / "client.db")
+
+
 def test_invalid_handlers_are_refused() -> None:
     client: Any = client_of(NOWHERE)
     for register in (client.on_event, client.on_status, client.on_history_changed):
         with pytest.raises(SettingsError, match="must be a function"):
             register(5)
-    blocking: Any = BlockingClient(NOWHERE, store=":memory:", partitions=["a"])
+    blocking: Any = BlockingClient(NOWHERE, path=":memory:", partitions=["a"])
     for adding in (blocking.on_event, blocking.on_status):
         with pytest.raises(SettingsError, match="not async"):
             adding(as_coroutine)

@@ -1,6 +1,5 @@
 """A client of chats: messages sent once and read once, in one order, on- and offline. See docs/chat-client.md."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from oncelog.client.chat.errors import UpdatesLostError
@@ -28,7 +27,7 @@ from oncelog.client.chat.values import (
     Status,
     Update,
 )
-from oncelog.deprecation import find_renamed
+from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from oncelog.client.chat.blocking import BlockingChatClient, BlockingPending
@@ -47,12 +46,7 @@ _RENAMED: Final = {"State": "ChatConnectionState"}
 """Deprecated names."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        return globals()[find_renamed(__name__, _RENAMED, name)]
-    value: object = getattr(import_module(_LATER[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_lazily(__name__, _LATER, _RENAMED)
 
 
 def __dir__() -> list[str]:

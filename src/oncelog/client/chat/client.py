@@ -49,7 +49,7 @@ from oncelog.client.chat.values import (
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.http import HttpClient
-from oncelog.client.runtime.options import check_client_id, check_limits, check_store
+from oncelog.client.runtime.options import check_client_id, check_limits, check_path
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Socket, normalize_url
 from oncelog.errors import (
@@ -113,7 +113,7 @@ class ChatClient(BaseClient[ChatRuntime]):
         except SettingsError as error:
             raise SettingsError(str(error).replace("client_id", "device_id")) from None
         self.url = normalize_url(url)
-        self._runtime = ChatRuntime(ChatStore(check_store(path)), self.limits)
+        self._runtime = ChatRuntime(ChatStore(check_path(path)), self.limits)
         self._http = HttpClient(self.url, token=token, limits=self.limits, headers=headers, tls=tls)
         self._calls = ChatHttpCalls(self._http)
         self._transport = wire or HttpChatTransport(self._http)

@@ -1,6 +1,5 @@
 """A client of rows: edited offline, pushed when there is a gateway, the same everywhere. See docs/deltas-client.md."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from oncelog.client.deltas.errors import ChangesLostError, DeltaRefusedError
@@ -16,6 +15,7 @@ from oncelog.client.deltas.values import (
     State,
     Status,
 )
+from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from oncelog.client.deltas.blocking import BlockingDeltasClient
@@ -29,12 +29,7 @@ _LATER: Final = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_LATER[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_lazily(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

@@ -38,7 +38,7 @@ from oncelog.client.deltas.values import (
     Status,
 )
 from oncelog.client.runtime.client import BaseClient
-from oncelog.client.runtime.options import check_client_id, check_limits, check_store
+from oncelog.client.runtime.options import check_client_id, check_limits, check_path
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
@@ -84,7 +84,7 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         self.client_id = checked_id
         self._wall_ms = wall_ms or _get_system_wall_ms
         self._random = chance or random.Random()  # noqa: S311 - for pauses
-        self._runtime = DeltasRuntime(DeltasStore(check_store(path), self.limits), self.limits)
+        self._runtime = DeltasRuntime(DeltasStore(check_path(path), self.limits), self.limits)
         self._transport = wire or HttpDeltasTransport(
             self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls
         )

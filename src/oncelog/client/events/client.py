@@ -1,6 +1,6 @@
 """The asyncio client: submissions that survive, and every event once, in one order.
 
-    async with Client("http://127.0.0.1:7171", store="todo.db", partitions=["list/1"]) as client:
+    async with Client("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         pending = await client.submit({"type": "todo.added", "text": "milk"})
         async for event in client.events():
             print(event.committed_id, event.event)
@@ -33,11 +33,12 @@ from oncelog.client.runtime.options import (
     check_function,
     check_limits,
     check_partitions,
-    check_store,
+    check_path,
 )
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Transport, WebSocketTransport, normalize_url
 from oncelog.core.canonical import JsonValue
+from oncelog.deprecation import warn_renamed
 
 _STATE_BY_PHASE: Final = {
     EventsPhase.NONE: ConnectionState.OFFLINE,
@@ -56,7 +57,7 @@ class Client(BaseClient[EventsRuntime]):
         self,
         url: str,
         *,
-        store: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         partitions: Iterable[str],
         client_id: str | None = None,
         token: Token = None,
@@ -67,14 +68,19 @@ class Client(BaseClient[EventsRuntime]):
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
         chance: random.Random | None = None,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
         """Says what is to be; nothing is opened yet.
 
-        `store` is a file of SQLite's, made if it is missing: the application's own, or ":memory:" for a client whose
+        `path` is a file of SQLite's, made if it is missing: the application's own, or ":memory:" for a client whose
         outbox need not survive. `partitions` are followed; with none the client only submits. `client_id` is kept in
         the store, and made there if it is not given. `apply(connection, events)` is called in the transaction that
-        moves the cursor; `reset(connection)`, in one that begins again from another point.
+        moves the cursor; `reset(connection)`, in one that begins again from another point. `store` is the deprecated
+        name of `path`.
         """
+        if store is not None:
+            warn_renamed("Client(store=…)", "Client(path=…)")
+            path = store
         self.url = normalize_url(url)
         self.limits = check_limits(limits, ClientLimits)
         self.partitions = check_partitions(partitions)
@@ -84,7 +90,7 @@ class Client(BaseClient[EventsRuntime]):
         check_function(reset, "reset", may_be_async=False)
         self._reset = reset
         self._transport = transport or WebSocketTransport(self.url, self.limits, headers, tls)
-        self._runtime = EventsRuntime(ClientStore(check_store(store)), self.limits, self.partitions, apply)
+        self._runtime = EventsRuntime(ClientStore(check_path(path)), self.limits, self.partitions, apply)
         self._connector = Connector(
             self._runtime,
             self._transport,

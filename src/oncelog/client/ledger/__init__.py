@@ -1,6 +1,5 @@
 """A client of the ledger: writes that survive crashes, are committed once and in order. See docs/ledger-client.md."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from oncelog.client.ledger.errors import ForgottenError, UnverifiedError
@@ -23,6 +22,7 @@ from oncelog.client.ledger.values import (
     set_entity,
     unrelate,
 )
+from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from oncelog.client.ledger.blocking import BlockingLedgerClient, BlockingLedgerScope
@@ -37,12 +37,7 @@ _LATER: Final = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_LATER[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_lazily(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

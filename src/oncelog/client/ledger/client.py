@@ -20,7 +20,7 @@ from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.runtime.client import BaseClient
-from oncelog.client.runtime.options import check_client_id, check_limits, check_store
+from oncelog.client.runtime.options import check_client_id, check_limits, check_path
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.errors import SettingsError
 
@@ -74,7 +74,7 @@ class LedgerClient(BaseClient[LedgerRuntime], LedgerScope):
             return transport
 
         runtime = LedgerRuntime(
-            LedgerStore(check_store(path)),
+            LedgerStore(check_path(path)),
             new_transport,
             limits=self.limits,
             random_source=chance or random.Random(),  # noqa: S311 - for pauses

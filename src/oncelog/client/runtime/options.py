@@ -40,12 +40,12 @@ def check_client_id(client_id: str | None) -> str | None:
     return client_id
 
 
-def check_store(store: str | os.PathLike[str]) -> str:
-    """A path, or ":memory:"."""
-    path = os.fspath(store) if isinstance(store, str | os.PathLike) else None
-    if not isinstance(path, str) or not path or not _is_text(path):
-        raise SettingsError(f'store must be the path of a file, or ":memory:", not {store!r}')
-    return path
+def check_path(path: object) -> str:
+    """Return the path of a client's file, or ":memory:"."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or not _is_text(text):
+        raise SettingsError(f'path must be the path of a file, or ":memory:", not {path!r}')
+    return text
 
 
 def check_limits(limits: Limits | None, kind: type[Limits]) -> Limits:

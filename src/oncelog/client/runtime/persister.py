@@ -104,6 +104,8 @@ class BasePersister(ABC, Generic[Accepted, Changes]):
         if self._unsaved is None:
             waiting, self._pending_accepts = self._pending_accepts, []
             self._unsaved = self._take_changes()
+        else:
+            self._wakeup.set()  # what has gathered meanwhile is next
         try:
             # A cancelled task leaves the transaction to its end: what has been saved is reported.
             self._save_task = asyncio.create_task(self._save_and_confirm([one.submitted for one in waiting]))
