@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from oncelog.client.runtime.limits import MIB, ConnectionLimits
+from oncelog.client.runtime.limits import MIB, ConnectionLimits, check_at_most
 
 PAGE_MESSAGES_MAX: Final = 500
 _DAY_MS: Final = 86_400_000
@@ -43,4 +43,4 @@ class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_most("page_messages", PAGE_MESSAGES_MAX)
+        check_at_most(self, "page_messages", PAGE_MESSAGES_MAX)

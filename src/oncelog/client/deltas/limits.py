@@ -1,6 +1,6 @@
 """Limits and times of a client of rows, each with its unit. All can be set."""
 
-from oncelog.client.runtime.limits import MIB, ConnectionLimits
+from oncelog.client.runtime.limits import MIB, ConnectionLimits, check_at_most
 from oncelog.core.deltas import PUSH_DELTAS_MAX
 
 
@@ -32,4 +32,4 @@ class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_most("push_deltas_max", PUSH_DELTAS_MAX)
+        check_at_most(self, "push_deltas_max", PUSH_DELTAS_MAX)

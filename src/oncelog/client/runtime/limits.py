@@ -37,14 +37,15 @@ class BaseLimits(Struct, frozen=True, kw_only=True):
             if getattr(self, shorter) > getattr(self, longer):
                 raise SettingsError(f"{shorter} must not be more than {longer}")
 
-    def check_at_most(self, name: str, limit: int) -> None:
-        """Raises SettingsError for a value that no server allows."""
-        value = getattr(self, name)
-        if value > limit:
-            raise SettingsError(f"{name} must be at most {limit}, not {value}")
-
 
 class ConnectionLimits(BaseLimits, frozen=True, kw_only=True):
     """The same for clients that connect over HTTP and WebSockets."""
 
     connect_timeout_ms: int = 10_000
+
+
+def check_at_most(limits: BaseLimits, name: str, maximum: int) -> None:
+    """Raises SettingsError for a value that no server allows."""
+    value = getattr(limits, name)
+    if value > maximum:
+        raise SettingsError(f"{name} must be at most {maximum}, not {value}")
