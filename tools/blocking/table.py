@@ -140,7 +140,7 @@ Any number of threads may share one; their writes meet in the same group commits
         name="oncelog.client.events.blocking",
         docstring="""The blocking twin of `Client`: the same methods, each of which waits for its result.
 
-    with BlockingClient("http://127.0.0.1:7171", store="todo.db", partitions=["list/1"]) as client:
+    with BlockingClient("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         outcome = client.submit({"type": "todo.added", "text": "milk"}).outcome()
 
 Any number of threads may share one. Handlers are called in threads, one event after the other; `apply` is called in
@@ -206,6 +206,7 @@ Any number of threads may share one.
                 holds="client",
                 client="ledger",
                 omits=frozenset({"scopes"}),
+                texts={"close": (_CLOSED_BY_HANDLER, "")},
             ),
         ),
     ),

@@ -78,7 +78,7 @@ class BlockingClient(BlockingEventsBase):
         self,
         url: str,
         *,
-        store: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         partitions: Iterable[str],
         client_id: str | None = None,
         token: Token = None,
@@ -89,17 +89,19 @@ class BlockingClient(BlockingEventsBase):
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
         chance: random.Random | None = None,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
         """Says what is to be; nothing is opened yet.
 
-        `store` is a file of SQLite's, made if it is missing: the application's own, or ":memory:" for a client whose
+        `path` is a file of SQLite's, made if it is missing: the application's own, or ":memory:" for a client whose
         outbox need not survive. `partitions` are followed; with none the client only submits. `client_id` is kept in
         the store, and made there if it is not given. `apply(connection, events)` is called in the transaction that
-        moves the cursor; `reset(connection)`, in one that begins again from another point.
+        moves the cursor; `reset(connection)`, in one that begins again from another point. `store` is the deprecated
+        name of `path`.
         """
         self._client = Client(
             url,
-            store=store,
+            path=path,
             partitions=partitions,
             client_id=client_id,
             token=token,
@@ -110,17 +112,9 @@ class BlockingClient(BlockingEventsBase):
             tls=tls,
             transport=transport,
             chance=chance,
+            store=store,
         )
         super().__init__(self._client, "events")
-
-    def close(self) -> None:
-        """As `Client.close`.
-
-        Ends all tasks. What lies in the outbox stays there, and is sent when the client is opened again.
-
-        Raises RuntimeError in a handler.
-        """
-        super().close()
 
     @property
     def client_id(self) -> str:
@@ -308,3 +302,12 @@ class BlockingClient(BlockingEventsBase):
         Ends the pause before the next attempt: the application knows that the network is back.
         """
         self._run_any_time(self._client.reconnect_now)
+
+    def close(self) -> None:
+        """As `Client.close`.
+
+        End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
+
+        Raises RuntimeError in a handler.
+        """
+        super().close()

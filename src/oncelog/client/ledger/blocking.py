@@ -232,13 +232,6 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         BlockingLedgerScope.__init__(self, self._client, None)
         super().__init__(self._client, "ledger")
 
-    def close(self) -> None:
-        """As `LedgerClient.close`.
-
-        Waits for the answers of what has been sent (`close_timeout_ms`). What has none stays pending in the file.
-        """
-        super().close()
-
     def scope(self, organization: str, vault: str = "") -> BlockingLedgerScope:
         """As `LedgerClient.scope`.
 
@@ -246,3 +239,10 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         """
         portal = self._portal
         return BlockingLedgerScope(portal.run(self._client.scope, organization, vault), portal)
+
+    def close(self) -> None:
+        """As `LedgerClient.close`.
+
+        End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
+        """
+        super().close()
