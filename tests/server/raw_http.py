@@ -45,7 +45,7 @@ class RawConnection:
         head = (await soon(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
         headers = dict(line.split(": ", 1) for line in head[1:-2])
         body = await soon(self.reader.readexactly(int(headers["Content-Length"])))
-        is_json = headers["Content-Type"] == "application/json"
+        is_json = headers["Content-Type"].endswith("json")
         return int(head[0].split()[1]), headers, json.loads(body) if is_json else body
 
     async def written(self) -> int:

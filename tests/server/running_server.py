@@ -84,11 +84,14 @@ class Answer:
 
     @property
     def error(self) -> Any:
-        """Return the error object, and check its form."""
-        assert self.content_type == "application/json"
-        error = self.json["error"]
-        assert set(self.json) == {"error"}
+        """Return the error object, and check its form and that of the problem document around it."""
+        assert self.content_type == "application/problem+json"
+        problem = self.json
+        error = problem["error"]
         assert set(error) == {"code", "message", "details"}
+        assert (problem["code"], problem["detail"]) == (error["code"], error["message"])
+        assert (problem["status"], problem["type"]) == (self.status, f"urn:oncelog:problem:{error['code']}")
+        assert problem["title"]
         return error
 
     @property

@@ -26,7 +26,7 @@ from oncelog.server.auth.credential_events import CredentialEvent, CredentialLis
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.cached_document import CachedDocument
 from oncelog.server.chat.ack_queue import AckQueue
-from oncelog.server.chat.codec import to_error_response as chat_error_response
+from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH, ChatEndpoints
 from oncelog.server.chat.hub import ChatHub
 from oncelog.server.chat.service import ChatService
@@ -39,7 +39,7 @@ from oncelog.server.connection_limiter import (
     ForwardedRequest,
     to_connection_limits,
 )
-from oncelog.server.deltas.codec import to_error_response as deltas_error_response
+from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
 from oncelog.server.deltas.endpoints import DeltasEndpoints
 from oncelog.server.deltas.schemas import TableSchemas, combine_validators
 from oncelog.server.deltas.service import DeltasService
@@ -56,7 +56,8 @@ from oncelog.server.http_fast_path import HttpFastPath
 from oncelog.server.http_headers import add_response_headers
 from oncelog.server.http_log import new_http_logger
 from oncelog.server.http_protocol import HttpProtocol
-from oncelog.server.http_requests import check_single_authorization, to_error_response
+from oncelog.server.http_requests import check_single_authorization
+from oncelog.server.ledger.codec import PROBLEM_DIALECT as LEDGER_PROBLEMS
 from oncelog.server.ledger.endpoints import LedgerEndpoints
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.ledger.service import LedgerService
@@ -78,6 +79,7 @@ from oncelog.server.origins import (
     to_client_network,
 )
 from oncelog.server.preauth_limiter import PreauthLimiter
+from oncelog.server.problems import DEFAULT_DIALECT, ProblemDialect, to_error_response
 from oncelog.server.rate_limiter import RateLimiter
 from oncelog.server.settings import ServerSettings, new_authenticator
 from oncelog.server.tls import ServerCertificate
@@ -216,6 +218,7 @@ class Server:
             self.ledger.list_fast_routes(),
             check_host=self._check_host_and_origin,
             count_failure=self._count_failure,
+            find_dialect=_find_dialect,
             body_bytes_max=settings.api_limits.frame_bytes_max,
             varies_by_origin=bool(self._allowed_origins),
         )
@@ -647,7 +650,7 @@ class Server:
         return response
 
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        respond = _ERROR_RESPONSES.get(_find_api_name(request.path), to_error_response)
+        dialect = _find_dialect(request.path)
         try:
             self._check_request(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
@@ -655,21 +658,30 @@ class Server:
             return await handler(request)
         except ApiError as error:
             self._count_failure(request.path, error)
-            return respond(error)
-        except web.HTTPRequestEntityTooLarge:
-            size = self.settings.api_limits.frame_bytes_max
-            message = f"body: must have at most {size} bytes"
-            return respond(ApiError(error_codes.BAD_REQUEST, message, field="body", limit=size, status=413))
+            return to_error_response(error, dialect)
         except web.HTTPException as error:
             allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-            return respond(ApiError(error_codes.BAD_REQUEST, error.reason, status=error.status), allowed)
-        except asyncio.CancelledError:
-            raise
-        except ConnectionError:
+            return to_error_response(self._to_api_error(error), dialect, allowed)
+        except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             logger.exception("a request failed", extra={"method": request.method, "path": request.path})
-            return respond(ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500))
+            return to_error_response(_FAILURE, dialect)
+
+    def _to_api_error(self, error: web.HTTPException) -> ApiError:
+        """Return the error for a request that aiohttp refuses."""
+        match error:
+            case web.HTTPRequestEntityTooLarge():
+                size = self.settings.api_limits.frame_bytes_max
+                message = f"body: must have at most {size} bytes"
+                return ApiError(error_codes.BAD_REQUEST, message, field="body", limit=size, status=413)
+            case web.HTTPNotFound():
+                return ApiError(error_codes.UNKNOWN_PATH, "the server has no such path; `GET /` names its APIs")
+            case web.HTTPMethodNotAllowed():
+                message = f"the path takes {', '.join(sorted(error.allowed_methods))} only"
+                return ApiError(error_codes.METHOD_NOT_ALLOWED, message)
+            case _:
+                return ApiError(error_codes.BAD_REQUEST, error.reason, status=error.status)
 
     def _count_failure(self, path: str, error: ApiError) -> None:
         self.counts.requests[_find_api_name(path), "http", error.code] += 1
@@ -810,8 +822,12 @@ def _find_api_name(path: str) -> str:
 
 
 _API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
-_ERROR_RESPONSES: Final = {"deltas": deltas_error_response, "chat": chat_error_response}
-"""Encoders of errors, for APIs that do not use the common one."""
+_PROBLEM_DIALECTS: Final = {"deltas": DELTAS_PROBLEMS, "chat": CHAT_PROBLEMS, "ledger": LEDGER_PROBLEMS}
+_FAILURE: Final = ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500)
+
+
+def _find_dialect(path: str) -> ProblemDialect:
+    return _PROBLEM_DIALECTS.get(_find_api_name(path), DEFAULT_DIALECT)
 
 
 def _format_address(address: tuple[str, int] | str) -> str:

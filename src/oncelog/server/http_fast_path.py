@@ -26,9 +26,10 @@ from oncelog import error_codes
 from oncelog.server.connection_limiter import Caller, ForwardedRequest
 from oncelog.server.errors import ApiError
 from oncelog.server.http_headers import RESPONSE_HEADERS
-from oncelog.server.http_requests import JSON, parse_bearer, to_error_response
+from oncelog.server.http_requests import JSON, parse_bearer
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.preauth_limiter import PreauthLimiter
+from oncelog.server.problems import ProblemDialect, to_error_response
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -87,6 +88,7 @@ class HttpFastPath:
         *,
         check_host: Callable[[str, str], None],
         count_failure: Callable[[str, ApiError], None],
+        find_dialect: Callable[[str], ProblemDialect],
         body_bytes_max: int,
         varies_by_origin: bool,
     ) -> None:
@@ -95,6 +97,8 @@ class HttpFastPath:
         """Raises ApiError for an address and a `Host` that are not served."""
         self.count_failure = count_failure
         """Told of every request that was refused: its path, and why."""
+        self.find_dialect = find_dialect
+        """Finds the dialect of the errors of a path."""
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
         self._extra_headers = b"Vary: Origin\r\n" if varies_by_origin else b""
         """Lines of every answer's head."""
@@ -283,7 +287,7 @@ class _FastConnection(asyncio.Protocol):
             error = ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500)
         else:
             self._fast_path.count_failure(self._path, error)
-        self._send(self._fast_path.encode_error(to_error_response(error)))
+        self._send(self._fast_path.encode_error(to_error_response(error, self._fast_path.find_dialect(self._path))))
 
     def _send(self, data: bytes) -> None:
         if self._transport.is_closing():

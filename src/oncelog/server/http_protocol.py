@@ -11,7 +11,7 @@ from aiohttp.web_protocol import RequestHandler
 from oncelog import error_codes
 from oncelog.server.errors import ApiError
 from oncelog.server.http_headers import RESPONSE_HEADERS
-from oncelog.server.http_requests import to_error_response
+from oncelog.server.problems import to_error_response
 
 MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
 """Fixed: aiohttp's own message quotes the request, and so the credential in it."""

@@ -3,14 +3,14 @@
 import asyncio
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
 
 from oncelog import error_codes
-from oncelog.server.errors import ApiError, encode_error
+from oncelog.server.errors import ApiError
 from oncelog.server.limits import LONG_FRAME_BYTES
 
 JSON: Final = "application/json"
@@ -18,19 +18,6 @@ ENCODINGS: Final = ("identity", "gzip", "deflate")
 _GZIP_BITS: Final = zlib.MAX_WBITS + 16
 BODY_TIMEOUT_S: Final = 60
 """How long the body of a request may take to come."""
-HTTP_STATUS: Final = {
-    error_codes.BAD_REQUEST: 400,
-    error_codes.AUTH_FAILED: 401,
-    error_codes.FORBIDDEN: 403,
-    error_codes.NOT_FOUND: 404,
-    error_codes.HISTORY_CHANGED: 409,
-    error_codes.RATE_LIMITED: 429,
-    error_codes.SERVER_BUSY: 503,
-    error_codes.READ_ONLY: 503,
-    error_codes.QUOTA_EXCEEDED: 507,
-    error_codes.SERVER_ERROR: 500,
-}
-"""HTTP status of each error code."""
 _DIGITS_MAX: Final = 16
 _BAD_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _FIELDS_MAX: Final = 1000
@@ -141,41 +128,8 @@ def parse_query(request: web.Request) -> list[tuple[str, str]]:
         raise ApiError(error_codes.BAD_REQUEST, message, field="query") from None
 
 
-def parse_parameters(request: web.Request, names: Collection[str]) -> dict[str, str]:
-    """The parameters of a query. Raises ApiError for one that has no meaning, or is there twice."""
-    parameters: dict[str, str] = {}
-    for name, value in parse_query(request):
-        if name not in names:
-            raise ApiError(error_codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
-        if name in parameters:
-            raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
-        parameters[name] = value
-    return parameters
-
-
 def parse_number(text: str, name: str) -> int:
     """A number of a query. Raises ApiError."""
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
         raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be a whole number from 0 to 2^53−1", field=name)
     return int(text)
-
-
-def to_error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Encode an error for HTTP: the body is that of the WebSocket, and `status` is the status of the response."""
-    headers = dict(headers or {})
-    details = dict(error.details)
-    status = details.pop("status", HTTP_STATUS[error.code])
-    retry_after_ms = details.get("retry_after_ms")
-    if retry_after_ms is not None:
-        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
-    if error.code == error_codes.AUTH_FAILED:
-        headers["WWW-Authenticate"] = "Bearer"
-    response = web.Response(
-        body=b'{"error":%b}' % encode_error(ApiError(error.code, error.message, **details)),
-        status=status,
-        content_type=JSON,
-        headers=headers,
-    )
-    if details.get("field") == "body":
-        response.force_close()  # what is left of it was not read, and is in the way of a next request
-    return response

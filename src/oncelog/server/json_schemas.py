@@ -7,18 +7,13 @@ from oncelog.core.canonical import INTEGER_MAX
 Schema = dict[str, Any]
 
 JSON: Final = "application/json"
+PROBLEM_JSON: Final = "application/problem+json"
 NO_NUL: Final = "^[^\\u0000]*$"
 TEXT_SCHEMA: Final[Schema] = {"type": "string"}
 SSE_RESPONSE: Final[Schema] = {
     "description": "A stream that does not end by itself.",
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
 }
-QUOTA_PROPERTIES: Final[dict[str, Schema]] = {
-    "tenant": {**TEXT_SCHEMA, "description": "Whose quota it is."},
-    "quota": {**TEXT_SCHEMA, "description": "Which of them."},
-    "usage": {"type": "integer", "minimum": 0, "description": "What the tenant has."},
-}
-"""What an error tells of a quota, beside its limit."""
 
 
 def schema_ref(name: str) -> Schema:
@@ -29,6 +24,11 @@ def schema_ref(name: str) -> Schema:
 def json_response(description: str, schema: Schema) -> Schema:
     """An answer in JSON."""
     return {"description": description, "content": {JSON: {"schema": schema}}}
+
+
+def problem_response(description: str) -> Schema:
+    """A problem document."""
+    return {"description": description, "content": {PROBLEM_JSON: {"schema": schema_ref("Problem")}}}
 
 
 def schema_response(name: str, description: str) -> Schema:
@@ -68,3 +68,28 @@ def last_event_id_schema(name: str, parameter: str = "since") -> Schema:
         "anyOf": [integer_schema(), {"type": "string", "maxLength": 0}],
         "description": f"The last `{name}` that was received. It goes before `{parameter}`. An empty one is none.",
     }
+
+
+def problem_schema() -> Schema:
+    """The problem document (RFC 9457) of every error."""
+    fault = object_schema(
+        path={**TEXT_SCHEMA, "description": "Parameter, header or member at fault."}, detail=TEXT_SCHEMA
+    )
+    schema = object_schema(
+        type={**TEXT_SCHEMA, "description": "`urn:oncelog:problem:` and the code in lower case."},
+        title=TEXT_SCHEMA,
+        status={"type": "integer", "minimum": 400, "maximum": 599},
+        detail={**TEXT_SCHEMA, "description": "What is wrong, for people."},
+        code={**TEXT_SCHEMA, "description": "What is wrong, for programs. The manual of each API lists its codes."},
+    )
+    return with_optional(
+        schema,
+        errors={"type": "array", "minItems": 1, "items": fault},
+        retry_after_ms=integer_schema("When to send the same request again."),
+        limit=integer_schema("Largest accepted value."),
+        tenant={**TEXT_SCHEMA, "description": "Tenant whose quota or rate is used up."},
+        quota={**TEXT_SCHEMA, "description": "Name of the quota or rate."},
+        usage=integer_schema("How much of the quota the tenant uses."),
+        epoch={**TEXT_SCHEMA, "description": "Epoch of the log, if the reader's is another."},
+        error={"deprecated": True, "description": "The error as servers described it before problem documents."},
+    )

@@ -14,7 +14,7 @@ from oncelog.server.chat import message_schemas as chat
 from oncelog.server.deltas import message_schemas as deltas
 from oncelog.server.endpoint import Endpoint, Parameter
 from oncelog.server.events import message_schemas as events
-from oncelog.server.json_schemas import JSON, Schema, schema_ref, schema_response
+from oncelog.server.json_schemas import JSON, Schema, problem_response, problem_schema, schema_ref
 from oncelog.server.ledger import message_schemas as ledger
 from oncelog.server.limits import ApiLimits
 
@@ -35,29 +35,29 @@ _TAGS: Final = {
     "operators": "For operators of the server. Only `/metrics` needs a credential",
 }
 _ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
-    400: "The request is none: its message says what is wrong, and where. Nothing was written.",
-    401: "No credential, or none that is good, or one of another client. All get the same text.",
-    403: "What may not be read, or not be written, or a page of an origin that may not connect.",
-    404: "There is no such thing, or it is another scope's.",
-    409: "The history is another one than the reader's: its `epoch` is not ours, or its cursor is ahead of the log. Of "
-    "a write: its clock is too far ahead.",
-    408: "The body took too long to come.",
-    413: "The body is larger than the server takes.",
-    415: "The body is not said to be JSON, or is encoded in a way that is not known.",
-    422: "A write that is good in form is not what a schema of tables, a limit or the application allows.",
-    429: "Too many failed attempts to authenticate, or too many new writes. Try again after `Retry-After`.",
-    500: "The server is at fault. Whether something was written is not known: send it again, under the same ids.",
-    503: "The server is busy, takes no new writes, or is being stopped. Nothing new of the request has been decided: "
-    "send all of it again.",
-    507: "A tenant has as much as it may have. Try again after `Retry-After`: somebody has to make room first.",
+    400: "The request is malformed: `errors` says where. Nothing was written.",
+    401: "No valid credential, or one of another client. All get the same text.",
+    403: "Reading or writing this is not allowed, or the page's origin may not connect.",
+    404: "There is no such record, or it belongs to another scope.",
+    408: "The body took too long to arrive.",
+    409: "The cursor belongs to another history: its `epoch` differs, or it is ahead of the log. Or the write "
+    "conflicts with an earlier one, or its clock is too far ahead.",
+    412: "A condition of the write is not met. Nothing was written.",
+    413: "The body is larger than the server accepts.",
+    415: "`Content-Type` is not JSON, or `Content-Encoding` is unknown.",
+    422: "A schema of tables, a limit or the application does not allow the write.",
+    429: "Too many failed authentications, requests or new writes. Try again after `Retry-After`.",
+    500: "The server failed. Whether something was written is not known: send the request again, with the same ids.",
+    503: "The server is busy, takes no new writes, or is stopping. It decided nothing new of the request: send all of "
+    "it again.",
+    507: "A tenant has used up a quota. Try again after `Retry-After`, when there is room.",
 }
 RETRYABLE_STATUSES: Final = frozenset({429, 500, 503, 507})
 COMMON_ERRORS: Final = (403, 500)
 
 
 _CREDENTIAL_ERRORS: Final = (401, 429)
-_BODY_ERRORS: Final = (400, 408, 413, 415, 503)
-_ERROR_SCHEMAS: Final = {"deltas": "DeltasError", "chat": "ChatError"}
+_BODY_ERRORS: Final = (400, 408, 413, 415)
 
 
 def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str, Any]:
@@ -79,6 +79,7 @@ def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str
         "paths": paths,
         "components": {
             "schemas": {
+                "Problem": problem_schema(),
                 **operator_endpoints.build_schemas(),
                 **events.build_schemas(limits),
                 **audit.build_schemas(),
@@ -99,7 +100,6 @@ def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str
 
 def describe_endpoint(endpoint: Endpoint, limits: ApiLimits) -> Schema:
     """Return the operation object of an endpoint."""
-    error_schema = _ERROR_SCHEMAS.get(endpoint.api, "Error")
     operation: Schema = {"operationId": endpoint.name, "tags": [endpoint.api], "summary": endpoint.summary}
     if endpoint.description:
         operation["description"] = endpoint.description
@@ -107,7 +107,7 @@ def describe_endpoint(endpoint: Endpoint, limits: ApiLimits) -> Schema:
     operation["responses"] = {
         **{str(status): response for status, response in endpoint.responses.items()},
         **{
-            str(status): _describe_error(status, error_schema)
+            str(status): _describe_error(status)
             for status in sorted(_list_error_statuses(endpoint) - endpoint.responses.keys())
         },
     }
@@ -126,6 +126,8 @@ def _list_error_statuses(endpoint: Endpoint) -> set[int]:
     statuses = {*COMMON_ERRORS, *endpoint.errors}
     if not endpoint.is_public:
         statuses.update(_CREDENTIAL_ERRORS)
+    if endpoint.path.startswith("/v1/"):
+        statuses.add(503)  # the server is stopping
     if endpoint.parameters:
         statuses.add(400)
     if endpoint.body is not None:
@@ -148,8 +150,8 @@ def _describe_parameter(parameter: Parameter) -> Schema:
     return described
 
 
-def _describe_error(status: int, schema: str) -> Schema:
-    response = schema_response(schema, _ERROR_DESCRIPTIONS[status])
+def _describe_error(status: int) -> Schema:
+    response = problem_response(_ERROR_DESCRIPTIONS[status])
     if status in RETRYABLE_STATUSES:
         seconds = {"type": "integer", "minimum": 0}
         response["headers"] = {"Retry-After": {"description": "Seconds, where they are known.", "schema": seconds}}

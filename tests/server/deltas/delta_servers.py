@@ -171,13 +171,14 @@ def compacted(deltas: int, upto: int, *, has_more: bool = False, dropped: int = 
 
 def refusal(answer: Answer) -> tuple[int, str]:
     """Return status and code of an error, and check its members."""
-    assert answer.content_type == "application/json"
+    assert answer.content_type == "application/problem+json"
     error = answer.json
-    assert {"error", "code"} <= set(error) <= {
-        "error", "code", "index", "expected", "limit", "epoch", "newest", "serverTime", "retryAfterMs",
-        "tenant", "quota", "usage", "snapshot",
+    assert {"type", "title", "status", "detail", "error", "code"} <= set(error) <= {
+        "type", "title", "status", "detail", "errors", "error", "code", "index", "expected", "limit", "epoch", "newest",
+        "serverTime", "server_time_ms", "retryAfterMs", "retry_after_ms", "tenant", "quota", "usage", "snapshot",
     }  # fmt: skip
-    assert isinstance(error["error"], str)
+    assert (error["status"], error["detail"]) == (answer.status, error["error"])
+    assert error["type"] == f"urn:oncelog:problem:{error['code'].lower()}"
     return answer.status, error["code"]
 
 

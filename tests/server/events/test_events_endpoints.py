@@ -240,10 +240,10 @@ async def test_compressed_body_is_unpacked_up_to_the_limit_after_authentication(
 async def test_unknown_paths_and_methods_get_errors_of_the_same_form(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         for path in ("/v1", "/v1/events/", "/v1/event", "/favicon.ico"):
-            assert (await served.get(path)).refusal == (404, "bad_request")
+            assert (await served.get(path)).refusal == (404, "unknown_path")
         for method in ("PUT", "DELETE", "PATCH"):
             answer = await served.request(method, PATH)
-            assert answer.refusal == (405, "bad_request")
+            assert answer.refusal == (405, "method_not_allowed")
             assert set(answer.headers["Allow"].split(",")) == {"GET", "HEAD", "POST"}
         head = await served.request("HEAD", f"{PATH}?partition=a")
         assert (head.status, head.body) == (200, b"")

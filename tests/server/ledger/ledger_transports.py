@@ -334,10 +334,17 @@ class HttpWatching:
 
 async def _answer(response: aiohttp.ClientResponse) -> Json:
     body = await response.read()
-    assert response.content_type == "application/json", (response.status, body)
+    is_ok = response.status == 200
+    assert response.content_type == ("application/json" if is_ok else "application/problem+json"), body
     given = json.loads(body)
-    if response.status == 200:
+    if is_ok and given.pop("already_committed", False):
+        return _normal(_read({"error": {"code": "ALREADY_COMMITTED", "number": 5, "message": "as a receipt", **given}}))
+    if is_ok:
         return _normal(_read(given))
+    assert given["status"] == response.status
+    if "number" in given:  # gRPC has refusals of writes as data
+        assert {"code": given["code"], "message": given["detail"]}.items() <= given["error"].items()
+        return _normal(_read({"error": given["error"]}))
     error = _error(STATUS_OF[response.status], given["error"])
     error.http_status = response.status
     error.retry_after_s = response.headers.get("Retry-After", "")

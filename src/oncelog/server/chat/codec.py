@@ -10,29 +10,15 @@ from functools import lru_cache
 from typing import Any, Final
 
 import orjson
-from aiohttp import web
 
 from oncelog import error_codes
 from oncelog.core.chat import format_message_id, parse_chat_scope
 from oncelog.core.values import Receipt, Record
 from oncelog.server.errors import ApiError
-from oncelog.server.http_requests import HTTP_STATUS as STATUS_OF_ALL
-from oncelog.server.http_requests import JSON
+from oncelog.server.problems import ProblemDialect
 from oncelog.server.websocket_frames import encode_frame, encode_json_text
 from oncelog.storage.store import MemberChange, Membership, StreamMember
 
-HTTP_STATUS: Final = {
-    **STATUS_OF_ALL,
-    error_codes.NOT_A_MEMBER: 403,
-    error_codes.NOT_AN_OWNER: 403,
-    error_codes.LAST_OWNER: 409,
-    error_codes.INVALID_MESSAGE: 400,
-    error_codes.MESSAGE_TOO_LARGE: 413,
-    error_codes.INVALID_ACK: 409,
-    error_codes.SERVER_STOPPING: 503,
-    error_codes.SERVER_ERROR: 503,
-}
-"""HTTP status of each error code of the Chat API."""
 _ERROR_CODES: Final = {
     error_codes.BAD_REQUEST: "INVALID_REQUEST",
     error_codes.SERVER_BUSY: "BUSY",
@@ -138,20 +124,9 @@ def encode_error_frame(error: ApiError, request_ids: Mapping[str, str] | None = 
     return encode_frame(orjson.dumps({"type": "error", **to_error_members(error), **(request_ids or {})}))
 
 
-def to_error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
-    """The same as HTTP has it."""
-    headers = dict(headers or {})
-    retry_after_ms = error.details.get("retry_after_ms")
-    if retry_after_ms is not None:
-        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
-    if error.code == error_codes.AUTH_FAILED:
-        headers["WWW-Authenticate"] = "Bearer"
-    body = orjson.dumps({"error": to_error_members(error)})
-    status = error.details.get("status", HTTP_STATUS[error.code])
-    response = web.Response(body=body, status=status, content_type=JSON, headers=headers)
-    if error.details.get("field") == "body":
-        response.force_close()  # as in `requests`: what is left of it was not read
-    return response
+PROBLEM_DIALECT: Final = ProblemDialect(
+    get_code, lambda error: {"error": to_error_members(error)}, {error_codes.SERVER_ERROR: 503}
+)
 
 
 # --- what others do -----------------------------------------------------------------------------------

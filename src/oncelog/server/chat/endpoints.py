@@ -19,13 +19,13 @@ from oncelog.server.chat.decode import (
     decode_user_id,
     get_acked_sequence,
 )
-from oncelog.server.chat.message_schemas import CHAT_ID, ERROR_SCHEMA, USER_ID
+from oncelog.server.chat.message_schemas import CHAT_ID, USER_ID
 from oncelog.server.chat.service import ChatService, ChatView
 from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler
 from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_fields import bad_request, decode_object, parse_json, type_error
-from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, schema_response
+from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, problem_response, schema_response
 
 WEBSOCKET_PATH: Final = "/v1/chat"
 _CHATS: Final = "/v1/chats"
@@ -80,7 +80,7 @@ class ChatEndpoints:
         after_user = Parameter(name="after", schema=_or_empty(USER_ID), parse=_parse_user_id, default="")
         after = integer_schema("Messages behind this sequence.")
         before = integer_schema("Messages right before this sequence. Not beside `after`.")
-        read = partial(Endpoint, api="chat", method="GET", errors=(503,))
+        read = partial(Endpoint, api="chat", method="GET")
         write = partial(Endpoint, api="chat", method="POST")
         member = (_CHAT_PARAMETER, _USER_PARAMETER)
         done = {200: schema_response("Member", "Done.")}
@@ -95,9 +95,8 @@ class ChatEndpoints:
                 handle=_require_upgrade,
                 responses={
                     101: {"description": "A WebSocket."},
-                    426: schema_response(ERROR_SCHEMA, "It is no WebSocket."),
+                    426: problem_response("The request does not ask for a WebSocket."),
                 },
-                errors=(503,),
                 is_public=True,
                 serve_websocket=self._serve_websocket,
             ),
@@ -172,7 +171,7 @@ class ChatEndpoints:
                 authorize=self._authorize_read,
                 handle=self._get_history,
                 responses={200: schema_response("Batch", "A page.")},
-                errors=(409, 503),
+                errors=(409,),
             ),
             write(
                 path=f"{_CHAT}/messages",

@@ -1,14 +1,12 @@
 """JSON Schemas of the Chat API."""
 
-from typing import Any, Final
+from typing import Final
 
-from oncelog import error_codes
 from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.core.values import Role
 from oncelog.server.json_schemas import (
     NO_NUL,
-    QUOTA_PROPERTIES,
     TEXT_SCHEMA,
     Schema,
     integer_schema,
@@ -19,25 +17,6 @@ from oncelog.server.json_schemas import (
 )
 from oncelog.server.limits import ApiLimits
 
-ERROR_SCHEMA: Final = "ChatError"
-_ERROR_CODES: Final = (
-    error_codes.NOT_A_MEMBER,
-    error_codes.NOT_AN_OWNER,
-    error_codes.LAST_OWNER,
-    error_codes.INVALID_MESSAGE,
-    error_codes.MESSAGE_TOO_LARGE,
-    error_codes.INVALID_ACK,
-    error_codes.AUTH_FAILED,
-    error_codes.FORBIDDEN,
-    error_codes.HISTORY_CHANGED,
-    error_codes.RATE_LIMITED,
-    error_codes.READ_ONLY,
-    error_codes.QUOTA_EXCEEDED,
-    error_codes.SERVER_STOPPING,
-    "INVALID_REQUEST",
-    "BUSY",
-    "UNAVAILABLE",
-)
 _UUID4: Final = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
 CHAT_ID: Final[Schema] = {
     "type": "string",
@@ -106,7 +85,6 @@ def build_schemas(limits: ApiLimits) -> Schema:
         ),
         "Acknowledgement": _acknowledgement_schema(),
         "Acknowledged": object_schema(chat_id=TEXT_SCHEMA, changed={"type": "boolean"}),
-        ERROR_SCHEMA: object_schema(error=_error_schema()),
     }
 
 
@@ -159,16 +137,3 @@ def _acknowledgement_schema() -> Schema:
             {**older, "not": {"required": ["last_acked_sequence"]}},
         ]
     }
-
-
-def _error_schema() -> Schema:
-    more: dict[str, Any] = {
-        "field": {**TEXT_SCHEMA, "description": "What is wrong."},
-        **QUOTA_PROPERTIES,
-        "limit": integer_schema("What it may be at most."),
-        "last_sequence": integer_schema("The newest of the chat."),
-        "epoch": {**TEXT_SCHEMA, "description": "The log's, where the reader's is another."},
-        "retry_after_ms": integer_schema("When to try again."),
-    }
-    schema = object_schema(code={"enum": [code.upper() for code in _ERROR_CODES]}, message=TEXT_SCHEMA)
-    return {**with_optional(schema, **more), "additionalProperties": False}

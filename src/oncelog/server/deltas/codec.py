@@ -1,28 +1,17 @@
 """Codec of the Deltas API: its answers and errors in JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import orjson
-from aiohttp import web
 
 from oncelog import error_codes
 from oncelog.core.merge import NEVER, Row, Stamp
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Compacted
 from oncelog.server.errors import ApiError
-from oncelog.server.http_requests import HTTP_STATUS as STATUS_OF_ALL
-from oncelog.server.http_requests import JSON
+from oncelog.server.problems import ProblemDialect
 
-HTTP_STATUS: Final = {
-    **STATUS_OF_ALL,
-    error_codes.CLOCK_DRIFT: 409,
-    error_codes.DELTA_ID_MISMATCH: 400,
-    error_codes.TOO_LARGE: 413,
-    error_codes.INVALID: 422,
-    error_codes.SERVER_ERROR: 503,
-}
-"""HTTP status of each error code of the Deltas API."""
 _TOO_LARGE_STATUS: Final = 413
 _DETAIL_NAMES: Final = {
     "index": "index",
@@ -37,29 +26,27 @@ _DETAIL_NAMES: Final = {
     "server_time_ms": "serverTime",
     "retry_after_ms": "retryAfterMs",
 }
-"""What else an error may tell, and how it is called there."""
+"""Names of the details of an error in this API."""
+
+
+def get_code(error: ApiError) -> str:
+    """Return the code of an error in this API."""
+    is_too_large = error.details.get("status") == _TOO_LARGE_STATUS
+    return (error_codes.TOO_LARGE if is_too_large else error.code).upper()
+
+
+def to_error_members(error: ApiError) -> dict[str, Any]:
+    """Return the members of an error in frames and events."""
+    details = {shown: error.details[name] for name, shown in _DETAIL_NAMES.items() if name in error.details}
+    return {"error": error.message, "code": get_code(error), **details}
 
 
 def encode_error(error: ApiError, **more: str) -> bytes:
-    """`{error, code, index?}`, and what else helps."""
-    code = error_codes.TOO_LARGE if error.details.get("status") == _TOO_LARGE_STATUS else error.code
-    details = {shown: error.details[name] for name, shown in _DETAIL_NAMES.items() if name in error.details}
-    return orjson.dumps({**more, "error": error.message, "code": code.upper(), **details})
+    """Encode an error of a stream or a WebSocket."""
+    return orjson.dumps({**more, **to_error_members(error)})
 
 
-def to_error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
-    """The same as HTTP has it."""
-    headers = dict(headers or {})
-    retry_after_ms = error.details.get("retry_after_ms")
-    if retry_after_ms is not None:
-        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
-    if error.code == error_codes.AUTH_FAILED:
-        headers["WWW-Authenticate"] = "Bearer"
-    status = error.details.get("status", HTTP_STATUS[error.code])
-    response = web.Response(body=encode_error(error), status=status, content_type=JSON, headers=headers)
-    if error.details.get("field") == "body":
-        response.force_close()  # as in `requests`: what is left of it was not read
-    return response
+PROBLEM_DIALECT: Final = ProblemDialect(get_code, to_error_members, {error_codes.SERVER_ERROR: 503})
 
 
 # --- pushed -----------------------------------------------------------------------------------------------

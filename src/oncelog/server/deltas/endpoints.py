@@ -145,7 +145,7 @@ class DeltasEndpoints:
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, limit),
                 handle=self._pull,
                 responses={200: schema_response("Pulled", "A page.")},
-                errors=(409, 503),
+                errors=(409,),
             ),
             read(
                 path=f"{PATH}rows/{{table}}",
@@ -155,7 +155,6 @@ class DeltasEndpoints:
                 parameters=(_GATEWAY_PARAMETER, _TABLE_PARAMETER, after, limit, row_id),
                 handle=self._get_rows,
                 responses={200: schema_response("Rows", "A page.")},
-                errors=(503,),
             ),
             read(
                 path=f"{PATH}snapshot",
@@ -165,7 +164,7 @@ class DeltasEndpoints:
                 parameters=(_GATEWAY_PARAMETER, Parameter(name="page", schema=_PAGE, default=""), limit),
                 handle=self._get_snapshot,
                 responses={200: schema_response("Snapshot", "A page.")},
-                errors=(409, 503),
+                errors=(409,),
             ),
             read(
                 path=f"{PATH}live",
@@ -175,7 +174,7 @@ class DeltasEndpoints:
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resumed),
                 handle=self._follow_events,
                 responses={200: SSE_RESPONSE},
-                errors=(409, 503),
+                errors=(409,),
                 is_stream=True,
                 serve_websocket=self._serve_websocket,
             ),

@@ -1,8 +1,7 @@
 """JSON Schemas of the Deltas API."""
 
-from typing import Any, Final
+from typing import Final
 
-from oncelog import error_codes
 from oncelog.core.deltas import (
     IDENTIFIER_CHARACTERS_MAX,
     PUSH_DELTAS_MAX,
@@ -12,7 +11,6 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op
 from oncelog.server.json_schemas import (
     NO_NUL,
-    QUOTA_PROPERTIES,
     TEXT_SCHEMA,
     Schema,
     integer_schema,
@@ -23,7 +21,6 @@ from oncelog.server.json_schemas import (
 )
 from oncelog.server.limits import ApiLimits
 
-_ERROR_SCHEMA: Final = "DeltasError"
 IDENTIFIER: Final[Schema] = {
     "type": "string",
     "pattern": f"^[A-Za-z_][A-Za-z0-9_]{{0,{IDENTIFIER_CHARACTERS_MAX - 1}}}$",
@@ -31,21 +28,6 @@ IDENTIFIER: Final[Schema] = {
 _DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _HLC: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,19})$"}
 _ANY_JSON: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 would change, such as 2^53+1."}
-_ERROR_CODES: Final = (
-    error_codes.BAD_REQUEST,
-    error_codes.DELTA_ID_MISMATCH,
-    error_codes.AUTH_FAILED,
-    error_codes.FORBIDDEN,
-    error_codes.CLOCK_DRIFT,
-    error_codes.HISTORY_CHANGED,
-    error_codes.TOO_LARGE,
-    error_codes.INVALID,
-    error_codes.RATE_LIMITED,
-    error_codes.SERVER_BUSY,
-    error_codes.READ_ONLY,
-    error_codes.QUOTA_EXCEEDED,
-    error_codes.SERVER_ERROR,
-)
 
 
 def build_schemas(limits: ApiLimits) -> Schema:
@@ -102,7 +84,6 @@ def build_schemas(limits: ApiLimits) -> Schema:
             ]
         },
         "Compacted": _compaction_result_schema(),
-        _ERROR_SCHEMA: _error_schema(),
     }
 
 
@@ -160,19 +141,3 @@ def _delta_schema() -> Schema:
         columns={"type": "array", "items": object_schema(column=IDENTIFIER, value=_ANY_JSON)},
         hlc=_HLC,
     )
-
-
-def _error_schema() -> Schema:
-    more: dict[str, Any] = {
-        "index": integer_schema("The delta at fault."),
-        "expected": {**_DELTA_ID, "description": "The id that the delta has."},
-        **QUOTA_PROPERTIES,
-        "limit": integer_schema("What it may be at most."),
-        "epoch": {**TEXT_SCHEMA, "description": "The log's, where the reader's is another."},
-        "newest": integer_schema("The newest sequence."),
-        "snapshot": {"const": True, "description": "Replace all rows by those of the snapshot."},
-        "serverTime": timestamp_schema(),
-        "retryAfterMs": integer_schema("When to try again."),
-    }
-    schema = object_schema(error=TEXT_SCHEMA, code={"enum": [code.upper() for code in _ERROR_CODES]})
-    return {**schema, "properties": {**schema["properties"], **more}, "additionalProperties": False}

@@ -99,7 +99,7 @@ class EventsEndpoints:
                 authorize=self._authorize_read,
                 handle=self._get_page,
                 responses={200: schema_response("Page", "A page.")},
-                errors=(409, 503),
+                errors=(409,),
                 serve_websocket=self._serve_websocket,
             ),
             Endpoint(
@@ -128,7 +128,7 @@ class EventsEndpoints:
                 authorize=self._authorize_read,
                 handle=self._follow,
                 responses={200: SSE_RESPONSE},
-                errors=(409, 503),
+                errors=(409,),
                 is_stream=True,
             ),
         ]

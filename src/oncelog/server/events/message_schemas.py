@@ -6,7 +6,6 @@ from oncelog import error_codes
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.server.json_schemas import (
     NO_NUL,
-    QUOTA_PROPERTIES,
     TEXT_SCHEMA,
     Schema,
     integer_schema,
@@ -59,7 +58,6 @@ def build_schemas(limits: ApiLimits) -> Schema:
             sync_to_committed_id=integer_schema("The bound: `to` of the pages that follow."),
             epoch=TEXT_SCHEMA,
         ),
-        "Error": object_schema(error=_error_schema()),
     }
 
 
@@ -115,30 +113,3 @@ def _event_schema() -> Schema:
     about = "The principal that wrote it, as the server knows it. Left out if `show_actors` is off."
     event["properties"]["actor"] = {**TEXT_SCHEMA, "description": about}
     return event
-
-
-def _error_schema() -> Schema:
-    told = [
-        error_codes.BAD_REQUEST,
-        error_codes.AUTH_FAILED,
-        error_codes.FORBIDDEN,
-        error_codes.NOT_FOUND,
-        error_codes.HISTORY_CHANGED,
-        error_codes.RATE_LIMITED,
-        error_codes.SERVER_BUSY,
-        error_codes.READ_ONLY,
-        error_codes.QUOTA_EXCEEDED,
-        error_codes.SERVER_ERROR,
-    ]
-    details = {
-        "type": "object",
-        "properties": {
-            "field": {**TEXT_SCHEMA, "description": "What is wrong."},
-            **QUOTA_PROPERTIES,
-            "limit": integer_schema("What it may be at most."),
-            "retry_after_ms": integer_schema("When to try again."),
-            "epoch": {**TEXT_SCHEMA, "description": "The log's, where the reader's is another."},
-            "server_last_committed_id": integer_schema("The newest there is."),
-        },
-    }
-    return object_schema(code={"enum": told}, message=TEXT_SCHEMA, details=details)

@@ -29,8 +29,10 @@ from oncelog.server.ledger.values import (
     Write,
     WriteAnswer,
     WriteError,
+    WriteErrorCode,
     WriteSuccess,
 )
+from oncelog.server.problems import ProblemDialect, to_error_member
 
 _OPERATIONS_SLICE: Final = slice(len('{"operations":'), -1)
 """Of a body: the array alone."""
@@ -165,10 +167,28 @@ def _decode_key(text: str) -> bytes:
 
 
 def encode_answer(answer: WriteAnswer) -> bytes:
-    """What became of a write."""
+    """Encode the receipt of a write (LG-24). Raises ApiError for a write that was refused."""
     if isinstance(answer, WriteSuccess):
         return _encode_success(answer).encode()
-    return orjson.dumps({"error": _to_error(answer)})
+    members = _to_members(answer)
+    if answer.code is not WriteErrorCode.ALREADY_COMMITTED:
+        raise ApiError(answer.code.name.lower(), answer.message, number=answer.code.value, **members)
+    return orjson.dumps({**members, "already_committed": True})
+
+
+def spell_code(error: ApiError) -> str:
+    """Return the code of an error: codes of refused writes are spelled as in gRPC."""
+    return error.code.upper() if "number" in error.details else error.code
+
+
+def _to_previous_members(error: ApiError) -> dict[str, Any]:
+    """Return `error` with the members that it had before there were problem documents."""
+    if "number" not in error.details:
+        return to_error_member(error)
+    return {"error": {"code": spell_code(error), "message": error.message, **error.details}}
+
+
+PROBLEM_DIALECT: Final = ProblemDialect(spell_code, _to_previous_members)
 
 
 def _encode_success(success: WriteSuccess) -> str:
@@ -194,27 +214,19 @@ def _quote(text: str) -> str:
     return orjson.dumps(text).decode()
 
 
-def _to_error(error: WriteError) -> dict[str, Any]:
-    members: dict[str, Any] = {"code": error.code.name, "number": error.code.value, "message": error.message}
-    if error.key:
-        members["key"] = error.key
-    if error.operation_index is not None:
-        members["operation_index"] = error.operation_index
-    if error.current_version is not None:
-        members["current_version"] = error.current_version
-    if error.current_value is not None:
-        members["current_value"] = b64encode(error.current_value).decode()
-    if error.tx_id is not None:
-        members["committed_tx_id"] = error.tx_id
-    if error.block_height is not None:
-        members["block_height"] = error.block_height
-    if error.assigned_sequence is not None:
-        members["assigned_sequence"] = error.assigned_sequence
-    if error.erased:
-        members["erased"] = True
-    if error.last_committed_sequence is not None:
-        members["last_committed_sequence"] = error.last_committed_sequence
-    return members
+def _to_members(error: WriteError) -> dict[str, Any]:
+    members: dict[str, Any] = {
+        "key": error.key or None,
+        "operation_index": error.operation_index,
+        "current_version": error.current_version,
+        "current_value": None if error.current_value is None else b64encode(error.current_value).decode(),
+        "committed_tx_id": error.tx_id,
+        "block_height": error.block_height,
+        "assigned_sequence": error.assigned_sequence,
+        "erased": error.erased or None,
+        "last_committed_sequence": error.last_committed_sequence,
+    }
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def to_header(block: Block) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
 from oncelog.server.auth.principal import Principal
 from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody
+from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_schemas import (
     NO_NUL,
@@ -32,8 +33,9 @@ from oncelog.storage.store import RelationshipQuery
 
 PATH: Final = "/v1/ledger/"
 _WRITE_DESCRIPTION: Final = (
-    "A transaction is committed once, however often it is sent. The answer has what became of it: a success, or an "
-    "`error` with a code, as data."
+    "A transaction is committed once, however often it is sent. The answer is the receipt. That of an earlier "
+    "commit which is not in memory any more has `already_committed`. A gap or a reused sequence or key gets 409, a "
+    "condition that is not met gets 412."
 )
 _RELATIONSHIPS_DESCRIPTION: Final = (
     "In the order of resource, relation and subject, page by page. A relation needs a resource or a subject."
@@ -83,7 +85,7 @@ class LedgerEndpoints:
                 ),
                 handle=self._follow_blocks,
                 responses={200: SSE_RESPONSE},
-                errors=(409, 503),
+                errors=(409,),
                 is_stream=True,
             ),
         ]
@@ -109,8 +111,8 @@ class LedgerEndpoints:
             description=_WRITE_DESCRIPTION,
             body=RequestBody(schema=schema, decode=lambda body, _: decode(body)),
             handle=self._write,
-            responses={200: schema_response("WriteAnswer", "What became of it.")},
-            errors=(507,),
+            responses={200: schema_response("WriteAnswer", "The receipt.")},
+            errors=(409, 412, 507),
         )
 
     async def _write(self, call: Call) -> Answer:
@@ -123,7 +125,11 @@ class LedgerEndpoints:
         counts = self.service.counts
 
         def answer(write_answer: WriteAnswer) -> None:
-            body = codec.encode_answer(write_answer)
+            try:
+                body = codec.encode_answer(write_answer)
+            except ApiError as error:
+                request.fail(error)
+                return
             counts.requests["ledger", "http", "ok"] += 1
             counts.bytes_sent += len(body)
             request.answer(body)

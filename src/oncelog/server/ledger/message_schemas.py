@@ -17,7 +17,6 @@ from oncelog.server.json_schemas import (
     with_optional,
 )
 from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX
-from oncelog.server.ledger.values import WriteErrorCode
 from oncelog.server.limits import ApiLimits
 
 _HEX: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]*$"}
@@ -41,7 +40,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             {"writes": {"type": "array", "minItems": 1, "items": _batch_item_schema(operations)}}
         ),
         "Operation": _operation_schema(limits),
-        "WriteAnswer": {"oneOf": [_success_schema(), object_schema(error=_write_error_schema())]},
+        "WriteAnswer": {"oneOf": [_success_schema(), _earlier_receipt_schema()]},
         "ClientState": object_schema(
             last_committed_sequence=integer_schema(),
             last_seen_ms=integer_schema(),
@@ -177,20 +176,12 @@ def _success_schema() -> Schema:
     )
 
 
-def _write_error_schema() -> Schema:
-    codes = {"enum": [code.name for code in WriteErrorCode]}
-    numbers = {"enum": [code.value for code in WriteErrorCode]}
+def _earlier_receipt_schema() -> Schema:
     return with_optional(
-        object_schema(code=codes, number=numbers, message=TEXT_SCHEMA),
-        key={**TEXT_SCHEMA, "description": "The entity of a failed condition."},
-        operation_index=integer_schema("The operation that it stood in."),
-        current_version=positive_integer_schema(),
-        current_value=_base64_schema(),
+        object_schema(assigned_sequence=positive_integer_schema(), already_committed={"const": True}),
         committed_tx_id=TX_ID,
         block_height=positive_integer_schema(),
-        assigned_sequence=positive_integer_schema(),
         erased={"const": True},
-        last_committed_sequence=integer_schema(),
     )
 
 

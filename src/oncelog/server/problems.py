@@ -1,0 +1,121 @@
+"""Errors over HTTP: problem documents (RFC 9457), the same shape for every API.
+
+A document has `type`, `title`, `status`, `detail` and `code`; `errors` if values of the request are at fault, each by
+its path; `retry_after_ms` if the same request can succeed later; and the other details of the error. The members that
+clients read before there were problem documents remain in it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from msgspec import Struct
+
+from oncelog import error_codes
+from oncelog.server.errors import ApiError
+from oncelog.server.json_schemas import PROBLEM_JSON
+
+TYPE_PREFIX: Final = "urn:oncelog:problem:"
+PROBLEMS: Final = {
+    error_codes.BAD_REQUEST: (400, "Malformed request"),
+    error_codes.DELTA_ID_MISMATCH: (400, "Id of another delta"),
+    error_codes.INVALID_MESSAGE: (400, "Malformed message"),
+    error_codes.AUTH_FAILED: (401, "Authentication failed"),
+    error_codes.FORBIDDEN: (403, "Access denied"),
+    error_codes.NOT_A_MEMBER: (403, "Not a member of the chat"),
+    error_codes.NOT_AN_OWNER: (403, "Not an owner of the chat"),
+    error_codes.NOT_FOUND: (404, "No such record"),
+    error_codes.UNKNOWN_PATH: (404, "No such path"),
+    error_codes.METHOD_NOT_ALLOWED: (405, "Method not allowed for this path"),
+    error_codes.HISTORY_CHANGED: (409, "Cursor of another history"),
+    error_codes.CLOCK_DRIFT: (409, "Clock too far ahead"),
+    error_codes.LAST_OWNER: (409, "A chat needs an owner"),
+    error_codes.INVALID_ACK: (409, "Acknowledgement beyond the last message"),
+    error_codes.TOO_LARGE: (413, "Request too large"),
+    error_codes.MESSAGE_TOO_LARGE: (413, "Message too large"),
+    error_codes.INVALID: (422, "Write not allowed"),
+    error_codes.RATE_LIMITED: (429, "Too many requests"),
+    error_codes.SERVER_ERROR: (500, "Server error"),
+    error_codes.SERVER_BUSY: (503, "Server busy"),
+    error_codes.SERVER_STOPPING: (503, "Server stopping"),
+    error_codes.READ_ONLY: (503, "No new writes"),
+    error_codes.QUOTA_EXCEEDED: (507, "Quota used up"),
+    error_codes.SEQUENCE_GAP: (409, "Gap in the sequence"),
+    error_codes.SEQUENCE_REUSED: (409, "Sequence used for another write"),
+    error_codes.IDEMPOTENCY_KEY_REUSED: (409, "Idempotency key used for another write"),
+    error_codes.KEY_EXISTS: (412, "Condition not met"),
+    error_codes.KEY_NOT_FOUND: (412, "Condition not met"),
+    error_codes.VERSION_MISMATCH: (412, "Condition not met"),
+    error_codes.VALUE_MISMATCH: (412, "Condition not met"),
+}
+"""Status and title of each code."""
+_NOT_SHOWN: Final = frozenset({"status", "field"})
+
+
+def keep_code(error: ApiError) -> str:
+    """Return the code as it is."""
+    return error.code
+
+
+def to_error_member(error: ApiError) -> dict[str, Any]:
+    """Return `error` with code, message and details, which clients read before there were problem documents."""
+    details = {name: value for name, value in error.details.items() if name != "status"}
+    return {"error": {"code": error.code, "message": error.message, "details": details}}
+
+
+class ProblemDialect(Struct, frozen=True):
+    """What the problem documents of an API have of their own."""
+
+    spell_code: Callable[[ApiError], str] = keep_code
+    to_previous_members: Callable[[ApiError], dict[str, Any]] = to_error_member
+    """Members that clients read before there were problem documents."""
+    statuses: Mapping[str, int] = {}
+    """Statuses of codes that differ from those of `PROBLEMS`."""
+
+
+DEFAULT_DIALECT: Final = ProblemDialect()
+
+
+def get_status(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> int:
+    """Return the status of an error."""
+    status: int = error.details.get("status") or dialect.statuses.get(error.code) or PROBLEMS[error.code][0]
+    return status
+
+
+def to_problem(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> dict[str, Any]:
+    """Return the problem document of an error."""
+    code = dialect.spell_code(error)
+    field = error.details.get("field")
+    problem: dict[str, Any] = {
+        "type": TYPE_PREFIX + code.lower(),
+        "title": PROBLEMS[error.code][1],
+        "status": get_status(error, dialect),
+        "detail": error.message,
+        "code": code,
+    }
+    if field:
+        problem["errors"] = [{"path": field, "detail": error.message.removeprefix(f"{field}: ")}]
+    details = {name: value for name, value in error.details.items() if name not in _NOT_SHOWN}
+    return {**problem, **details, **dialect.to_previous_members(error)}
+
+
+def to_error_response(
+    error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return the response to a request that failed with the error."""
+    headers = dict(headers or {})
+    retry_after_ms = error.details.get("retry_after_ms")
+    if retry_after_ms is not None:
+        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
+    if error.code == error_codes.AUTH_FAILED:
+        headers["WWW-Authenticate"] = "Bearer"
+    response = web.Response(
+        body=orjson.dumps(to_problem(error, dialect)),
+        status=get_status(error, dialect),
+        content_type=PROBLEM_JSON,
+        headers=headers,
+    )
+    if error.details.get("field") == "body":
+        response.force_close()  # the rest of the body was not read, and would be taken for the next request
+    return response
