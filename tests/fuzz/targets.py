@@ -156,9 +156,10 @@ def _grpc(data: bytes) -> None:
 
 def _cursor(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
-    for read in (deltas_door._decode_token, lambda token: ledger_door._decode_token(token, 1)):
-        with suppress(ApiError):
-            read(text)
+    with suppress(ApiError):
+        deltas_door._decode_token(text, "after")
+    with suppress(ApiError):
+        ledger_door._decode_token(text, 1, "after")
     with suppress(ApiError):
         http_requests.parse_number(text, "after")
     cursor = Cursor.parse(text)

@@ -15,7 +15,7 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 CODE: Final = {
     "events": r'"code":"([a-z_]+)"',
     "chat": r'(?:"error":\{|"type":"error",)"code":"([A-Z_]+)"',
-    "deltas": r'"code":"([A-Z_]+)"',
+    "deltas": r'(?:"error":"[^\n"]*","code":"|"code":"(?=[A-Z_]+"[^\n]*"error":"))([A-Z_]+)"',
 }
 """How the errors of an API look."""
 NOT_RECORDED: Final[dict[str, set[str]]] = {

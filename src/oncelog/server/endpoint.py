@@ -44,6 +44,8 @@ class Parameter(Struct, frozen=True, kw_only=True):
     """Converts the text (a list, if repeated) of the parameter of that name. Raises ApiError."""
     default: Any = None
     """Value of a parameter that is left out."""
+    previous_name: str = ""
+    """Deprecated name of a query parameter, which is accepted in place of the name."""
     is_required: bool = False
     """A required parameter that is left out is parsed as an empty one, so that `parse` names the fault."""
 
@@ -71,10 +73,16 @@ class Call:
         self.caller = caller
         self.principal = principal
         self.parameters: dict[str, Any] = {}
+        self.sent_names: dict[str, str] = {}
+        """Names under which the query parameters were sent, by their own names."""
         self.body: Any = None
         """Decoded body; None if an optional body is empty."""
         self.scope = ""
         """Result of `Endpoint.authorize`."""
+
+    def get_sent_name(self, name: str) -> str:
+        """Return the name under which a query parameter was sent: its own, or its previous one."""
+        return self.sent_names.get(name, name)
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a parameter, or its default."""
@@ -155,7 +163,7 @@ class EndpointRouter:
         if not endpoint.is_public:
             call.principal = self._auth_gate.authenticate(get_credential(request), caller)
         if endpoint.parameters is not None:
-            call.parameters = _parse_parameters(request, endpoint.parameters)
+            _parse_parameters(call, endpoint.parameters)
         _authorize(endpoint, call)
         if endpoint.body is not None:
             await self._read_body(endpoint, endpoint.body, call)
@@ -189,34 +197,38 @@ def _authorize(endpoint: Endpoint, call: Call) -> None:
         call.scope = endpoint.authorize(call)
 
 
-def _parse_parameters(request: web.Request, expected: tuple[Parameter, ...]) -> dict[str, Any]:
-    """Return the values of all parameters. Raises ApiError for one that is unknown, repeated or malformed."""
-    by_name = {one.name: one for one in expected if one.place == "query"}
+def _parse_parameters(call: Call, expected: tuple[Parameter, ...]) -> None:
+    """Set the values of all parameters. Raises ApiError for one that is unknown, repeated or malformed."""
+    queries = [one for one in expected if one.place == "query"]
+    by_name = {one.name: one for one in queries} | {one.previous_name: one for one in queries if one.previous_name}
     sent: dict[str, Any] = {}
-    for name, text in parse_query(request):
+    for name, text in parse_query(call.request):
         parameter = by_name.get(name)
         if parameter is None:
             raise ApiError(error_codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
+        if name != call.sent_names.setdefault(parameter.name, name):
+            other = call.sent_names[parameter.name]
+            raise ApiError(error_codes.BAD_REQUEST, f"{name}: cannot stand beside {other}", field=name)
         if parameter.is_repeated:
-            sent.setdefault(name, []).append(text)
-        elif name in sent:
+            sent.setdefault(parameter.name, []).append(text)
+        elif parameter.name in sent:
             raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
         else:
-            sent[name] = text
-    return {one.name: _parse_parameter(request, one, sent) for one in expected}
+            sent[parameter.name] = text
+    call.parameters = {one.name: _parse_parameter(call, one, sent) for one in expected}
 
 
-def _parse_parameter(request: web.Request, parameter: Parameter, sent: Mapping[str, Any]) -> Any:
+def _parse_parameter(call: Call, parameter: Parameter, sent: Mapping[str, Any]) -> Any:
     name = parameter.name
     value: Any
     if parameter.place == "path":
-        value = get_path_name(request, name)
+        value = get_path_name(call.request, name)
     elif parameter.place == "header":
-        value = request.headers.get(name) or None  # an empty header counts as left out
+        value = call.request.headers.get(name) or None  # an empty header counts as left out
     else:
         value = sent.get(name)
     if value is None:
         if not parameter.is_required:
             return parameter.default
         value = [] if parameter.is_repeated else ""
-    return parameter.parse(value, name)
+    return parameter.parse(value, call.get_sent_name(name))

@@ -46,6 +46,13 @@ def with_optional(schema: Schema, **properties: Any) -> Schema:
     return {**schema, "properties": {**schema["properties"], **properties}}
 
 
+def page_schema(has_more: str = "has_more", next_after: str = "next_after", /, **properties: Any) -> Schema:
+    """A page of a list, with the names of the two members that every page has."""
+    schema = object_schema(**properties, **{has_more: {"type": "boolean"}})
+    description = f"While `{has_more}`: send it as `after` for the next page."
+    return with_optional(schema, **{next_after: {**TEXT_SCHEMA, "description": description}})
+
+
 def integer_schema(description: str = "") -> Schema:
     """A whole number from 0 on."""
     schema: Schema = {"type": "integer", "minimum": 0, "maximum": INTEGER_MAX}

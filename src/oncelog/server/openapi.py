@@ -112,7 +112,14 @@ def describe_endpoint(endpoint: Endpoint, limits: ApiLimits) -> Schema:
         },
     }
     if endpoint.parameters:
-        operation["parameters"] = [_describe_parameter(one) for one in endpoint.parameters]
+        operation["parameters"] = [
+            *(_describe_parameter(one, one.name) for one in endpoint.parameters),
+            *(
+                {**_describe_parameter(one, one.previous_name), "deprecated": True}
+                for one in endpoint.parameters
+                if one.previous_name
+            ),
+        ]
     if endpoint.body is not None:
         operation["requestBody"] = {
             "required": endpoint.body.is_required,
@@ -135,10 +142,10 @@ def _list_error_statuses(endpoint: Endpoint) -> set[int]:
     return statuses
 
 
-def _describe_parameter(parameter: Parameter) -> Schema:
+def _describe_parameter(parameter: Parameter, name: str) -> Schema:
     schema = dict(parameter.schema)
     described: Schema = {
-        "name": parameter.name,
+        "name": name,
         "in": parameter.place,
         "description": schema.pop("description"),
         "schema": schema,

@@ -20,7 +20,10 @@ async def test_creator_becomes_a_member_and_a_missing_id_is_generated(shared_ser
     made = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:bob", "client:bot"]})
     roles = {"client:bot": "member", "user:ann": "owner", "user:bob": "member"}
     members = [{"user_id": one, "last_acked_sequence": 0, "role": role} for one, role in roles.items()]
-    assert (made.status, made.json) == (201, {"chat_id": chat, "last_sequence": 0, "members": members})
+    assert (made.status, made.json) == (
+        201,
+        {"chat_id": chat, "last_sequence": 0, "members": members, "has_more": False},
+    )
     again = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:cyn"]})
     assert (again.status, len(again.json["members"])) == (200, 4)
     found = (await door.http("GET", f"/v1/chats/{chat}", "cyn")).json
@@ -152,7 +155,7 @@ async def test_answers_to_a_non_member_reveal_nothing(shared_server: SharedServe
     ]
     assert answers[0] == answers[1] == answers[2] == answers[3]
     assert all(b"NOT_A_MEMBER" in one for one in answers[0])
-    assert (await door.http("GET", "/v1/chats", "mallory")).json == {"chats": []}
+    assert (await door.http("GET", "/v1/chats", "mallory")).json == {"chats": [], "has_more": False}
 
 
 @pytest.mark.rule("CH-9", "CO-22")

@@ -402,6 +402,8 @@ def _normal(answer: Json) -> Json:
     for entity in (answer.get("entity"), *answer.get("entities", ())):
         if isinstance(entity, dict) and not entity.get("erased"):
             entity.pop("erased", None)
+    for name in ("has_more", "next_after"):  # names of all lists over HTTP
+        answer.pop(name, None)
     # JSON has null where gRPC has no field.
     return {name: value for name, value in answer.items() if value is not None}
 

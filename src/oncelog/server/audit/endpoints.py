@@ -30,8 +30,8 @@ _FILTERS: Final = {
 """Longest value and description of the parameters that select acts by a text."""
 _DESCRIPTION: Final = """\
 Administrative acts of all lanes by log time, oldest first. The grant `audit` must name the stream, or be `*` where no \
-stream is asked for. A page can be empty and have more. Ask again with `after` set to `cursor`; after the last page, \
-acts that are recorded later follow."""
+stream is asked for. A page can be empty and have more. Ask again with `after` set to `next_after`; after the last \
+page, acts that are recorded later follow."""
 _LIMIT_SCHEMA: Final[Schema] = {
     "type": "integer",
     "minimum": 1,
@@ -50,7 +50,7 @@ class AuditEndpoints:
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
         since = integer_schema("Only acts from this time on, in milliseconds since 1970.")
-        after = {**TEXT_SCHEMA, "description": "The `cursor` of an earlier page."}
+        after = {**TEXT_SCHEMA, "description": "`next_after` of an earlier page."}
         return [
             Endpoint(
                 method="GET",
@@ -81,11 +81,9 @@ class AuditEndpoints:
                 page = await self._load_page(call["after"], call["limit"], audit_filter)
         except ValueError as error:
             raise ApiError(error_codes.BAD_REQUEST, f"after: {error}", field="after") from None
-        return {
-            "acts": [entry_to_json(entry) for entry in page.entries],
-            "cursor": self._log.audit_cursor(page),
-            "has_more": page.has_more,
-        }
+        cursor = self._log.audit_cursor(page)
+        acts = [entry_to_json(entry) for entry in page.entries]
+        return {"acts": acts, "cursor": cursor, "next_after": cursor, "has_more": page.has_more}
 
     async def _load_page(self, after: str, limit: int, audit_filter: AuditFilter) -> AuditPage:
         try:

@@ -30,7 +30,8 @@ def build_schemas() -> dict[str, Schema]:
         "Act": act,
         "AuditPage": object_schema(
             acts={"type": "array", "items": schema_ref("Act"), "maxItems": PAGE_ACTS_MAX},
-            cursor=TEXT_SCHEMA,
+            cursor={**TEXT_SCHEMA, "deprecated": True, "description": "As `next_after`."},
+            next_after=TEXT_SCHEMA,
             has_more={"type": "boolean"},
         ),
     }

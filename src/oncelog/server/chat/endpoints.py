@@ -50,7 +50,7 @@ _REMOVE_MEMBER_DESCRIPTION: Final = (
 )
 _HISTORY_DESCRIPTION: Final = (
     "Without `after` and `before` the newest messages. Messages of a page are in ascending order. Forwards go on with "
-    "`after` = `next_sequence`, backwards with `before` = `next_before`, while `has_more`."
+    "`after` = `next_after`, backwards with `before` = `next_before`, while `has_more`."
 )
 _SEND_DESCRIPTION: Final = (
     "After any failure send it again under its id: what is known gets the answer that it had, and nothing is written. "
@@ -246,10 +246,8 @@ class ChatEndpoints:
 
     async def _list_chats(self, call: Call) -> Mapping[str, Any]:
         page = await self._service.list_chats(call.principal, call["after"], call["limit"])
-        answer: dict[str, Any] = {"chats": codec.to_chats(page.memberships)}
-        if page.following:
-            answer["next_after"] = page.following
-        return answer
+        answer: dict[str, Any] = {"chats": codec.to_chats(page.memberships), "has_more": bool(page.following)}
+        return {**answer, "next_after": page.following} if page.following else answer
 
     async def _get_chat(self, call: Call) -> Mapping[str, Any]:
         return _to_json(await self._service.load_chat(call.scope, call.principal, call["after"], call["limit"]))
@@ -295,7 +293,7 @@ class ChatEndpoints:
         )
         is_backwards = after is None
         next_before = b',"next_before":%d' % batch.beginning if is_backwards and batch.has_more else b""
-        return b"{%b%b}" % (members, next_before)
+        return b'{%b,"next_after":%d%b}' % (members, batch.following, next_before)
 
     async def _send(self, call: Call) -> Reply:
         chat_id = call["chat_id"]
@@ -357,6 +355,7 @@ def _to_json(chat: ChatView) -> dict[str, Any]:
         "chat_id": chat.chat_id,
         "last_sequence": chat.newest,
         "members": codec.to_members(chat.page.members),
+        "has_more": chat.page.has_more,
     }
     if chat.page.has_more:
         answer["next_after"] = chat.page.members[-1].name

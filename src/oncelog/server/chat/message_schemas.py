@@ -11,6 +11,7 @@ from oncelog.server.json_schemas import (
     Schema,
     integer_schema,
     object_schema,
+    page_schema,
     positive_integer_schema,
     schema_ref,
     with_optional,
@@ -40,14 +41,12 @@ def build_schemas(limits: ApiLimits) -> Schema:
     mine = object_schema(
         chat_id=TEXT_SCHEMA, last_sequence=integer_schema(), last_acked_sequence=integer_schema(), role=_ROLE
     )
-    chats = object_schema(chats={"type": "array", "maxItems": limits.page_messages_max, "items": mine})
+    chats = page_schema(chats={"type": "array", "maxItems": limits.page_messages_max, "items": mine})
     return {
         "NewChat": _new_chat_schema(limits),
-        "Chat": with_optional(
-            object_schema(chat_id=TEXT_SCHEMA, last_sequence=integer_schema(), members=members), next_after=TEXT_SCHEMA
-        ),
-        "Chats": with_optional(chats, next_after=TEXT_SCHEMA),
-        "Delivery": with_optional(object_schema(chat_id=TEXT_SCHEMA, members=members), next_after=TEXT_SCHEMA),
+        "Chat": page_schema(chat_id=TEXT_SCHEMA, last_sequence=integer_schema(), members=members),
+        "Chats": chats,
+        "Delivery": page_schema(chat_id=TEXT_SCHEMA, members=members),
         "NewMember": {
             "type": "object",
             "properties": {
@@ -77,7 +76,8 @@ def build_schemas(limits: ApiLimits) -> Schema:
                 chat_id=TEXT_SCHEMA,
                 messages={"type": "array", "maxItems": limits.page_messages_max, "items": schema_ref("Message")},
                 has_more={"type": "boolean"},
-                next_sequence=integer_schema("Read on after this."),
+                next_sequence={**integer_schema("As `next_after`."), "deprecated": True},
+                next_after=integer_schema("Read on after this."),
                 last_sequence=integer_schema("The newest of the chat."),
             ),
             next_before=integer_schema("Read on before this."),

@@ -88,7 +88,12 @@ def encode_pull(records: Iterable[Record], cursor: int, epoch: str, *, has_more:
 
 def encode_rows(rows: Iterable[tuple[str, Row]], following: str) -> bytes:
     """A page of merged rows."""
-    return b'{"rows":[%b],"next":%b}' % (b",".join([_encode_row(*row) for row in rows]), orjson.dumps(following))
+    return b'{"rows":[%b],%b}' % (b",".join([_encode_row(*row) for row in rows]), _encode_page_members(following))
+
+
+def _encode_page_members(following: str) -> bytes:
+    members: dict[str, Any] = {"next": following, "hasMore": bool(following)}
+    return orjson.dumps({**members, "nextAfter": following} if following else members)[1:-1]
 
 
 def _encode_row(row_id: str, row: Row) -> bytes:
@@ -100,10 +105,10 @@ def encode_snapshot(
     rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str, horizon: int | None
 ) -> bytes:
     """A page of rows with all that a merge needs."""
-    return b'{"rows":[%b],"cursor":%d,"next":%b,"horizon":%b,"epoch":%b}' % (
+    return b'{"rows":[%b],"cursor":%d,%b,"horizon":%b,"epoch":%b}' % (
         b",".join([_encode_state(*row) for row in rows]),
         cursor,
-        orjson.dumps(following),
+        _encode_page_members(following),
         orjson.dumps(None if horizon is None else str(horizon)),
         orjson.dumps(epoch),
     )
@@ -119,6 +124,7 @@ def encode_compaction(compaction: Compacted, following: str) -> bytes:
             "hasMore": compaction.has_more,
             "droppedRows": compaction.dropped,
             "next": following,
+            **({"nextAfter": following} if following else {}),
             "heldBy": None
             if consumer is None
             else {"consumer": consumer.name, "cursor": consumer.cursor, "lag": consumer.lag},

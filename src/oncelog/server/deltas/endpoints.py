@@ -45,7 +45,7 @@ _PUSH_DESCRIPTION: Final = (
 _COMPACT_DESCRIPTION: Final = (
     "Drops the bodies of old deltas, then rows that were deleted long ago; rows that exist, ids and hashes stay. One "
     f"request compacts at most {COMPACT_DELTAS_MAX} deltas and reads at most {COMPACT_ROWS_MAX} rows: ask again while "
-    "`hasMore` is true or `next` is not empty."
+    "`hasMore` is true or there is a `nextAfter`."
 )
 _PULL_DESCRIPTION: Final = (
     "In the order of arrival at the gateway, which never changes. Ask again with `since` = `cursor` while `hasMore`. "
@@ -67,8 +67,9 @@ _GATEWAY: Final[Schema] = {
 _TABLE: Final = {**IDENTIFIER, "description": "Of which table."}
 _SINCE: Final = {**integer_schema("The cursor: deltas after it. A `sequence`, or a `cursor`."), "default": 0}
 _EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
-_PAGE: Final = {**TEXT_SCHEMA, "description": "`next` of the page before. Nothing else."}
+_SNAPSHOT_AFTER: Final = {**TEXT_SCHEMA, "description": "`nextAfter` of the page before. Nothing else."}
 _TABLE_PARAMETER: Final = Parameter(name="table", place="path", schema=_TABLE, is_required=True)
+_SNAPSHOT_AFTER_PARAMETER: Final = Parameter(name="after", schema=_SNAPSHOT_AFTER, default="", previous_name="page")
 _GATEWAY_PARAMETER: Final = Parameter(name="gateway", place="path", schema=_GATEWAY, is_required=True)
 _CURSOR_PARAMETERS: Final = (
     Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
@@ -118,7 +119,7 @@ class DeltasEndpoints:
         )
         after = Parameter(
             name="after",
-            schema=_row_id_schema("Rows behind this one: `next` of the page before."),
+            schema=_row_id_schema("Rows behind this one: `nextAfter` of the page before."),
             parse=_parse_row_id,
             default="",
         )
@@ -151,7 +152,7 @@ class DeltasEndpoints:
                 path=f"{PATH}rows/{{table}}",
                 name="getRows",
                 summary="Read the rows of a table",
-                description="Those that exist, merged, by `rowId`. A page may be empty though there is a `next`.",
+                description="Those that exist, merged, by `rowId`. A page may be empty though there are more.",
                 parameters=(_GATEWAY_PARAMETER, _TABLE_PARAMETER, after, limit, row_id),
                 handle=self._get_rows,
                 responses={200: schema_response("Rows", "A page.")},
@@ -161,7 +162,7 @@ class DeltasEndpoints:
                 name="getSnapshot",
                 summary="Read all rows with their stamps",
                 description="For whoever's cursor is older than the compaction: all pages, then a pull from `cursor`.",
-                parameters=(_GATEWAY_PARAMETER, Parameter(name="page", schema=_PAGE, default=""), limit),
+                parameters=(_GATEWAY_PARAMETER, _SNAPSHOT_AFTER_PARAMETER, limit),
                 handle=self._get_snapshot,
                 responses={200: schema_response("Snapshot", "A page.")},
                 errors=(409,),
@@ -221,7 +222,7 @@ class DeltasEndpoints:
         return codec.encode_rows(*await service.load_rows(call.scope, table, call["after"], call["limit"]))
 
     async def _get_snapshot(self, call: Call) -> bytes:
-        page = await self.service.load_snapshot(call.scope, call["page"], call["limit"])
+        page = await self.service.load_snapshot(call.scope, call["after"], call["limit"], call.get_sent_name("after"))
         return codec.encode_snapshot(page.rows, page.cursor, page.following, self.service.log.epoch, page.horizon)
 
     # --- live

@@ -15,9 +15,11 @@ from oncelog.server.json_schemas import (
     Schema,
     integer_schema,
     object_schema,
+    page_schema,
     positive_integer_schema,
     schema_ref,
     timestamp_schema,
+    with_optional,
 )
 from oncelog.server.limits import ApiLimits
 
@@ -27,6 +29,8 @@ IDENTIFIER: Final[Schema] = {
 }
 _DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _HLC: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,19})$"}
+_NEXT: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `nextAfter`; empty at the end."}
+_PAGE_NAMES: Final = ("hasMore", "nextAfter")
 _ANY_JSON: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 would change, such as 2^53+1."}
 
 
@@ -64,13 +68,16 @@ def build_schemas(limits: ApiLimits) -> Schema:
         ),
         "Delta": _delta_schema(),
         "Pulled": pulled,
-        "Rows": object_schema(
-            rows={"type": "array", "maxItems": limits.page_events_max, "items": row}, next=TEXT_SCHEMA
+        "Rows": page_schema(
+            *_PAGE_NAMES,
+            rows={"type": "array", "maxItems": limits.page_events_max, "items": row},
+            next=_NEXT,
         ),
-        "Snapshot": object_schema(
+        "Snapshot": page_schema(
+            *_PAGE_NAMES,
             rows={"type": "array", "maxItems": limits.page_events_max, "items": state},
             cursor=integer_schema("To pull from when all pages have been read."),
-            next=TEXT_SCHEMA,
+            next=_NEXT,
             horizon={
                 "anyOf": [_HLC, {"type": "null"}],
                 "description": "Not null once compaction has dropped deleted rows: a row that no page has is deleted.",
@@ -93,7 +100,8 @@ def _compaction_schema(**which: Schema) -> Schema:
         "tombstoneAgeMs": integer_schema(
             "Drop rows that were deleted this long ago. Default: `limits.tombstone_age_ms`."
         ),
-        "page": {**TEXT_SCHEMA, "description": "`next` of the answer before. Nothing else."},
+        "after": {**TEXT_SCHEMA, "description": "`nextAfter` of the answer before. Nothing else."},
+        "page": {**TEXT_SCHEMA, "deprecated": True, "description": "As `after`."},
     }
     return {**schema, "properties": {**schema["properties"], **more}, "additionalProperties": False}
 
@@ -102,17 +110,19 @@ def _compaction_result_schema() -> Schema:
     consumer = object_schema(
         consumer=TEXT_SCHEMA, cursor=integer_schema(), lag=integer_schema("How many deltas it has not read.")
     )
-    return object_schema(
+    schema = object_schema(
         compacted=integer_schema("Deltas whose bodies were dropped."),
         upto=integer_schema(),
         hasMore={"type": "boolean"},
         droppedRows=integer_schema("Deleted rows that were dropped."),
-        next={**TEXT_SCHEMA, "description": "Not empty if there are more rows to read: send it as `page`."},
+        next=_NEXT,
         heldBy={
             "anyOf": [consumer, {"type": "null"}],
             "description": "The slowest named consumer, if deleted rows stay because it has not read them.",
         },
     )
+    next_after = {**TEXT_SCHEMA, "description": "If there are more rows to read: send it as `after`."}
+    return with_optional(schema, nextAfter=next_after)
 
 
 def _new_delta_schema(limits: ApiLimits) -> Schema:

@@ -274,7 +274,7 @@ class DeltasService:
             row = await self.log.state.row(scope, table, row_id)
         return [] if row is None or not row.exists else [(row_id, row)]
 
-    async def load_snapshot(self, scope: str, page_token: str, limit: int | None) -> SnapshotPage:
+    async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> SnapshotPage:
         """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it.
 
         Raises ApiError if tombstones were dropped since the first page: a reader that misses one of them would restore
@@ -283,16 +283,15 @@ class DeltasService:
         state = self.log.state
         with translate_errors():
             if page_token:
-                cursor, horizon, table, row_id = _decode_token(page_token)
+                cursor, horizon, table, row_id = _decode_token(page_token, field)
             else:
                 table = row_id = ""
                 cursor, horizon = await state.newest_and_horizon(scope)
             page = await state.rows(scope, after=(table, row_id), limit=self._get_page_size(limit))
             if await state.horizon(scope) != horizon:
-                message = (
-                    "page: deleted rows were dropped while the snapshot was read; read it again from its first page"
-                )
-                raise ApiError(error_codes.HISTORY_CHANGED, message, field="page", epoch=self.log.epoch, snapshot=True)
+                message = "deleted rows were dropped while the snapshot was read; read it again from its first page"
+                details = {"field": field, "epoch": self.log.epoch, "snapshot": True}
+                raise ApiError(error_codes.HISTORY_CHANGED, f"{field}: {message}", **details)
         following = _encode_token(cursor, horizon, *page.rows[-1][:2]) if page.has_more else ""
         return SnapshotPage(page.rows, cursor, following, horizon)
 
@@ -485,7 +484,9 @@ class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True, rename="came
     upto: int | UnsetType = UNSET
     keep: int | UnsetType = UNSET
     tombstone_age_ms: int | UnsetType = UNSET
+    after: str = ""
     page: str = ""
+    """Previous name of `after`."""
 
 
 class _CompactRequest(Struct, frozen=True):
@@ -516,7 +517,11 @@ def _decode_compact(body: bytes) -> _CompactRequest:
     for field, number in (("upto", upto), ("keep", keep), ("tombstoneAgeMs", age_ms)):
         if number is not None and not 0 <= number <= INTEGER_MAX:
             raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be a whole number from 0 to 2^53−1", field=field)
-    return _CompactRequest(upto, keep, age_ms, _decode_token(request.page)[2:] if request.page else ("", ""))
+    if request.after and request.page:
+        raise ApiError(error_codes.BAD_REQUEST, "page: cannot stand beside after", field="page")
+    field, token = ("page", request.page) if request.page else ("after", request.after)
+    after_row = _decode_token(token, field)[2:] if token else ("", "")
+    return _CompactRequest(upto, keep, age_ms, after_row)
 
 
 def encode_row_token(row: tuple[str, str] | None) -> str:
@@ -528,11 +533,11 @@ def _encode_token(cursor: int, horizon: int | None, table: str, row_id: str) -> 
     return urlsafe_b64encode(msgspec.json.encode((cursor, horizon, table, row_id))).decode()
 
 
-def _decode_token(token: str) -> tuple[int, int | None, str, str]:
+def _decode_token(token: str, field: str) -> tuple[int, int | None, str, str]:
     try:
         cursor, horizon, table, row_id = _TOKEN_DECODER.decode(urlsafe_b64decode(token.encode("ascii")))
     except (ValueError, msgspec.MsgspecError) as error:
-        raise ApiError(error_codes.BAD_REQUEST, "page: must be one that a page has given", field="page") from error
+        raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be one that a page has given", field=field) from error
     if cursor < 0 or "\0" in table + row_id:
-        raise ApiError(error_codes.BAD_REQUEST, "page: must be one that a page has given", field="page")
+        raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be one that a page has given", field=field)
     return cursor, horizon, table, row_id

@@ -270,14 +270,19 @@ def _to_entity(key: str, entity: Entity) -> dict[str, Any]:
 def encode_entities(page: Entities) -> bytes:
     """A page of entities."""
     entities = [_to_entity(key, entity) for key, entity in page.entities]
-    return orjson.dumps({"entities": entities, "next_page_token": page.next_page_token})
+    return orjson.dumps({"entities": entities, **_to_page_members(page.next_page_token)})
+
+
+def _to_page_members(following: str) -> dict[str, Any]:
+    members = {"next_page_token": following, "has_more": bool(following)}
+    return {**members, "next_after": following} if following else members
 
 
 def encode_relationships(page: Relationships) -> bytes:
     """A page of relationships."""
     names = ("resource", "relation", "subject", "version")
     relationships = [dict(zip(names, relationship, strict=True)) for relationship in page.relationships]
-    return orjson.dumps({"relationships": relationships, "next_page_token": page.next_page_token})
+    return orjson.dumps({"relationships": relationships, **_to_page_members(page.next_page_token)})
 
 
 def encode_relationship(version: int) -> bytes:

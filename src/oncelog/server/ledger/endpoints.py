@@ -49,7 +49,7 @@ _EPOCH: Final = {
     **TEXT_SCHEMA,
     "description": "That of the block which the height is of. Another one gets 409.",
 }
-_PAGE_TOKEN: Final = {**TEXT_SCHEMA, "description": "`next_page_token` of the page before. Nothing else."}
+_AFTER: Final = {**TEXT_SCHEMA, "description": "`next_after` of the page before. Nothing else."}
 
 
 class LedgerEndpoints:
@@ -74,12 +74,18 @@ class LedgerEndpoints:
                 description=_STREAM_DESCRIPTION,
                 parameters=(
                     *_SCOPE_PARAMETERS,
-                    Parameter(name="after_height", schema=_AFTER_HEIGHT, parse=parse_number, default=0),
+                    Parameter(
+                        name="after",
+                        schema=_AFTER_HEIGHT,
+                        parse=parse_number,
+                        default=0,
+                        previous_name="after_height",
+                    ),
                     Parameter(name="epoch", schema=_EPOCH, default=""),
                     Parameter(
                         name="Last-Event-ID",
                         place="header",
-                        schema=last_event_id_schema("height", "after_height"),
+                        schema=last_event_id_schema("height", "after"),
                         parse=parse_number,
                     ),
                 ),
@@ -140,10 +146,10 @@ class LedgerEndpoints:
 
     def _declare_reads(self) -> list[Endpoint]:
         page_size_max = self.service.limits.page_events_max
-        page_size = integer_schema(f"How many; at most {page_size_max}, and 0 is the server's default.")
+        limit = {**integer_schema(f"How many; at most {page_size_max}, and 0 is the server's default."), "default": 0}
         page = (
-            Parameter(name="page_token", schema=_PAGE_TOKEN, default=""),
-            Parameter(name="page_size", schema={**page_size, "default": 0}, parse=parse_number, default=0),
+            Parameter(name="after", schema=_AFTER, default="", previous_name="page_token"),
+            Parameter(name="limit", schema=limit, parse=parse_number, default=0, previous_name="page_size"),
         )
         names = ("resource", "relation", "subject")
         wanted = [_text_parameter(name, "What it must be; without it, any.") for name in names]
@@ -228,7 +234,12 @@ class LedgerEndpoints:
 
     async def _list_entities(self, call: Call) -> bytes:
         page = await self.service.list_entities(
-            *_get_scope(call), call["prefix"], call["page_token"], call["page_size"], call.principal
+            *_get_scope(call),
+            call["prefix"],
+            call["after"],
+            call["limit"],
+            call.principal,
+            after_field=call.get_sent_name("after"),
         )
         return codec.encode_entities(page)
 
@@ -239,11 +250,12 @@ class LedgerEndpoints:
             resource=call["resource"],
             relation=call["relation"],
             subject=call["subject"],
-            limit=call["page_size"],
+            limit=call["limit"],
         )
-        return codec.encode_relationships(
-            await self.service.list_relationships(query, vault, call["page_token"], call.principal)
+        page = await self.service.list_relationships(
+            query, vault, call["after"], call.principal, after_field=call.get_sent_name("after")
         )
+        return codec.encode_relationships(page)
 
     async def _check_relationship(self, call: Call) -> bytes:
         names = (call["resource"], call["relation"], call["subject"])
@@ -265,7 +277,7 @@ class LedgerEndpoints:
 
     async def _follow_blocks(self, call: Call) -> web.StreamResponse:
         last_event_id = call["Last-Event-ID"]
-        after = call["after_height"] if last_event_id is None else last_event_id
+        after = call["after"] if last_event_id is None else last_event_id
         scope = self.service.check_watchable(*_get_scope(call), call.principal)
         await self.service.check_height(scope, after, call["epoch"])
 

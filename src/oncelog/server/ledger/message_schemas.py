@@ -11,6 +11,7 @@ from oncelog.server.json_schemas import (
     Schema,
     integer_schema,
     object_schema,
+    page_schema,
     positive_integer_schema,
     schema_ref,
     timestamp_schema,
@@ -19,6 +20,7 @@ from oncelog.server.json_schemas import (
 from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX
 from oncelog.server.limits import ApiLimits
 
+_NEXT_PAGE_TOKEN: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `next_after`; empty at the end."}
 _HEX: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]*$"}
 _HASH: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 TX_ID: Final[Schema] = {"type": "string", "pattern": f"^[0-9a-f]{{{TX_ID_DIGITS}}}$"}
@@ -53,14 +55,14 @@ def build_schemas(limits: ApiLimits) -> Schema:
             erased={"const": True},
         ),
         "EntityFound": object_schema(entity={"anyOf": [schema_ref("Entity"), {"type": "null"}]}),
-        "Entities": object_schema(
-            entities={"type": "array", "items": schema_ref("Entity")}, next_page_token=TEXT_SCHEMA
+        "Entities": page_schema(
+            entities={"type": "array", "items": schema_ref("Entity")}, next_page_token=_NEXT_PAGE_TOKEN
         ),
         "Relationship": object_schema(
             resource=TEXT_SCHEMA, relation=TEXT_SCHEMA, subject=TEXT_SCHEMA, version=positive_integer_schema()
         ),
-        "Relationships": object_schema(
-            relationships={"type": "array", "items": schema_ref("Relationship")}, next_page_token=TEXT_SCHEMA
+        "Relationships": page_schema(
+            relationships={"type": "array", "items": schema_ref("Relationship")}, next_page_token=_NEXT_PAGE_TOKEN
         ),
         "RelationshipFound": object_schema(exists={"type": "boolean"}, version=integer_schema()),
         "Transaction": object_schema(

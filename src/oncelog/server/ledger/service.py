@@ -332,12 +332,20 @@ class LedgerService:
         return None if found is None else (key, found)
 
     async def list_entities(
-        self, organization: str, vault: str, prefix: str, page_token: str, page_size: int, principal: Principal
+        self,
+        organization: str,
+        vault: str,
+        prefix: str,
+        page_token: str,
+        page_size: int,
+        principal: Principal,
+        *,
+        after_field: str = "page_token",
     ) -> Entities:
         """A page of entities by key."""
         scope = parse_scope(organization, vault)
         _check_text(prefix, "prefix", ENTITY_KEY_CHARACTERS_MAX)
-        (after,) = _decode_token(page_token, 1) if page_token else ("",)
+        (after,) = _decode_token(page_token, 1, after_field) if page_token else ("",)
         self._check_readable(scope, principal)
         with translate_errors():
             page = await self.log.state.entities(
@@ -346,7 +354,13 @@ class LedgerService:
         return Entities(page.entities, _encode_token(page.entities[-1][0]) if page.has_more else "")
 
     async def list_relationships(
-        self, request: RelationshipQuery, vault: str, page_token: str, principal: Principal
+        self,
+        request: RelationshipQuery,
+        vault: str,
+        page_token: str,
+        principal: Principal,
+        *,
+        after_field: str = "page_token",
     ) -> Relationships:
         """A page of relationships. The query's scope is the organization, its limit the page's size as it was asked."""
         scope = parse_scope(request.scope, vault)
@@ -354,7 +368,7 @@ class LedgerService:
             _check_text(getattr(request, name), name, ENTITY_KEY_CHARACTERS_MAX)
         if request.relation and not (request.resource or request.subject):
             raise _bad_request("relation", "needs a resource or a subject beside it")
-        first, second, third = _decode_token(page_token, 3) if page_token else ("", "", "")
+        first, second, third = _decode_token(page_token, 3, after_field) if page_token else ("", "", "")
         self._check_readable(scope, principal)
         query = msgspec.structs.replace(
             request, scope=scope.name, after=(first, second, third), limit=self._get_page_size(request.limit)
@@ -506,11 +520,11 @@ def _encode_token(*names: str) -> str:
 _TOKEN_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
-def _decode_token(token: str, count: int) -> tuple[str, ...]:
+def _decode_token(token: str, count: int, field: str) -> tuple[str, ...]:
     try:
         names = _TOKEN_DECODER.decode(urlsafe_b64decode(token.encode("ascii")))
     except (ValueError, msgspec.MsgspecError):
         names = ()
     if len(names) != count or any("\0" in name for name in names):
-        raise _bad_request("page_token", "must be one that a page has given")
+        raise _bad_request(field, "must be one that a page has given")
     return names
