@@ -49,6 +49,7 @@ SCHEMA_CANNOT_SAY: Final = (
     "is not that of the delta",
     "from 0 to 2^64−1",
     "cannot stand beside",
+    "must be given, or idempotency_key in its place",
     "$.content: must have at most",
 )
 """Messages of refusals of the ledger, deltas and chat APIs that JSON Schema cannot express."""

@@ -257,6 +257,17 @@ def decode_chat_id(chat_id: str, path: str = "$.chat_id") -> str:
     return chat_scope(chat_id)
 
 
+def decode_message_key(client_message_id: str) -> bytes:
+    """Return the key of a message by its sender's id, in a path. Raises ApiError."""
+    try:
+        key = parse_uuid(client_message_id)
+    except CanonicalError:
+        key = b""
+    if not key or not is_message_key(key):
+        raise bad_request("message_id", "must be msg_ and 26 hexadecimal digits, or a UUID of version 4")
+    return key
+
+
 def decode_user_id(user_id: JsonValue, path: str) -> str:
     """Who is to be a member: an actor in full. Raises ApiError."""
     if type(user_id) is not str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
 from oncelog import error_codes
@@ -19,13 +20,14 @@ from oncelog.server.chat.decode import (
     decode_user_id,
     get_acked_sequence,
 )
-from oncelog.server.chat.message_schemas import CHAT_ID, USER_ID
+from oncelog.server.chat.message_schemas import CHAT_ID, CLIENT_MESSAGE_ID, MESSAGE_ID, USER_ID
 from oncelog.server.chat.service import ChatService, ChatView
 from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler
 from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_fields import bad_request, decode_object, parse_json, type_error
 from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, problem_response, schema_response
+from oncelog.server.lookups import describe_outcome
 
 WEBSOCKET_PATH: Final = "/v1/chat"
 _CHATS: Final = "/v1/chats"
@@ -189,6 +191,18 @@ class ChatEndpoints:
                 errors=(507,),
             ),
             read(
+                path=f"{_CHAT}/messages/{{message_id}}",
+                name="getMessage",
+                summary="Look a message up by its id",
+                description="By its `message_id` or `client_message_id`: whether it is in the chat, and whether a "
+                "retry is still answered; with the proof of its record.",
+                parameters=(_CHAT_PARAMETER, _MESSAGE_PARAMETER),
+                authorize=self._authorize_read,
+                handle=self._get_message,
+                responses={200: schema_response("MessageOutcome", "What became of it.")},
+                errors=(404,),
+            ),
+            read(
                 path=f"{_CHAT}/delivery",
                 name="getDelivery",
                 summary="Read how far each member is",
@@ -295,6 +309,12 @@ class ChatEndpoints:
         next_before = b',"next_before":%d' % batch.beginning if is_backwards and batch.has_more else b""
         return b'{%b,"next_after":%d%b}' % (members, batch.following, next_before)
 
+    async def _get_message(self, call: Call) -> Mapping[str, Any]:
+        outcome = await self._service.find_message(call.scope, call["message_id"], call.principal)
+        assert outcome.record is not None  # noqa: S101 - found
+        content = {"message": orjson.Fragment(codec.encode_message(outcome.record))}
+        return await describe_outcome(self._service.log, outcome, content)
+
     async def _send(self, call: Call) -> Reply:
         chat_id = call["chat_id"]
         send = decode_send(call.body, chat_id, self._service.limits.message_bytes_max, None)
@@ -340,6 +360,12 @@ def _parse_user_id(text: str, name: str) -> str:
 
 _CHAT_PARAMETER: Final = Parameter(
     name="chat_id", place="path", schema={**CHAT_ID, "description": "Which chat. In NFC."}, is_required=True
+)
+_MESSAGE_PARAMETER: Final = Parameter(
+    name="message_id",
+    place="path",
+    schema={"anyOf": [MESSAGE_ID, CLIENT_MESSAGE_ID], "description": "Id of the message, or its sender's id for it."},
+    is_required=True,
 )
 _USER_PARAMETER: Final = Parameter(
     name="user_id",

@@ -17,6 +17,7 @@ from oncelog.server.json_schemas import (
     with_optional,
 )
 from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import outcome_schema
 
 _UUID4: Final = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
 CHAT_ID: Final[Schema] = {
@@ -32,7 +33,8 @@ USER_ID: Final[Schema] = {
 }
 _ROLE: Final[Schema] = {"enum": [role.value for role in Role]}
 _TIME: Final[Schema] = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\\.[0-9]{3}Z$"}
-_MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": "^msg_[0-9a-f]{26}$"}
+CLIENT_MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": _UUID4}
+MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": "^msg_[0-9a-f]{26}$"}
 
 
 def build_schemas(limits: ApiLimits) -> Schema:
@@ -62,7 +64,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             object_schema(
                 client_message_id={"type": "string", "pattern": _UUID4, "description": "As it was sent."},
                 chat_id=TEXT_SCHEMA,
-                message_id=_MESSAGE_ID,
+                message_id=MESSAGE_ID,
                 sequence=positive_integer_schema(),
                 created_at=_TIME,
                 duplicate={"type": "boolean"},
@@ -71,6 +73,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             erased={"const": True},
         ),
         "Message": _message_schema(),
+        "MessageOutcome": outcome_schema(message=schema_ref("Message")),
         "Batch": with_optional(
             object_schema(
                 chat_id=TEXT_SCHEMA,
@@ -117,7 +120,7 @@ def _new_message_schema(limits: ApiLimits) -> Schema:
 
 def _message_schema() -> Schema:
     schema = object_schema(
-        message_id=_MESSAGE_ID,
+        message_id=MESSAGE_ID,
         chat_id=TEXT_SCHEMA,
         sequence=positive_integer_schema(),
         sender_id=TEXT_SCHEMA,

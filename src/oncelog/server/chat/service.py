@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog import error_codes
-from oncelog.core.chat import CHAT_PREFIX, message, parse_chat_scope
+from oncelog.core.chat import CHAT_PREFIX, message, parse_chat_scope, parse_message_id
 from oncelog.core.policy import CHAT
 from oncelog.core.values import (
     Acknowledge,
@@ -32,10 +32,11 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.engine.log import Log
+from oncelog.engine.outcome import Outcome
 from oncelog.errors import HistoryChangedError, OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.chat.decode import Send
+from oncelog.server.chat.decode import Send, decode_message_key
 from oncelog.server.errors import (
     RETRY_AFTER_MS,
     RETRYABLE_CODES,
@@ -45,6 +46,7 @@ from oncelog.server.errors import (
     translate_errors,
 )
 from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import find_outcome, unknown_error
 from oncelog.server.metrics import Counts
 from oncelog.storage.store import MemberPage, Membership
 
@@ -162,6 +164,21 @@ class ChatService:
         if found is None:
             raise membership_error()
         return found
+
+    async def find_message(self, scope: str, message_id: str, principal: Principal) -> Outcome:
+        """Return what became of a message, by its id or its sender's. Raises ApiError if the chat has none."""
+        await self.load_membership(scope, principal)
+        place = parse_message_id(message_id)
+        with translate_errors():
+            if place is None:
+                outcome = await self.log.lookup(decode_message_key(message_id), policy=CHAT, scope=scope)
+                if outcome.record is not None:
+                    return outcome
+            elif place[0] == self.log.state.lane(scope):
+                record = await self.log.state.record(*place)
+                if record is not None and (record.scope, record.policy) == (scope, CHAT.name):
+                    return await find_outcome(self.log, record)
+        raise unknown_error("message_id")
 
     def check_epoch(self, epoch: str | None) -> None:
         """Raises ApiError for a reader of another history (CO-40)."""

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -18,7 +19,7 @@ from oncelog.core.values import Record
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.deltas import codec
-from oncelog.server.deltas.message_schemas import IDENTIFIER
+from oncelog.server.deltas.message_schemas import DELTA_ID, IDENTIFIER
 from oncelog.server.deltas.service import DeltasService, check_row_id, encode_row_token
 from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, keep
 from oncelog.server.errors import ApiError, shutdown_error
@@ -34,10 +35,20 @@ from oncelog.server.json_schemas import (
 )
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, CONNECT_BYTES_MAX
 from oncelog.server.live_streams import LiveStreams, WebSocketStreamTransport
+from oncelog.server.lookups import describe_outcome
 
 logger: Final = logging.getLogger("oncelog.doors")
 
 PATH: Final = "/v1/sync/{gateway}/"
+_DELTA_ID_PATTERN: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+def _parse_delta_id(text: str, name: str) -> str:
+    if _DELTA_ID_PATTERN.fullmatch(text) is None:
+        raise ApiError(error_codes.BAD_REQUEST, f"{name}: must have 64 hexadecimal digits, in lower case", field=name)
+    return text
+
+
 _PUSH_DESCRIPTION: Final = (
     "All deltas are taken, or none. One that the gateway knows is acknowledged again and changes nothing, so after any "
     "failure push everything again that has no answer."
@@ -70,6 +81,13 @@ _EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cu
 _SNAPSHOT_AFTER: Final = {**TEXT_SCHEMA, "description": "`nextAfter` of the page before. Nothing else."}
 _TABLE_PARAMETER: Final = Parameter(name="table", place="path", schema=_TABLE, is_required=True)
 _SNAPSHOT_AFTER_PARAMETER: Final = Parameter(name="after", schema=_SNAPSHOT_AFTER, default="", previous_name="page")
+_DELTA_ID_PARAMETER: Final = Parameter(
+    name="deltaId",
+    place="path",
+    schema={**DELTA_ID, "description": "Id of the delta."},
+    parse=_parse_delta_id,
+    is_required=True,
+)
 _GATEWAY_PARAMETER: Final = Parameter(name="gateway", place="path", schema=_GATEWAY, is_required=True)
 _CURSOR_PARAMETERS: Final = (
     Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
@@ -158,6 +176,16 @@ class DeltasEndpoints:
                 responses={200: schema_response("Rows", "A page.")},
             ),
             read(
+                path=f"{PATH}deltas/{{deltaId}}",
+                name="getDelta",
+                summary="Look a delta up by its id",
+                description="Whether it was committed, and where; with the proof of its record.",
+                parameters=(_GATEWAY_PARAMETER, _DELTA_ID_PARAMETER),
+                handle=self._get_delta,
+                responses={200: schema_response("DeltaOutcome", "What became of it.")},
+                errors=(404,),
+            ),
+            read(
                 path=f"{PATH}snapshot",
                 name="getSnapshot",
                 summary="Read all rows with their stamps",
@@ -220,6 +248,13 @@ class DeltasEndpoints:
         if call["rowId"] is not None:
             return codec.encode_rows(await service.load_row(call.scope, table, call["rowId"]), "")
         return codec.encode_rows(*await service.load_rows(call.scope, table, call["after"], call["limit"]))
+
+    async def _get_delta(self, call: Call) -> Mapping[str, Any]:
+        outcome = await self.service.find_delta(call.scope, call["deltaId"])
+        record = outcome.record
+        assert record is not None  # noqa: S101 - found
+        delta = None if record.erased else orjson.Fragment(codec.encode_delta(record))
+        return await describe_outcome(self.service.log, outcome, {"delta": delta})
 
     async def _get_snapshot(self, call: Call) -> bytes:
         page = await self.service.load_snapshot(call.scope, call["after"], call["limit"], call.get_sent_name("after"))

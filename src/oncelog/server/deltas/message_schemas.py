@@ -22,12 +22,13 @@ from oncelog.server.json_schemas import (
     with_optional,
 )
 from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import outcome_schema
 
 IDENTIFIER: Final[Schema] = {
     "type": "string",
     "pattern": f"^[A-Za-z_][A-Za-z0-9_]{{0,{IDENTIFIER_CHARACTERS_MAX - 1}}}$",
 }
-_DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _HLC: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,19})$"}
 _NEXT: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `nextAfter`; empty at the end."}
 _PAGE_NAMES: Final = ("hasMore", "nextAfter")
@@ -37,7 +38,7 @@ _ANY_JSON: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 w
 def build_schemas(limits: ApiLimits) -> Schema:
     """Return the schemas of requests and answers."""
     deltas = {"type": "array", "maxItems": PUSH_DELTAS_MAX, "items": schema_ref("NewDelta")}
-    known = object_schema(deltaId=_DELTA_ID, sequence=positive_integer_schema(), duplicate={"type": "boolean"})
+    known = object_schema(deltaId=DELTA_ID, sequence=positive_integer_schema(), duplicate={"type": "boolean"})
     pulled = object_schema(
         deltas={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Delta")},
         cursor=integer_schema("Read on after this."),
@@ -46,7 +47,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
     )
     pulled["properties"]["snapshot"] = {"const": True, "description": "The deltas have been compacted."}
     row = object_schema(rowId=TEXT_SCHEMA, columns={"type": "object", "propertyNames": IDENTIFIER}, hlc=_HLC)
-    stamp = {"hlc": _HLC, "clientId": TEXT_SCHEMA, "deltaId": _DELTA_ID}
+    stamp = {"hlc": _HLC, "clientId": TEXT_SCHEMA, "deltaId": DELTA_ID}
     stamped = {"anyOf": [object_schema(**stamp), {"type": "null"}]}
     state = object_schema(
         table=IDENTIFIER,
@@ -67,6 +68,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             results={"type": "array", "items": known},
         ),
         "Delta": _delta_schema(),
+        "DeltaOutcome": outcome_schema(delta={"anyOf": [schema_ref("Delta"), {"type": "null"}]}),
         "Pulled": pulled,
         "Rows": page_schema(
             *_PAGE_NAMES,
@@ -130,7 +132,7 @@ def _new_delta_schema(limits: ApiLimits) -> Schema:
     column = {**object_schema(column=IDENTIFIER, value=value), "additionalProperties": False}
     name = {"type": "string", "minLength": 1, "pattern": NO_NUL}
     return object_schema(
-        deltaId={**_DELTA_ID, "description": "SHA-256 of the canonical `{clientId, columns, hlc, rowId, table}`."},
+        deltaId={**DELTA_ID, "description": "SHA-256 of the canonical `{clientId, columns, hlc, rowId, table}`."},
         op={"enum": [op.value for op in Op]},
         table=IDENTIFIER,
         rowId={**name, "maxLength": ROW_ID_CHARACTERS_MAX},
@@ -143,7 +145,7 @@ def _new_delta_schema(limits: ApiLimits) -> Schema:
 def _delta_schema() -> Schema:
     return object_schema(
         sequence=positive_integer_schema(),
-        deltaId=_DELTA_ID,
+        deltaId=DELTA_ID,
         op={"enum": [op.value for op in Op]},
         table=IDENTIFIER,
         rowId=TEXT_SCHEMA,

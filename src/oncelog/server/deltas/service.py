@@ -53,12 +53,14 @@ from oncelog.core.values import (
 )
 from oncelog.engine.committer import count_payload_bytes
 from oncelog.engine.log import Log
+from oncelog.engine.outcome import Outcome
 from oncelog.engine.read_results import Compacted
 from oncelog.errors import CanonicalError, HistoryChangedError, OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, to_api_error, translate_errors
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, LONG_FRAME_BYTES, ApiLimits
+from oncelog.server.lookups import unknown_error
 from oncelog.server.metrics import Counts
 
 COMPACT_GRANT: Final = "compact"
@@ -273,6 +275,14 @@ class DeltasService:
         with translate_errors():
             row = await self.log.state.row(scope, table, row_id)
         return [] if row is None or not row.exists else [(row_id, row)]
+
+    async def find_delta(self, scope: str, delta_id: str) -> Outcome:
+        """Return what became of a delta. Raises ApiError if the gateway has no such delta."""
+        with translate_errors():
+            outcome = await self.log.lookup(bytes.fromhex(delta_id), policy=DELTAS, scope=scope)
+        if outcome.record is None:
+            raise unknown_error("deltaId")
+        return outcome
 
     async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> SnapshotPage:
         """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it.

@@ -85,7 +85,7 @@ class NativeDialect:
     is_project_bound: Final = False
 
     def __init__(self, *, shows_actor: bool = True) -> None:
-        self._shows_actor = shows_actor
+        self.shows_actor = shows_actor
 
     def decode_message(self, data: bytes) -> Envelope:
         """As `Dialect` says."""
@@ -118,7 +118,7 @@ class NativeDialect:
 
     def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
         """As `Dialect` says."""
-        return codec.encode_connected(client_id, actor if self._shows_actor else None, last_committed_id, epoch)
+        return codec.encode_connected(client_id, actor if self.shows_actor else None, last_committed_id, epoch)
 
     def translate_error(self, error: ApiError) -> ApiError:
         """As `Dialect` says."""
@@ -130,7 +130,7 @@ class NativeDialect:
 
     def encode_events(self, views: Sequence[RecordView]) -> bytes:
         """As `Dialect` says."""
-        return codec.encode_events(views, shows_actor=self._shows_actor)
+        return codec.encode_events(views, shows_actor=self.shows_actor)
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
         """As `Dialect` says. A client may be ahead of what has been delivered here."""
@@ -157,7 +157,7 @@ class NativeDialect:
 
     def encode_event(self, record: Record) -> bytes:
         """An event as the stream of server-sent events has it."""
-        return codec.encode_event(record, shows_actor=self._shows_actor)
+        return codec.encode_event(record, shows_actor=self.shows_actor)
 
 
 NATIVE: Final = NativeDialect()

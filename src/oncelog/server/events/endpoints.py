@@ -1,15 +1,17 @@
 """The Events API over plain HTTP (EV-16): submit, read a page, follow by server-sent events."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
+from oncelog.core.builders import parse_uuid
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.values import Record, Submission, Verdict
-from oncelog.errors import OncelogError
+from oncelog.errors import CanonicalError, OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, WebSocketHandler
 from oncelog.server.errors import to_api_error
@@ -17,8 +19,10 @@ from oncelog.server.events import codec
 from oncelog.server.events.codec import ItemResult, RejectedItem
 from oncelog.server.events.decode import Submit, Sync, decode_body, decode_partitions, decode_submit, get_client_id
 from oncelog.server.events.hub import is_event
+from oncelog.server.events.message_schemas import UUID_SCHEMA
 from oncelog.server.events.service import EventsService, merge_results
 from oncelog.server.http_requests import parse_number
+from oncelog.server.json_fields import bad_request
 from oncelog.server.json_schemas import (
     NO_NUL,
     SSE_RESPONSE,
@@ -29,6 +33,15 @@ from oncelog.server.json_schemas import (
     schema_response,
 )
 from oncelog.server.live_streams import LiveStreams
+from oncelog.server.lookups import describe_outcome
+
+
+def _parse_id(text: str, name: str) -> bytes:
+    try:
+        return parse_uuid(text)
+    except CanonicalError as error:
+        raise bad_request(name, error.reason) from None
+
 
 _SUBMIT_DESCRIPTION: Final = (
     "Each event is committed once, however often it is sent: a retry gets the answer of the first time. One that is "
@@ -58,8 +71,21 @@ _EPOCH: Final = {
     **TEXT_SCHEMA,
     "description": "That of the history which the cursor is of. Another one gets 409.",
 }
+_LOOKUP_DESCRIPTION: Final = (
+    "Whether the event was committed, where, and whether its id is still remembered; with the proof of its record, "
+    "unless actors are not shown (`show_actors`). An event that touches none of the partitions gets 404, like an "
+    "unknown one."
+)
+_PARTITION_PARAMETER: Final = Parameter(name="partition", schema=_PARTITIONS, parse=decode_partitions, is_required=True)
+_ID_PARAMETER: Final = Parameter(
+    name="id",
+    place="path",
+    schema={**UUID_SCHEMA, "description": "Id of the event."},
+    parse=_parse_id,
+    is_required=True,
+)
 _SCOPE_PARAMETERS: Final = (
-    Parameter(name="partition", schema=_PARTITIONS, parse=decode_partitions, is_required=True),
+    _PARTITION_PARAMETER,
     Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
     Parameter(name="epoch", schema=_EPOCH),
 )
@@ -101,6 +127,19 @@ class EventsEndpoints:
                 responses={200: schema_response("Page", "A page.")},
                 errors=(409,),
                 serve_websocket=self._serve_websocket,
+            ),
+            Endpoint(
+                method="GET",
+                path="/v1/events/{id}",
+                api="events",
+                name="getEvent",
+                summary="Look an event up by its id",
+                description=_LOOKUP_DESCRIPTION,
+                parameters=(_ID_PARAMETER, _PARTITION_PARAMETER),
+                authorize=self._authorize_lookup,
+                handle=self._get_event,
+                responses={200: schema_response("EventOutcome", "What became of it.")},
+                errors=(404,),
             ),
             Endpoint(
                 method="POST",
@@ -179,6 +218,17 @@ class EventsEndpoints:
         # Up to what the store has, not up to what has been broadcast here: whoever got an answer, from this server or
         # from another, finds what it says.
         return b"".join(self._service.encode_page(sync, await self._service.load_page(sync, sync.upto)))
+
+    def _authorize_lookup(self, call: Call) -> str:
+        self._service.check_readable(call["partition"], call.principal)
+        return ""
+
+    async def _get_event(self, call: Call) -> Mapping[str, Any]:
+        service = self._service
+        outcome = await service.find_event(call["id"], call["partition"])
+        assert outcome.record is not None  # noqa: S101 - found
+        content = {"event": orjson.Fragment(service.native.encode_event(outcome.record))}
+        return await describe_outcome(service.log, outcome, content, with_proof=service.native.shows_actor)
 
     # --- follow
 

@@ -15,8 +15,9 @@ from oncelog.server.json_schemas import (
     timestamp_schema,
 )
 from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import outcome_schema
 
-_UUID: Final[Schema] = {
+UUID_SCHEMA: Final[Schema] = {
     "type": "string",
     "pattern": "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$",
 }
@@ -50,6 +51,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "NewEvent": _new_event_schema(),
         "Results": object_schema(results={"type": "array", "minItems": 1, "items": _result_schema()}),
         "Event": _event_schema(),
+        "EventOutcome": outcome_schema(event=schema_ref("Event")),
         "Page": object_schema(
             partitions={"type": "array", "items": TEXT_SCHEMA},
             events={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Event")},
@@ -66,7 +68,7 @@ def _new_event_schema() -> Schema:
         "type": "object",
         "required": ["id", "partitions", "event"],
         "properties": {
-            "id": {**_UUID, "description": "A UUID. Its letters' case does not matter."},
+            "id": {**UUID_SCHEMA, "description": "A UUID. Its letters' case does not matter."},
             "partitions": {
                 "type": "array",
                 "description": f"1 to {PARTITIONS_MAX} different strings of 1 to {PARTITION_CHARACTERS_MAX} "
@@ -82,7 +84,7 @@ def _new_event_schema() -> Schema:
 
 
 def _result_schema() -> Schema:
-    identity = {**_UUID, "description": "As it was sent."}
+    identity = {**UUID_SCHEMA, "description": "As it was sent."}
     fault = {
         **object_schema(field=TEXT_SCHEMA, message=TEXT_SCHEMA),
         "properties": {"field": TEXT_SCHEMA, "message": TEXT_SCHEMA, "current_committed_id": integer_schema()},
@@ -102,7 +104,7 @@ def _result_schema() -> Schema:
 
 def _event_schema() -> Schema:
     event = object_schema(
-        id=_UUID,
+        id=UUID_SCHEMA,
         client_id=TEXT_SCHEMA,
         partitions={"type": "array", "minItems": 1, "items": TEXT_SCHEMA},
         committed_id=positive_integer_schema(),

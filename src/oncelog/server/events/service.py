@@ -10,20 +10,23 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from oncelog.core.policy import EVENTS
 from oncelog.core.tenants import Tenant, Tenants
 from oncelog.core.values import Committed, Mode, Rate, Reason, Refused, Replayed, Submission, Verdict
 from oncelog.engine.log import Log
+from oncelog.engine.outcome import Outcome
 from oncelog.error_codes import FORBIDDEN, HISTORY_CHANGED, VALIDATION_FAILED
 from oncelog.errors import HistoryChangedError, OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.errors import UNREADABLE, ApiError, to_api_error
+from oncelog.server.errors import UNREADABLE, ApiError, to_api_error, translate_errors
 from oncelog.server.events.codec import ItemResult, RejectedItem, get_reason
 from oncelog.server.events.decode import Submit, Sync
 from oncelog.server.events.dialect import NATIVE, Dialect, NativeDialect
 from oncelog.server.events.hub import EventsHub
 from oncelog.server.events.insieme_dialect import InsiemeDialect
 from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import unknown_error
 from oncelog.server.metrics import Counts
 from oncelog.storage.store import RecordViewPage
 
@@ -148,6 +151,18 @@ class EventsService:
             raise self._history_error(str(error)) from error
         except OncelogError as error:
             raise to_api_error(error, UNREADABLE) from error
+
+    async def find_event(self, key: bytes, partitions: Sequence[str]) -> Outcome:
+        """Return what became of the event of that id in these partitions. Raises ApiError if they have no such event.
+
+        An event of other partitions is answered like an unknown one.
+        """
+        for scope in self._tenants.list_event_scopes(tuple(partitions)):
+            with translate_errors():
+                outcome = await self.log.lookup(key, policy=EVENTS, scope=scope)
+            if outcome.record is not None and not set(partitions).isdisjoint(outcome.record.partitions):
+                return outcome
+        raise unknown_error("id")
 
     def encode_page(self, sync: Sync, page: RecordViewPage, dialect: Dialect | None = None) -> list[bytes]:
         """The payload of its answer, in parts."""

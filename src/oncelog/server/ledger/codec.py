@@ -141,7 +141,7 @@ def _to_write(
             decoded.vault,
             decoded.client_id,
             decoded.sequence,
-            _decode_key(decoded.idempotency_key),
+            decode_key(decoded.idempotency_key),
             operations_from_json(operations, path),
             is_batch,
         )
@@ -149,7 +149,7 @@ def _to_write(
         raise value_error(error) from error
 
 
-def _decode_key(text: str) -> bytes:
+def decode_key(text: str) -> bytes:
     """Of a UUID, or of plain hexadecimal digits."""
     digits = text
     if len(text) == _UUID_CHARACTERS and text[_UUID_HYPHENS] == "----":

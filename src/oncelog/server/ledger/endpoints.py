@@ -1,13 +1,16 @@
 """The Ledger API over plain HTTP and JSON, under /v1/ledger/. Blocks are followed by server-sent events."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX
+from oncelog.core.transactions import decode_operations, format_tx_id
+from oncelog.errors import CanonicalError
 from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
 from oncelog.server.auth.principal import Principal
@@ -25,10 +28,11 @@ from oncelog.server.json_schemas import (
     schema_response,
 )
 from oncelog.server.ledger import codec
-from oncelog.server.ledger.message_schemas import TX_ID
-from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX, LedgerService
-from oncelog.server.ledger.values import Scope, Write, WriteAnswer
+from oncelog.server.ledger.message_schemas import IDEMPOTENCY_KEY, TX_ID
+from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX, LedgerService, value_error
+from oncelog.server.ledger.values import Scope, Transaction, Write, WriteAnswer
 from oncelog.server.live_streams import LiveStreams
+from oncelog.server.lookups import describe_outcome
 from oncelog.storage.store import RelationshipQuery
 
 PATH: Final = "/v1/ledger/"
@@ -39,6 +43,10 @@ _WRITE_DESCRIPTION: Final = (
 )
 _RELATIONSHIPS_DESCRIPTION: Final = (
     "In the order of resource, relation and subject, page by page. A relation needs a resource or a subject."
+)
+_OUTCOME_DESCRIPTION: Final = (
+    "Whether it was committed, where, and whether a retry under its key is still answered; with the proof of its "
+    "record."
 )
 _STREAM_DESCRIPTION: Final = (
     "Server-sent events: every block of the scope's lane after a height, and those to come, each once and in order. "
@@ -157,6 +165,9 @@ class LedgerEndpoints:
         height_schema = {**positive_integer_schema(), "description": "Of the block."}
         height = Parameter(name="height", schema=height_schema, parse=parse_number, is_required=True)
         tx_id = Parameter(name="tx_id", schema={**TX_ID, "description": "Of the transaction."}, is_required=True)
+        optional_tx_id = Parameter(name="tx_id", schema={**TX_ID, "description": "Of the transaction."}, default="")
+        key_schema = {**IDEMPOTENCY_KEY, "description": "Of the transaction, in place of `tx_id`."}
+        idempotency_key = Parameter(name="idempotency_key", schema=key_schema, parse=_parse_key, default=b"")
         client = _text_parameter(
             "client_id", "Whose. Without it, the credential's.", NAME_CHARACTERS_MAX - len("client:")
         )
@@ -204,6 +215,16 @@ class LedgerEndpoints:
                 ("Transaction", "As it was committed."),
                 self._get_transaction,
                 tx_id,
+                errors=(404,),
+            ),
+            _declare_read(
+                "outcome",
+                "Look a transaction up by its id or key",
+                ("TransactionOutcome", _OUTCOME_DESCRIPTION),
+                self._get_outcome,
+                optional_tx_id,
+                idempotency_key,
+                client,
                 errors=(404,),
             ),
             _declare_read(
@@ -266,6 +287,16 @@ class LedgerEndpoints:
             await self.service.load_transaction(*_get_scope(call), call["tx_id"], call.principal)
         )
 
+    async def _get_outcome(self, call: Call) -> Mapping[str, Any]:
+        outcome = await self.service.find_outcome(
+            *_get_scope(call), call["tx_id"], call["idempotency_key"], call["client_id"], call.principal
+        )
+        record = outcome.record
+        assert record is not None  # noqa: S101 - found
+        tx_id = format_tx_id(record.lane, record.position)
+        transaction = codec.encode_transaction(Transaction(tx_id, record, decode_operations(record)))
+        return await describe_outcome(self.service.log, outcome, {"transaction": orjson.Fragment(transaction)})
+
     async def _get_block(self, call: Call) -> bytes:
         return codec.encode_block(await self.service.load_block(*_get_scope(call), call["height"], call.principal))
 
@@ -301,7 +332,7 @@ def _declare_read(
     path: str,
     summary: str,
     response: tuple[str, str],
-    handle: Callable[[Call], Awaitable[bytes]],
+    handle: Callable[[Call], Awaitable[Answer]],
     *parameters: Parameter,
     errors: tuple[int, ...] = (),
 ) -> Endpoint:
@@ -336,6 +367,13 @@ _SCOPE_PARAMETERS: Final = (
         "vault", "One of the organization's. Without it, the organization itself.", SCOPE_NAME_CHARACTERS_MAX
     ),
 )
+
+
+def _parse_key(text: str, _: str) -> bytes:
+    try:
+        return codec.decode_key(text)
+    except CanonicalError as error:
+        raise value_error(error) from error
 
 
 def _get_scope(call: Call) -> tuple[str, str]:

@@ -19,12 +19,16 @@ from oncelog.server.json_schemas import (
 )
 from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX
 from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import outcome_schema
 
 _NEXT_PAGE_TOKEN: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `next_after`; empty at the end."}
 _HEX: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]*$"}
 _HASH: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 TX_ID: Final[Schema] = {"type": "string", "pattern": f"^[0-9a-f]{{{TX_ID_DIGITS}}}$"}
-_KEY: Final = "^([0-9a-fA-F]{32}|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})?$"
+IDEMPOTENCY_KEY: Final[Schema] = {
+    "type": "string",
+    "pattern": "^([0-9a-fA-F]{32}|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})?$",
+}
 
 
 def build_schemas(limits: ApiLimits) -> Schema:
@@ -78,6 +82,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             request_hash=_HASH,
             erased={"type": "boolean"},
         ),
+        "TransactionOutcome": outcome_schema(transaction=schema_ref("Transaction")),
         "BlockHeader": object_schema(
             lane=positive_integer_schema(),
             height=positive_integer_schema(),
@@ -117,8 +122,7 @@ def _write_schema(content: Mapping[str, Schema]) -> Schema:
         vault={"type": "string", "maxLength": SCOPE_NAME_CHARACTERS_MAX, "pattern": NO_NUL},
         client_id={**TEXT_SCHEMA, "description": "The credential's own; may be left out, and is then that."},
         idempotency_key={
-            "type": "string",
-            "pattern": _KEY,
+            **IDEMPOTENCY_KEY,
             "description": "A UUID, or its 32 hexadecimal digits, not all zero. Without it a retry is known by its "
             "sequence alone.",
         },

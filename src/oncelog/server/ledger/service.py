@@ -27,6 +27,7 @@ from oncelog.core.transactions import (
 )
 from oncelog.core.values import Committed, Rate, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
 from oncelog.engine.log import Log
+from oncelog.engine.outcome import Outcome
 from oncelog.engine.read_results import Proven
 from oncelog.error_codes import BAD_REQUEST, FORBIDDEN, HISTORY_CHANGED, NOT_FOUND
 from oncelog.errors import CanonicalError, OncelogError
@@ -47,6 +48,7 @@ from oncelog.server.ledger.values import (
     WriteSuccess,
 )
 from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import find_outcome, unknown_error
 from oncelog.server.metrics import Counts
 from oncelog.storage.store import RelationshipQuery, ScopedBlock
 
@@ -394,6 +396,26 @@ class LedgerService:
         """A transaction of the scope. Raises ApiError where there is none."""
         record = await self._load_record(parse_scope(organization, vault), tx_id, principal)
         return Transaction(tx_id, record, decode_operations(record))
+
+    async def find_outcome(
+        self, organization: str, vault: str, tx_id: str, key: bytes, client_id: str, principal: Principal
+    ) -> Outcome:
+        """Return what became of a transaction, by its id or its idempotency key. Raises ApiError if there is none."""
+        if bool(tx_id) == bool(key):
+            raise _bad_request("tx_id", "must be given, or idempotency_key in its place")
+        if tx_id:
+            return await find_outcome(
+                self.log, await self._load_record(parse_scope(organization, vault), tx_id, principal)
+            )
+        scope = parse_scope(organization, vault)
+        client = self.check_client_id(client_id, principal)
+        self._check_readable(scope, principal)
+        policy = self.log.policies[LEDGER.name]
+        with translate_errors():
+            outcome = await self.log.lookup(key, policy=policy, scope=scope.name, client=client)
+        if outcome.record is None:
+            raise unknown_error("idempotency_key")
+        return outcome
 
     async def load_proof(self, organization: str, vault: str, tx_id: str, principal: Principal) -> Proven:
         """All that proves a transaction of the scope."""

@@ -1,0 +1,62 @@
+"""Look-ups by id: what became of a write, why, and the proof of it.
+
+The caller authorizes before it looks anything up (CO-22), and treats a record outside of what may be read as absent.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from oncelog import error_codes
+from oncelog.core.values import Record
+from oncelog.engine.log import Log
+from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status
+from oncelog.proof import encode, proof_document
+from oncelog.server.errors import ApiError, translate_errors
+from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, object_schema, schema_ref, with_optional
+
+_NO_KEY: Final = "committed without a key: it is known by its client's sequence alone"
+_SUPERSEDED: Final = "committed, but forgotten: a later write has committed under the same key"
+
+
+async def find_outcome(log: Log, record: Record) -> Outcome:
+    """Return what became of the identity of a stored record."""
+    if not record.key:
+        return Outcome(Status.COMMITTED, _NO_KEY, record, record.receipt)
+    policy = log.policies[record.policy]
+    found = await log.lookup(record.key, policy=policy, scope=record.scope, client=record.client)
+    if found.record is not None and found.record.receipt == record.receipt:
+        return found
+    return Outcome(Status.FORGOTTEN, _SUPERSEDED, record, record.receipt)
+
+
+async def describe_outcome(
+    log: Log, outcome: Outcome, content: Mapping[str, Any], *, with_proof: bool = True
+) -> dict[str, Any]:
+    """Return the answer to a look-up: the outcome of a record, its content, and its proof."""
+    assert outcome.record is not None  # noqa: S101 - absent records are answered with `unknown_error`
+    answer = {"status": outcome.status.value, "reason": outcome.why, **content}
+    if not with_proof:
+        return answer
+    with translate_errors():
+        proven = await log.prove(outcome.record.receipt)
+    return {**answer, "proof": orjson.Fragment(encode(proof_document(proven)))}
+
+
+def unknown_error(field: str, reason: str = NEVER_COMMITTED) -> ApiError:
+    """Return the error for an id without a record that the caller may read."""
+    return ApiError(error_codes.NOT_FOUND, f"{field}: {reason}", field=field)
+
+
+def outcome_schema(**content: Schema) -> Schema:
+    """Return the schema of an answer to a look-up."""
+    schema = object_schema(
+        status={"enum": [Status.COMMITTED.value, Status.FORGOTTEN.value]},
+        reason={
+            **TEXT_SCHEMA,
+            "description": "Where and why, in words: whether a retry is answered or is a new write.",
+        },
+        **content,
+    )
+    return with_optional(schema, proof=schema_ref("ProofDocument"))
