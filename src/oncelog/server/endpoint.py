@@ -45,7 +45,7 @@ class Parameter(Struct, frozen=True, kw_only=True):
     default: Any = None
     """Value of a parameter that is left out."""
     previous_name: str = ""
-    """Deprecated name of a query parameter, which is accepted in place of the name."""
+    """Deprecated name that a query parameter may be sent under."""
     is_required: bool = False
     """A required parameter that is left out is parsed as an empty one, so that `parse` names the fault."""
 

@@ -1,6 +1,6 @@
 """Look-ups by id: what became of a write, why, and the proof of it.
 
-The caller authorizes before it looks anything up (CO-22), and treats a record outside of what may be read as absent.
+Callers authorize first (CO-22), and answer a record that the principal may not read like an absent one.
 """
 
 from collections.abc import Mapping

@@ -400,7 +400,7 @@ class LedgerService:
     async def find_outcome(
         self, organization: str, vault: str, tx_id: str, key: bytes, client_id: str, principal: Principal
     ) -> Outcome:
-        """Return what became of a transaction, by its id or its idempotency key. Raises ApiError if there is none."""
+        """Return what became of a transaction, by its id or its idempotency key. Raises ApiError if it is unknown."""
         if bool(tx_id) == bool(key):
             raise _bad_request("tx_id", "must be given, or idempotency_key in its place")
         if tx_id:
