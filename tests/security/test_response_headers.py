@@ -95,7 +95,13 @@ async def test_answer_to_malformed_http_quotes_nothing_of_the_request(
         writer.close()
     assert head.split()[1] == b"400"
     assert b"SECRET" not in head
+    text = "the request is not valid HTTP"
     assert json.loads(body) == {
-        "error": {"code": "bad_request", "message": "the request is not valid HTTP", "details": {}}
+        "type": "urn:oncelog:problem:bad_request",
+        "title": "Malformed request",
+        "status": 400,
+        "detail": text,
+        "code": "bad_request",
+        "error": {"code": "bad_request", "message": text, "details": {}},
     }
     assert "SECRET" not in caplog.text

@@ -114,9 +114,17 @@ async def test_delta_of_another_client_refuses_the_push(shared_server: SharedSer
     gateway = shared_server.gateway(credential=token([scope], [scope], **ADA))
     answer = await gateway.push(mine(1), mine(2), change(3, client="till-2", a=1))
     assert refusal(answer) == (403, "FORBIDDEN")
+    message = "must be that of the credential"
     assert answer.json == {
-        "error": "deltas[2].clientId: must be that of the credential", "code": "FORBIDDEN", "index": 2,
-    }  # fmt: skip
+        "type": "urn:oncelog:problem:forbidden",
+        "title": "Access denied",
+        "status": 403,
+        "detail": f"deltas[2].clientId: {message}",
+        "code": "FORBIDDEN",
+        "errors": [{"path": "deltas[2].clientId", "detail": message}],
+        "error": f"deltas[2].clientId: {message}",
+        "index": 2,
+    }
     assert await gateway.pull_all() == []
     assert await gateway.pushed(mine(1)) == [(1, False)]
     # The client id of a credential without one is its actor, including the prefix.

@@ -387,7 +387,7 @@ def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None
     for index, delta in enumerate(deltas):
         if delta.client_id != own_client:
             message = f"deltas[{index}].clientId: must be that of the credential"
-            raise ApiError(error_codes.FORBIDDEN, message, field="clientId", index=index)
+            raise ApiError(error_codes.FORBIDDEN, message, field=f"deltas[{index}].clientId", index=index)
 
 
 def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
@@ -441,26 +441,28 @@ def _refusal_error(
         return ApiError(
             code,
             f"deltas[{index}].hlc: {refused.message}",
+            field=f"deltas[{index}].hlc",
             index=index,
             server_time_ms=refused.current,
             retry_after_ms=max(1, ahead_ms - CLOCK_DRIFT_MS_MAX),
         )
     separator = "." if reason is Reason.INVALID else ": "  # a schema names the member, as the path goes on
-    return ApiError(code, f"deltas[{index}]{separator}{refused.message}", index=index)
+    return ApiError(code, f"deltas[{index}]{separator}{refused.message}", field=f"deltas[{index}]", index=index)
 
 
 def _delta_error(error: CanonicalError, index: int) -> ApiError:
     """The same of one that is no delta: its path is that inside the delta."""
-    message = f"deltas[{index}]{error.path}: {error.reason}"
+    field = f"deltas[{index}]{error.path}"
+    message = f"{field}: {error.reason}"
     if isinstance(error, WrongIdError):
-        return ApiError(error_codes.DELTA_ID_MISMATCH, message, index=index, expected=error.expected)
-    return ApiError(error_codes.BAD_REQUEST, message, index=index)
+        return ApiError(error_codes.DELTA_ID_MISMATCH, message, field=field, index=index, expected=error.expected)
+    return ApiError(error_codes.BAD_REQUEST, message, field=field, index=index)
 
 
 def _body_error(error: CanonicalError) -> ApiError:
     field = error.path.removeprefix("$").removeprefix(".") or "body"
     found = _INDEX.match(field)
-    details = {} if found is None else {"index": int(found[1])}
+    details = {} if found is None else {"field": field, "index": int(found[1])}
     return ApiError(error_codes.BAD_REQUEST, f"{field}: {error.reason}", **details)
 
 
