@@ -38,7 +38,7 @@ class Twin:
     arguments: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Method: its parameter, and the function that replaces the argument."""
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Method: part of its docstring, and what replaces it. A part that ends with … is a paragraph up to its end."""
+    """Method: part of its docstring, and what replaces it; `…` stands for the rest of the paragraph."""
 
     @property
     def module(self) -> str:
