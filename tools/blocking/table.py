@@ -171,10 +171,7 @@ the store's thread, and must not use the client: that would wait for itself.
                     "on_history_changed": ("handler", "wrap_handler"),
                 },
                 texts={
-                    "close": (
-                        _CLOSED_BY_HANDLER,
-                        "Raises RuntimeError in a handler.",
-                    ),
+                    "close": (_CLOSED_BY_HANDLER, "Raises RuntimeError in a handler."),
                     "on_event": ("it may be async.", "it must not be async, and is called in a thread."),
                 },
             ),
@@ -206,6 +203,7 @@ Any number of threads may share one.
                 holds="client",
                 client="ledger",
                 omits=frozenset({"scopes"}),
+                texts={"close": (_CLOSED_BY_HANDLER, "")},
                 texts={"close": (_CLOSED_BY_HANDLER, "")},
             ),
         ),
