@@ -204,7 +204,6 @@ Any number of threads may share one.
                 client="ledger",
                 omits=frozenset({"scopes"}),
                 texts={"close": (_CLOSED_BY_HANDLER, "")},
-                texts={"close": (_CLOSED_BY_HANDLER, "")},
             ),
         ),
     ),
