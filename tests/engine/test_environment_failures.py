@@ -15,6 +15,7 @@ from core.item_builders import delta
 from databases import BOTH_STORES, log_at
 from oncelog import ClosedError, CorruptError, Cursor, OncelogError, StoreUnavailableError
 from oncelog.core.merge import Op
+from oncelog.engine import eraser
 from oncelog.engine import log as log_module
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailer
@@ -95,8 +96,8 @@ def test_damaged_table_raises_corrupt_error(tmp_path: Path, damage: str) -> None
 @pytest.mark.rule("CO-41")
 def test_erasure_blocked_by_a_reader_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.db"
-    monkeypatch.setattr(log_module, "SCRUB_ATTEMPTS", 2)
-    monkeypatch.setattr(log_module, "SCRUB_PAUSE_S", 0)
+    monkeypatch.setattr(eraser, "SCRUB_ATTEMPTS", 2)
+    monkeypatch.setattr(eraser, "SCRUB_PAUSE_S", 0)
     monkeypatch.setattr(log_module, "ERASURES_POLL_MS", 3_600_000)  # its reads would block the second erasure
 
     def is_on_disk() -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from types import TracebackType
 from typing import Final, Self
 from uuid import UUID
@@ -18,10 +18,10 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from oncelog.core.canonical import canonical
-from oncelog.core.identity import check_text, compute_lane, normal_partitions
-from oncelog.core.limits import PARTITIONS_MAX, STORED_INTEGER_MAX
+from oncelog.core.identity import compute_lane, normal_partitions
+from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.plan import Validate
-from oncelog.core.policy import BUILT_IN_POLICIES, DELTAS, EVENTS, LEDGER, Policy
+from oncelog.core.policy import DELTAS, EVENTS, Policy
 from oncelog.core.proof import encode_record_header, hash_leaf, prove
 from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.audit import (
@@ -31,12 +31,10 @@ from oncelog.core.rules.audit import (
     QUOTA_CHANGE,
     READ_ONLY_OFF,
     READ_ONLY_ON,
-    add_detail,
 )
 from oncelog.core.tenants import Tenant, Usage, check_tenants
 from oncelog.core.values import (
     Applied,
-    FoldRows,
     Item,
     KeyIdentity,
     LaneHead,
@@ -53,7 +51,9 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.deprecation import alias_method, alias_property
+from oncelog.engine import eraser
 from oncelog.engine.answer_cache import AnswerCache
+from oncelog.engine.arguments import build_identity, check_integer, check_lane, normalize_partitions, resolve_cursor
 from oncelog.engine.audit import (
     LOG_ACTOR,
     UNRECORDABLE,
@@ -66,12 +66,14 @@ from oncelog.engine.audit import (
     encode_cursor,
 )
 from oncelog.engine.committer import Committer, VerdictSink
-from oncelog.engine.compaction import COMPACTION_CONSUMER, build_fold, sweep_tombstones
+from oncelog.engine.compaction import COMPACTION_CONSUMER, sweep_tombstones
+from oncelog.engine.eraser import Eraser
 from oncelog.engine.follower import Follower
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, Status, describe_outcome
+from oncelog.engine.policy_registry import PolicyRegistry
 from oncelog.engine.read_results import Compacted, Cursor, Proven, Reading, format_order
 from oncelog.engine.result_cache import ResultCache, WorkResult
 from oncelog.engine.state_reader import StateReader
@@ -80,11 +82,8 @@ from oncelog.engine.tailer import RecordListener, Tailers
 from oncelog.engine.write_gate import DiskLimits, ReadOnlyReason, WriteGate
 from oncelog.errors import (
     ClosedError,
-    HistoryChangedError,
     LogReplacedError,
     PolicyError,
-    SettingsError,
-    StoreUnavailableError,
 )
 from oncelog.file_modes import OWNER_ONLY, check_file_mode
 from oncelog.storage.address import POSTGRES_TIMEOUTS, create_postgres_store, is_address
@@ -96,11 +95,6 @@ from oncelog.storage.store import BatchResult, Consumer, EncodeViews, Query, Rec
 
 logger: Final = logging.getLogger("oncelog.engine")
 
-ERASE_RECORDS = 500
-"""Erased in one transaction."""
-SCRUB_ATTEMPTS = 200
-SCRUB_PAUSE_S = 0.05
-"""How often, in all ten seconds, the write-ahead log is tried to be emptied between the commits."""
 FOLLOW_RECORDS = 500
 ERASURES_POLL_MS = 1000
 """How often a log with answers in memory looks whether another process has erased something."""
@@ -129,9 +123,7 @@ class Log:
         self._store = store
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
-        self._declared_policies = (*(policy for policy in BUILT_IN_POLICIES if policy is not LEDGER), *policies)
-        self._requested_ledger = next((policy for policy in policies if policy.name == LEDGER.name), None)
-        self._policies: Mapping[str, Policy] = {}
+        self._policies = PolicyRegistry(store, policies)
         self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
         self._tailers = Tailers(store, self._limits)
         self._committer = Committer(
@@ -142,6 +134,7 @@ class Log:
         self._act_queue = ActQueue(
             self._submit_work, self._clock, lambda: ReadOnlyReason.FULL in self._write_gate.reasons
         )
+        self._eraser = Eraser(store, self._submit_work, self._act_queue, self._tailers.drop_buffered)
         self._write_gate.on_change = self._record_read_only
         self._state_reader = StateReader(store, self._cache, self._tailers, self._limits, self._check_open)
         self._poll_task: asyncio.Task[None] | None = None
@@ -158,7 +151,8 @@ class Log:
             raise ClosedError("a log is opened once; make another with `oncelog.open(…)`")
         await self._store.open()
         try:
-            await self._declare_policies()
+            await self._policies.declare_all()
+            self._state_reader.ledger = self._policies.ledger
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
                 await self._replace_tenants(self._tenants, self._actor)
@@ -217,7 +211,7 @@ class Log:
     @property
     def policies(self) -> Mapping[str, Policy]:
         """All policies that the log knows, by name."""
-        return self._policies
+        return self._policies.by_name
 
     @property
     def leases(self) -> LeaseManager:
@@ -329,7 +323,7 @@ class Log:
         Raises StoreUnavailableError when the disk fails, and ClockJumpedError: submit again under the same identity.
         """
         if not self._has_policy(item):
-            await self._declare_policy(item)
+            await self._policies.declare(item)
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
@@ -360,8 +354,8 @@ class Log:
         """As `submit`, also while the log is being closed: what was begun is to be ended."""
         if not self._was_opened:
             self._check_open()
-        if not self._is_policy_known(item):
-            await self._declare_policy(item)
+        if not self._policies.knows(item):
+            await self._policies.declare(item)
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
@@ -375,7 +369,7 @@ class Log:
         items = tuple(items)
         for item in items:
             if not self._has_policy(item):
-                await self._declare_policy(item)
+                await self._policies.declare(item)
         outcome = self._committer.submit_request(Request(items, mode, is_admitted_whole))
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
@@ -407,19 +401,20 @@ class Log:
             if key is not None:
                 if scope is None and policy.name == EVENTS.name:
                     await self.lookup(key)  # raises LookupError if the id may be a tenant's
-                erased = await self._erase_identity(_build_identity(policy, scope or "", client, key), actor)
+                erased = await self._eraser.erase_identity(build_identity(policy, scope or "", client, key), actor)
             elif stream is not None:
                 act = RecordAct(act=ERASE, actor=actor, scope=stream, target=stream)
-                erased = await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS), act)
+                erased = await self._eraser.erase_all(Query(stream=stream, limit=eraser.ERASE_RECORDS), act)
             else:
                 # Streams may have records in it too, in whatever lanes they are.
                 partitions = normal_partitions((partition or "",))
-                queries = [Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS) for lane in await self.heads()]
+                limit = eraser.ERASE_RECORDS
+                queries = [Query(lane=lane, partitions=partitions, limit=limit) for lane in await self.heads()]
                 act = RecordAct(act=ERASE, actor=actor, target=partitions[0] if partitions else "")
-                erased = sum([await self._erase_all(query, replace(act, lane=query.lane)) for query in queries])
+                erased = sum([await self._eraser.erase_all(query, replace(act, lane=query.lane)) for query in queries])
         finally:
             self._clear_caches()
-        await self._scrub()
+        await self._eraser.scrub()
         return erased
 
     async def compact(  # noqa: PLR0913 - each of them is asked for by its name
@@ -452,19 +447,19 @@ class Log:
         known = (await self._store.side_state(read_set)).snapshot
         newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
         if keep is not None:
-            wanted = await self._store.sequence_before(scope, newest, max(0, _check_integer(keep, "keep")) + 1)
+            wanted = await self._store.sequence_before(scope, newest, max(0, check_integer(keep, "keep")) + 1)
         else:
-            wanted = min(newest, _check_integer(upto, "upto"))
-        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, _check_integer(limit, "limit"))))
+            wanted = min(newest, check_integer(upto, "upto"))
+        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, check_integer(limit, "limit"))))
         erased = 0
         if bound > after:
             try:
                 act = RecordAct(act=COMPACT, actor=actor, scope=scope, details=canonical({"upto": bound}))
-                query = Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS)
-                erased = await self._erase_all(query, act, policy=DELTAS.name)
+                query = Query(stream=scope, after=after, upto=bound, limit=eraser.ERASE_RECORDS)
+                erased = await self._eraser.erase_all(query, act, policy=DELTAS.name)
             finally:
                 self._clear_caches()
-            await self._scrub()
+            await self._eraser.scrub()
             await self._submit_work(SetCursor(COMPACTION_CONSUMER, bound, scope))
             if bound < wanted:
                 return Compacted(erased, bound, has_more=True)
@@ -482,72 +477,6 @@ class Log:
             actor=actor,
         )
         return Compacted(erased, upto, dropped=sweep.dropped, next_row=sweep.next_row, held_by=sweep.held_by)
-
-    async def _scrub(self) -> None:
-        """Also where nothing was left to erase: the last time may have failed here."""
-        for _ in range(SCRUB_ATTEMPTS):
-            if await self._store.scrub():
-                return
-            await asyncio.sleep(SCRUB_PAUSE_S)
-        raise StoreUnavailableError(
-            "it is erased, but a reader (a backup, a verification) holds on to the log as it was, so that its bytes "
-            "are still on the disk; erase it again when the reader is done"
-        )
-
-    async def _erase_identity(self, identity: KeyIdentity, actor: str) -> int:
-        key_status = await self._store.get_key_status(identity)
-        record = key_status.record
-        if record is None:
-            return 0
-        act = RecordAct(
-            act=ERASE,
-            actor=actor,
-            scope=record.scope if record.sequence else "",
-            lane=record.lane,
-            target=record.key.hex(),
-            details=canonical({"policy": record.policy}),
-        )
-        return await self._erase(record.lane, key_status.positions, act)
-
-    async def _erase(self, lane: int, positions: Sequence[int], act: RecordAct) -> int:
-        """Erase bodies and record it in one transaction, or record it later if it cannot be recorded now."""
-        try:
-            return await self._store.erase(lane, positions, act)
-        except UNRECORDABLE:
-            erased = await self._store.erase(lane, positions)
-            if erased:
-                self.record(add_detail(act, "records", erased))
-            return erased
-
-    async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
-        erased = 0
-        while True:
-            page = await self._store.read(query)
-            full = [
-                page_record
-                for page_record in page.records
-                if not page_record.erased and policy in (None, page_record.policy)
-            ]
-            if full and act.act == COMPACT:
-                await self._commit_fold(build_fold(query.stream or "", full))
-            if full:
-                erased += await self._erase(full[0].lane, [record.position for record in full], act)
-                self._tailers.drop_buffered()
-            if not page.has_more:
-                return erased
-            query = replace(query, after=page.next, upto=page.upto)
-
-    async def _commit_fold(self, fold: FoldRows) -> None:
-        """Commit the digests of rows, before the bodies of their deltas are dropped.
-
-        Without them, as on a full disk, `verify` cannot check these rows; the bodies are dropped all the same.
-        """
-        if not fold.rows:
-            return
-        with suppress(*UNRECORDABLE):
-            verdict = await self._submit_work(fold)
-            if not isinstance(verdict, Applied):
-                raise TypeError(f"a fold was answered with {verdict!r}")
 
     # --- reading
 
@@ -567,15 +496,15 @@ class Log:
         Raises HistoryChangedError for a cursor of another epoch, or one that is ahead of the log.
         """
         self._check_open()
-        self._check_lane(lane)
+        check_lane(lane, self.settings)
         page = await self._store.read(
             Query(
                 lane=lane,
-                partitions=self._normalize_partitions(partition, partitions, stream),
+                partitions=normalize_partitions(partition, partitions, stream),
                 stream=stream,
-                after=await self._resolve_cursor(after, stream, lane),
-                upto=None if upto is None else _check_integer(upto, "upto"),
-                limit=max(1, min(_check_integer(limit, "limit"), self._limits.page_records_max)),
+                after=await resolve_cursor(self._store, after, stream, lane),
+                upto=None if upto is None else check_integer(upto, "upto"),
+                limit=max(1, min(check_integer(limit, "limit"), self._limits.page_records_max)),
                 bytes_max=self._limits.page_bytes_max,
             )
         )
@@ -593,7 +522,7 @@ class Log:
         """As `read`, of events in partitions of lane 0, as `show` makes them of what readers are shown: for servers."""
         self._check_open()
         query = Query(
-            partitions=self._normalize_partitions(None, partitions, None),
+            partitions=normalize_partitions(None, partitions, None),
             after=after,
             upto=upto,
             limit=max(1, min(limit, self._limits.page_records_max)),
@@ -616,7 +545,7 @@ class Log:
         With `consumer` it begins where that consumer's kept cursor is (`commit_cursor`).
         """
         return Follower(
-            self._follow(self._normalize_partitions(partition, partitions, stream), stream, lane, after, consumer)
+            self._follow(normalize_partitions(partition, partitions, stream), stream, lane, after, consumer)
         )
 
     async def _follow(
@@ -636,7 +565,7 @@ class Log:
         self, *, partitions: Sequence[str] = (), stream: str | None = None, after: int | Cursor | str = 0
     ) -> AsyncGenerator[Sequence[Record], None]:
         """As `follow`, of lane 0 or a stream, with all that has come at a time: for servers. Close it (`aclosing`)."""
-        return self._follow_batches(self._normalize_partitions(None, partitions, stream), stream, 0, after, None)
+        return self._follow_batches(normalize_partitions(None, partitions, stream), stream, 0, after, None)
 
     async def _follow_batches(
         self,
@@ -647,7 +576,7 @@ class Log:
         consumer: str | None,
     ) -> AsyncGenerator[Sequence[Record], None]:
         self._check_open()
-        self._check_lane(lane)
+        check_lane(lane, self.settings)
         if consumer is not None:
             if lane:
                 raise ValueError("a consumer keeps a cursor of lane 0 or of a stream, not of another lane")
@@ -656,7 +585,7 @@ class Log:
             lane=lane,
             partitions=partitions,
             stream=stream,
-            after=await self._resolve_cursor(after, stream, lane),
+            after=await resolve_cursor(self._store, after, stream, lane),
             limit=min(FOLLOW_RECORDS, self._limits.page_records_max),
             bytes_max=self._limits.page_bytes_max,
         )
@@ -669,10 +598,10 @@ class Log:
     ) -> Subscription:
         """The live part alone, with a bounded queue that the caller empties: for servers that feed many readers."""
         self._check_open()
-        self._check_lane(lane)
+        check_lane(lane, self.settings)
         if stream is not None:
             lane = compute_lane(stream, self.settings.lanes)
-        return await self._tailers.subscribe(lane, self._normalize_partitions(None, partitions, stream), stream)
+        return await self._tailers.subscribe(lane, normalize_partitions(None, partitions, stream), stream)
 
     async def listen(self, listener: RecordListener, lane: int = 0) -> int:
         """Hands every record of a lane after the position that it gives to the listener, in order, as they come.
@@ -680,7 +609,7 @@ class Log:
         For a server that feeds its readers itself: no queue, no task, no loss. Call `unlisten` when it is over.
         """
         self._check_open()
-        self._check_lane(lane)
+        check_lane(lane, self.settings)
         return await self._tailers.listen(lane, listener)
 
     def unlisten(self, listener: RecordListener, lane: int = 0) -> None:
@@ -719,7 +648,7 @@ class Log:
         """
         self._check_open()
         outcome = describe_outcome(
-            policy, await self._store.get_key_status(_build_identity(policy, scope or "", client, key))
+            policy, await self._store.get_key_status(build_identity(policy, scope or "", client, key))
         )
         if scope is None and outcome.status is Status.UNKNOWN and policy.name == EVENTS.name:
             await self._check_no_separate_ids()
@@ -758,7 +687,7 @@ class Log:
         self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
     ) -> Applied | Refused:
         """Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it."""
-        position = None if cursor is None else await self._resolve_cursor(cursor, stream or None)
+        position = None if cursor is None else await resolve_cursor(self._store, cursor, stream or None)
         verdict = await self.submit(SetCursor(consumer, position, stream, rewind))
         if not isinstance(verdict, Applied | Refused):
             raise TypeError(f"a cursor was answered with {verdict!r}")
@@ -790,75 +719,7 @@ class Log:
     def _has_policy(self, item: Item) -> bool:
         if not self._is_open:
             self._check_open()
-        return self._is_policy_known(item)
-
-    def _is_policy_known(self, item: Item) -> bool:
-        """Whether the item's policy, if it has one, is the one that the log knows by its name."""
-        policy: Policy | None = getattr(item, "policy", None)
-        if policy is None:
-            return True
-        known = self._policies.get(policy.name)
-        return known is policy or known == policy
-
-    async def _declare_policies(self) -> None:
-        """At the opening. The log keeps the ledger's time to live that it was made with; SettingsError for another."""
-        requested = self._requested_ledger
-        known = await self._store.declare([policy for policy in self._declared_policies if policy is not requested])
-        if LEDGER.name not in known:
-            known = await self._store.declare([requested or LEDGER])
-        stored = known[LEDGER.name]
-        if requested is not None and requested != stored:
-            raise SettingsError(
-                f"the log was made with a time to live of {stored.retention.ttl_ms} ms for ledgers and cannot be "
-                f"opened with {requested.retention.ttl_ms} ms. Leave it out to open the log with what it has."
-            )
-        self._policies = {**known, **{policy.name: policy for policy in self._declared_policies}}
-        self._state_reader.ledger = stored
-
-    async def _declare_policy(self, item: Item) -> None:
-        """At a policy's first use. Raises PolicyError if the log knows another one by its name."""
-        policy: Policy = getattr(item, "policy")  # noqa: B009 - not every item has one, but this one does
-        known = await self._store.declare([policy])
-        self._policies = {**known, **self._policies, policy.name: policy}
-
-    async def _resolve_cursor(self, cursor: int | Cursor | str, stream: str | None, lane: int = 0) -> int:
-        if isinstance(cursor, str):
-            cursor = Cursor.parse(cursor)
-        if type(cursor) is int:
-            if cursor < 0:
-                raise ValueError(f"a cursor must be from 0 on, not {cursor}")
-            return cursor
-        if not isinstance(cursor, Cursor):
-            raise TypeError(f"a cursor is a number, a Cursor or its text, not {type(cursor).__name__}")
-        if cursor.epoch != self.epoch:
-            page = await self._store.read(Query(lane=lane, stream=stream, limit=1))
-            raise HistoryChangedError(
-                f"the cursor belongs to epoch {cursor.epoch}, but this log's is {self.epoch}: its history has changed, "
-                "so read again from a point that you know, or from 0",
-                self.epoch,
-                page.newest,
-            )
-        if cursor.order != format_order(stream, lane):
-            raise ValueError(f"the cursor is of {cursor.order or 'lane 0'!r}, and would mean nothing here")
-        return cursor.position
-
-    def _normalize_partitions(
-        self, partition: str | None, partitions: Sequence[str], stream: str | None
-    ) -> tuple[str, ...]:
-        if isinstance(partitions, str):
-            raise TypeError("partitions is a list of names; for one name use partition")
-        if sum((partition is not None, bool(partitions), stream is not None)) > 1:
-            raise ValueError("name one of partition, partitions and stream")
-        if stream is not None:
-            check_text(stream, "$.stream")
-        normal = normal_partitions((partition,) if partition is not None else partitions)
-        if len(normal) > PARTITIONS_MAX:
-            raise ValueError(f"partitions must be at most {PARTITIONS_MAX} different ones, not {len(normal)}")
-        return normal
-
-    def _check_lane(self, lane: int) -> None:
-        if type(lane) is not int or not 0 <= lane <= self.settings.lanes:
-            raise ValueError(f"lane must be from 0 to {self.settings.lanes}, not {lane!r}")
+        return self._policies.knows(item)
 
     def _on_commit(self, result: BatchResult) -> None:
         if not result.changes.is_empty:
@@ -917,21 +778,6 @@ class Log:
             if erasures != self._cache.erasures:
                 self._cache.erasures = erasures
                 self._clear_caches()
-
-
-def _check_integer(number: object, name: str) -> int:
-    if type(number) is not int:
-        raise TypeError(f"{name} is a whole number, not {number!r}")
-    return number
-
-
-def _build_identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:
-    raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
-    if type(raw) is not bytes:
-        raise TypeError(f"a key is bytes or a UUID, not {type(key).__name__}")
-    check_text(scope, "$.scope")
-    check_text(client, "$.client")
-    return (policy.name, scope, client if policy.client_sequence else "", raw)
 
 
 def open_log(  # noqa: PLR0913 - each of them is asked for by its name

@@ -100,7 +100,7 @@ async def test_compaction_is_limited_per_request_and_reports_progress(
     shared_server: SharedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oncelog.server.deltas.service.COMPACT_DELTAS_MAX", 4)
-    monkeypatch.setattr("oncelog.engine.log.ERASE_RECORDS", 3)
+    monkeypatch.setattr("oncelog.engine.eraser.ERASE_RECORDS", 3)
     gateway = shared_server.gateway()
     assert await gateway.compact(keep=0) == compacted(0, 0)
     await gateway.pushed(*DELTAS[:10])
@@ -117,7 +117,7 @@ async def test_compaction_is_limited_per_request_and_reports_progress(
 
 @pytest.mark.rule("DE-12")
 async def test_interrupted_compaction_can_be_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncelog.engine.log.ERASE_RECORDS", 3)
+    monkeypatch.setattr("oncelog.engine.eraser.ERASE_RECORDS", 3)
     async with opened(tmp_path) as door:
         gateway = door.gateway()
         await gateway.pushed(*DELTAS)
