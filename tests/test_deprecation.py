@@ -16,7 +16,8 @@ import oncelog.testing.cluster
     [
         ("oncelog", "Room", "DiskLimits"),
         ("oncelog.client", "State", "ConnectionState"),
-        ("oncelog.client.chat", "State", "ChatConnectionState"),
+        ("oncelog.client.chat", "State", "ConnectionState"),
+        ("oncelog.client.deltas", "State", "ConnectionState"),
         ("oncelog.testing.cluster", "State", "ClusterState"),
         ("oncelog.testing.cluster", "Wire", "TcpLink"),
         ("oncelog.testing.cluster", "Wires", "TcpLinks"),

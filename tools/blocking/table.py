@@ -172,6 +172,7 @@ the store's thread, and must not use the client: that would wait for itself.
                 },
                 texts={
                     "close": (_CLOSED_BY_HANDLER, "Raises RuntimeError in a handler."),
+                    "until_status": ("that is so.", "that is so; the condition is called in another thread."),
                     "on_event": ("it may be async.", "it must not be async, and is called in a thread."),
                 },
             ),
@@ -194,6 +195,7 @@ Any number of threads may share one.
                 base=_OBJECT,
                 holds="scope",
                 omits=frozenset({"open", "end"}),
+                texts={"until_status": ("that is so.", "that is so; the condition is called in another thread.")},
                 attributes={"organization": "str", "vault": "str"},
             ),
             Twin(

@@ -6,7 +6,6 @@ from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.submissions import Draft, Pending
 from oncelog.client.events.values import (
     Committed,
-    ConnectionState,
     Event,
     Fault,
     HistoryChange,
@@ -16,6 +15,7 @@ from oncelog.client.events.values import (
     SetAside,
     Status,
 )
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.client.runtime.websocket import Socket, Transport, WebSocketTransport
 from oncelog.lazy_names import import_lazily
 

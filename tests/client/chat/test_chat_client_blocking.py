@@ -9,7 +9,7 @@ import pytest
 from cli.server_process import serving
 from client.chat.chat_clients import LIMITS, NOWHERE
 from deadlines import WAIT_S
-from oncelog.client.chat import MEMBER, OWNER, BlockingChatClient, ChatClient, ChatConnectionState, Mark, Sent
+from oncelog.client.chat import MEMBER, OWNER, BlockingChatClient, ChatClient, ConnectionState, Mark, Sent
 from oncelog.errors import ClosedError
 
 ANN, BOB = "ann", "bob"
@@ -66,10 +66,10 @@ def test_two_blocking_clients_exchange_messages(tmp_path: Path) -> None:
         bob.forget_refused(stranger.client_message_id)
         assert (bob.refused(), bob.pending()) == ([], [])
         ann.until_live(WAIT_S)
-        assert ann.until_status(lambda status: status.state is ChatConnectionState.LIVE).user_id == "user:ann"
+        assert ann.until_status(lambda status: status.state is ConnectionState.LIVE).user_id == "user:ann"
         assert [one.chat_id for one in ann.chats()] == ["tea"]
         ann.reconnect_now()
-    assert ann.status().state is ChatConnectionState.CLOSED
+    assert ann.status().state is ConnectionState.CLOSED
     with pytest.raises(ClosedError):
         ann.send("tea", "late")
 

@@ -28,8 +28,8 @@ from oncelog.client.chat import (
     OWNER,
     Arrived,
     ChatClient,
-    ChatConnectionState,
     ChatLimits,
+    ConnectionState,
     Delivery,
     Mark,
     Membership,
@@ -84,13 +84,13 @@ async def test_messages_of_one_user_reach_the_other(tmp_path: Path) -> None:
         assert (await ann.watermarks("tea"))["user:bob"] == 1
         assert [one.mark for one in await ann.lines("tea")] == [Mark.DELIVERED, Mark.SENT]
         assert [one.complete_to for one in ann.chats()] == [2]
-        assert ann.status().state is ChatConnectionState.LIVE
+        assert ann.status().state is ConnectionState.LIVE
         assert (ann.status().user_id, ann.status().pending, ann.status().last_error) == ("user:ann", 0, None)
     with pytest.raises(StopAsyncIteration):
         await anext(theirs)
     with pytest.raises(ClosedError):
         await ann.send("tea", "late")
-    assert ann.status().state is ChatConnectionState.CLOSED
+    assert ann.status().state is ConnectionState.CLOSED
 
 
 @pytest.mark.rule("CH-12")
@@ -220,7 +220,7 @@ async def test_offline_messages_are_sent_after_the_sync(tmp_path: Path) -> None:
             lines = await ann.lines("tea")
             assert [one.mark for one in lines] == [Mark.SENT, *[Mark.PENDING] * 3]
             status = await soon(ann.until_status(lambda status: status.last_error is not None))
-            assert (status.state, status.pending) == (ChatConnectionState.OFFLINE, 3)
+            assert (status.state, status.pending) == (ConnectionState.OFFLINE, 3)
             with pytest.raises(LostError):
                 await ann.history("tea")
         limits = ChatLimits(**SHORT, page_messages=2)
@@ -368,14 +368,14 @@ async def test_refused_credentials_are_reported_and_retried(tmp_path: Path) -> N
     async with serving(tmp_path, api_keys=True) as served:
         token = "wrong"  # noqa: S105
         async with client_of(served.url, path=tmp_path / "ann.db", token=lambda: token) as ann:
-            status = await soon(ann.until_status(lambda status: status.state is ChatConnectionState.REFUSED))
+            status = await soon(ann.until_status(lambda status: status.state is ConnectionState.REFUSED))
             assert "AUTH_FAILED" in str(status.last_error)
             token = api_key(served, "ann", read=["chat/tea"], write=["chat/tea"]).text
             await soon(ann.until_live())
             assert ann.status().user_id == "client:ann"
         token = api_key(served, "bob").text
         async with client_of(served.url, path=tmp_path / "ann.db", token=token) as bob:
-            status = await soon(bob.until_status(lambda status: status.state is ChatConnectionState.REFUSED))
+            status = await soon(bob.until_status(lambda status: status.state is ConnectionState.REFUSED))
             assert "'client:ann'" in str(status.last_error)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from client.chat.chat_clients import LIMITS, NOWHERE, SHORT, contents, take
 from deadlines import soon, until
-from oncelog.client.chat import ChatClient, ChatConnectionState, ChatLimits, UpdatesLostError
+from oncelog.client.chat import ChatClient, ChatLimits, ConnectionState, UpdatesLostError
 from oncelog.client.chat.values import ListedChat
 from oncelog.errors import (
     ClientError,
@@ -156,7 +156,7 @@ async def test_failed_chat_list_ends_a_new_connection_and_is_retried_on_a_live_o
     wire.listed = ServerRefusedError("UNAVAILABLE", "not now")
     async with client_on(wire, limits=ChatLimits(**SHORT, check_ms=5)) as ann:
         status = await soon(ann.until_status(lambda status: status.last_error is not None))
-        assert status.state is not ChatConnectionState.LIVE
+        assert status.state is not ConnectionState.LIVE
         assert "UNAVAILABLE" in str(status.last_error)
         wire.listed = [ListedChat("tea", 0)]
         await soon(ann.until_live())
@@ -256,7 +256,7 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
             await soon((await ann.send("tea", "hello")).sent())
         with pytest.raises(ClientError):
             await ann.send("tea", "more")
-        assert ann.status().state is ChatConnectionState.CLOSED
+        assert ann.status().state is ConnectionState.CLOSED
         assert "a bug" in str(ann.status().last_error)
 
 
@@ -290,4 +290,4 @@ async def test_expired_token_and_planned_close_are_followed_by_a_reconnection() 
             else:
                 wire.sockets[-1].say("connection_closing", reason="restart", reconnect_delay_ms=5)
             await until(lambda: len(wire.sockets) > number)  # noqa: B023
-        assert ann.status().state is not ChatConnectionState.REFUSED
+        assert ann.status().state is not ConnectionState.REFUSED

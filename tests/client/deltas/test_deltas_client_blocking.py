@@ -9,7 +9,7 @@ from cli.server_process import DEVELOPMENT, serving
 from client.deltas.deltas_clients import LIMITS, NOWHERE
 from databases import BOTH_STORES
 from deadlines import WAIT_S
-from oncelog.client.deltas import DELETE, BlockingDeltasClient, Edits, State
+from oncelog.client.deltas import DELETE, BlockingDeltasClient, ConnectionState, Edits
 from oncelog.errors import ClientError, ClosedError, StoreInUseError
 
 
@@ -46,7 +46,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
                 return "done"
 
             assert ann.transact(both) == "done"
-            ann.until_status(lambda status: status.pending == 0 and status.state is State.LIVE)
+            ann.until_status(lambda status: status.pending == 0 and status.state is ConnectionState.LIVE)
             assert ann.pending() == []
             ann.retry()
             with pytest.raises(ClientError):

@@ -14,7 +14,14 @@ from client.deltas.deltas_clients import HERE, NOWHERE, SHORT, client_of, rows_o
 from client.deltas.faulty_relay import FaultyRelay
 from databases import BOTH_STORES
 from deadlines import soon, until
-from oncelog.client.deltas import ChangesLostError, DeltaRefusedError, DeltasClient, DeltasLimits, Edits, State
+from oncelog.client.deltas import (
+    ChangesLostError,
+    ConnectionState,
+    DeltaRefusedError,
+    DeltasClient,
+    DeltasLimits,
+    Edits,
+)
 from oncelog.client.deltas.client import _get_system_wall_ms
 from oncelog.core.values import Rate
 from oncelog.errors import ClientError, ClosedError
@@ -74,7 +81,7 @@ async def test_edits_of_one_client_reach_the_other(tmp_path: Path) -> None:
         assert (gone.before, gone.after) == ({"name": "Tea", "price": 4}, None)
         assert await bob.row("products", "p1") is None
         await soon(ann.synced())
-        status = await soon(ann.until_status(lambda status: status.state is State.LIVE))
+        status = await soon(ann.until_status(lambda status: status.state is ConnectionState.LIVE))
         assert (status.pending, status.cursor, status.last_error) == (0, 3, None)
         assert await server_rows(served) == {}
         await own.aclose()
@@ -82,7 +89,7 @@ async def test_edits_of_one_client_reach_the_other(tmp_path: Path) -> None:
             await anext(own)
     with pytest.raises(StopAsyncIteration):
         await anext(seen)
-    assert ann.status().state is State.CLOSED
+    assert ann.status().state is ConnectionState.CLOSED
     with pytest.raises(ClosedError):
         await ann.put("products", "p1", {})
 
@@ -95,7 +102,7 @@ async def test_offline_edits_are_pushed_in_several_requests(tmp_path: Path) -> N
             await ann.put("products", f"{number:02}", {"number": number})
         assert len(await ann.pending()) == ann.status().pending == 50
         status = await soon(ann.until_status(lambda status: status.last_error is not None))
-        assert status.state is State.OFFLINE
+        assert status.state is ConnectionState.OFFLINE
     async with (
         serving(tmp_path) as served,
         client_of(served.url, tmp_path / "ann.db", "ann", limits=limits) as ann,
@@ -219,13 +226,13 @@ async def test_refused_credentials_are_reported_and_retried(tmp_path: Path) -> N
         token = "wrong"  # noqa: S105
         async with client_of(served.url, tmp_path / "ann.db", "ann", token=lambda: token) as ann:
             await ann.put("products", "1", {"name": "Tea"})
-            status = await soon(ann.until_status(lambda status: status.state is State.NOT_LET_IN))
+            status = await soon(ann.until_status(lambda status: status.state is ConnectionState.REFUSED))
             assert status.refusal is None
             assert "AUTH_FAILED" in str(status.last_error)
             rights = ["deltas/shop"]
             token = api_key(served, "ann", read=rights, write=rights).text
             await soon(ann.synced())
-            status = await soon(ann.until_status(lambda status: status.state is State.LIVE))
+            status = await soon(ann.until_status(lambda status: status.state is ConnectionState.LIVE))
             assert status.pending == 0
             other = api_key(served, "bob", read=rights, write=rights).text
             async with client_of(served.url, client_id="carl", token=other) as carl:

@@ -11,7 +11,7 @@ from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of
 from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_transport import ModelWire
 from deadlines import WAIT_S, soon, until
-from oncelog.client.deltas import DELETE, DeltasClient, DeltasLimits, Edits, LocalRow, State
+from oncelog.client.deltas import DELETE, ConnectionState, DeltasClient, DeltasLimits, Edits, LocalRow
 from oncelog.client.deltas.client import _get_system_wall_ms
 from oncelog.client.deltas.codec import FORBIDDEN, DeltaPage, NoReply, ServerError
 from oncelog.client.deltas.store import DeltasStore
@@ -206,7 +206,7 @@ async def test_push_detects_a_changed_history() -> None:
     async with client_of(NOWHERE, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())
-        await until(lambda: ann.status().state is State.LIVE)
+        await until(lambda: ann.status().state is ConnectionState.LIVE)
         gateway.restore()
         wire.move = lambda: None  # type: ignore[method-assign] # the live connection is not woken
         told = asyncio.ensure_future(anext(ann.history_changes()))

@@ -11,7 +11,7 @@ from client.deltas.model_transport import ModelWire
 from client.deltas.test_deltas_client_live import server_rows
 from databases import BOTH_STORES
 from deadlines import soon
-from oncelog.client.deltas import State
+from oncelog.client.deltas import ConnectionState
 from server.running_server import Serving, serving
 
 
@@ -36,9 +36,11 @@ async def test_client_that_missed_a_dropped_delete_removes_the_row(tmp_path: Pat
         async with client_of(served.url, tmp_path / "ann.db", "ann") as ann:
             await soon(ann.synced())
             assert await rows_of(ann) == await rows_of(bob) == {("products", "kept"): {"name": "Coffee"}}
-            status = await soon(ann.until_status(lambda status: status.state is State.LIVE))
+            status = await soon(ann.until_status(lambda status: status.state is ConnectionState.LIVE))
             assert (status.history_change, status.refusal, status.is_resetting) == (None, None, False)
-            assert (await soon(bob.until_status(lambda status: status.state is State.LIVE))).history_change is None
+            assert (
+                await soon(bob.until_status(lambda status: status.state is ConnectionState.LIVE))
+            ).history_change is None
 
 
 @BOTH_STORES

@@ -9,7 +9,6 @@ from oncelog.client.chat.values import (
     MEMBER,
     OWNER,
     Arrived,
-    ChatConnectionState,
     ChatDetails,
     ChatSummary,
     Delivery,
@@ -27,6 +26,7 @@ from oncelog.client.chat.values import (
     Status,
     Update,
 )
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _LATER: Final = {
 }
 
 
-_RENAMED: Final = {"State": "ChatConnectionState"}
+_RENAMED: Final = {"State": "ConnectionState"}
 """Deprecated names."""
 
 
@@ -61,10 +61,10 @@ __all__ = [
     "BlockingChatClient",
     "BlockingPending",
     "ChatClient",
-    "ChatConnectionState",
     "ChatDetails",
     "ChatLimits",
     "ChatSummary",
+    "ConnectionState",
     "Delivery",
     "HistoryChange",
     "Line",

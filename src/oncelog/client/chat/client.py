@@ -35,7 +35,6 @@ from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.timeline import to_line, to_pending_line, to_refused_line
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
-    ChatConnectionState,
     ChatDetails,
     ChatSummary,
     Line,
@@ -50,6 +49,7 @@ from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.options import check_client_id, check_limits, check_path
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Socket, normalize_url
 from oncelog.errors import (
@@ -383,17 +383,14 @@ class ChatClient(BaseClient[ChatRuntime]):
         counts = len(runtime.pending), len(runtime.refused)
         if not runtime.is_ready or runtime.is_ended:
             return Status(
-                ChatConnectionState.CLOSED,
-                "",
-                *counts,
-                last_error=None if runtime.failure_error is None else str(runtime.failure_error),
+                state=ConnectionState.CLOSED, pending=counts[0], refused=counts[1], last_error=runtime.failure_text
             )
         protocol = runtime.protocol
-        state = ChatConnectionState.LIVE if protocol.is_live else ChatConnectionState.CATCHING_UP
+        state = ConnectionState.LIVE if protocol.is_live else ConnectionState.CATCHING_UP
         if not connector.is_admitted:
-            state = ChatConnectionState.REFUSED
+            state = ConnectionState.REFUSED
         elif not connector.is_connected:
-            state = ChatConnectionState.OFFLINE
+            state = ConnectionState.OFFLINE
         return Status(
             state=state,
             user_id=protocol.user_id,
@@ -406,15 +403,7 @@ class ChatClient(BaseClient[ChatRuntime]):
 
     async def until_status(self, condition: Callable[[Status], bool]) -> Status:
         """Returns the first status that is so. Raises ClosedError if the client is closed."""
-        found = self.status()
-
-        def is_found() -> bool:
-            nonlocal found
-            found = self.status()
-            return condition(found)
-
-        await self._runtime.wait_until(is_found)
-        return found
+        return await self._runtime.wait_for(self.status, condition)
 
     async def until_live(self) -> None:
         """Returns when everything that the server had has arrived, and lies in the file."""

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.client.events.values import Number
+from oncelog.client.runtime.status import BaseStatus
 
 EXPIRED: Final = "EXPIRED"
 """The code of a message that lay in the outbox for longer than a server remembers ids. No server has said so."""
@@ -207,32 +208,13 @@ class HistoryChange(Struct, frozen=True):
 Update = Arrived | Progress | Delivery | Membership | HistoryChange
 
 
-class ChatConnectionState(Enum):
-    """How the client stands to its server."""
-
-    OFFLINE = "offline"
-    """Not connected; it tries again by itself. Messages are taken, and kept."""
-    CATCHING_UP = "catching_up"
-    """Connected; what others have sent is on its way."""
-    LIVE = "live"
-    """Everything there is has arrived, and what comes arrives as it is sent."""
-    REFUSED = "refused"
-    """The server does not let it in, or not as the one whose file this is. It tries again, more slowly."""
-    CLOSED = "closed"
-
-
-class Status(Struct, frozen=True):
+class Status(BaseStatus, frozen=True, kw_only=True):
     """For a user interface."""
 
-    state: ChatConnectionState
-    user_id: str
+    user_id: str = ""
     """Who we are, as the server says; empty before the first connection."""
-    pending: int
-    """Messages in the outbox."""
-    refused: int
-    """Refused ones that the application has not seen to."""
+    refused: int = 0
+    """Refused messages that the application has not seen to."""
     epoch: str = ""
     history_change: HistoryChange | None = None
     """The last one since the client was opened."""
-    last_error: str | None = None
-    """Why something is not as it should be; None while all is well."""

@@ -12,9 +12,9 @@ from oncelog.client.deltas.values import (
     LocalRow,
     PendingDelta,
     Refusal,
-    State,
     Status,
 )
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ _LATER: Final = {
     "Edits": "oncelog.client.deltas.edits",
 }
 
+_RENAMED: Final = {"State": "ConnectionState"}
+"""Deprecated names."""
 
-__getattr__ = import_lazily(__name__, _LATER)
+
+__getattr__ = import_lazily(__name__, _LATER, _RENAMED)
 
 
 def __dir__() -> list[str]:
@@ -41,6 +44,7 @@ __all__ = [
     "BlockingDeltasClient",
     "Change",
     "ChangesLostError",
+    "ConnectionState",
     "Deletion",
     "DeltaRefusedError",
     "DeltasClient",
@@ -50,6 +54,5 @@ __all__ = [
     "LocalRow",
     "PendingDelta",
     "Refusal",
-    "State",
     "Status",
 ]

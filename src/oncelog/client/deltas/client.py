@@ -34,11 +34,11 @@ from oncelog.client.deltas.values import (
     LocalRow,
     PendingDelta,
     Refusal,
-    State,
     Status,
 )
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import check_client_id, check_limits, check_path
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
@@ -240,15 +240,20 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         pusher, puller = self._open_pusher, self._open_puller
         if pusher is None or puller is None or self._runtime.is_ended:
             return Status(
-                State.CLOSED, sync_state.pending, sync_state.pending_bytes, sync_state.cursor, sync_state.epoch
+                state=ConnectionState.CLOSED,
+                pending=sync_state.pending,
+                pending_bytes=sync_state.pending_bytes,
+                cursor=sync_state.cursor,
+                epoch=sync_state.epoch,
+                last_error=self._runtime.failure_text,
             )
         push_protocol, pull_protocol = pusher.protocol, puller.protocol
         if not (push_protocol.is_authorized and pull_protocol.is_authorized):
-            state = State.NOT_LET_IN
+            state = ConnectionState.REFUSED
         elif pull_protocol.last_error is not None:
-            state = State.OFFLINE
+            state = ConnectionState.OFFLINE
         else:
-            state = State.LIVE if puller.is_live else State.CATCHING_UP
+            state = ConnectionState.LIVE if puller.is_live else ConnectionState.CATCHING_UP
         return Status(
             state=state,
             pending=sync_state.pending,
@@ -264,15 +269,7 @@ class DeltasClient(BaseClient[DeltasRuntime]):
 
     async def until_status(self, condition: Callable[[Status], bool]) -> Status:
         """Returns the first status that is so. Raises ClosedError if the client is closed."""
-        found = self.status()
-
-        def is_found() -> bool:
-            nonlocal found
-            found = self.status()
-            return condition(found)
-
-        await self._runtime.wait_until(is_found)
-        return found
+        return await self._runtime.wait_for(self.status, condition)
 
     def refusals(self) -> AsyncIterator[Refusal]:
         """The refusal that there is, and each that comes: one at a time, since the outbox stops there."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncelog.client.runtime.status import BaseStatus
 from oncelog.core.canonical import JsonValue, parse
 
 
@@ -88,30 +89,13 @@ class HistoryChange(Struct, frozen=True):
     cursor: int
 
 
-class State(Enum):
-    """How the client stands to its gateway."""
-
-    OFFLINE = "offline"
-    """Not connected; it tries again by itself. Edits are taken, and kept."""
-    CATCHING_UP = "catching_up"
-    """Connected; what others have changed is on its way."""
-    LIVE = "live"
-    """Everything there is has arrived, and what comes arrives as it is committed."""
-    NOT_LET_IN = "not_let_in"
-    """A token, a grant or an address is not right. It tries again, more slowly."""
-    CLOSED = "closed"
-
-
-class Status(Struct, frozen=True):
+class Status(BaseStatus, frozen=True, kw_only=True):
     """For a user interface."""
 
-    state: State
-    pending: int
-    """Deltas in the outbox."""
-    pending_bytes: int
-    cursor: int
+    pending_bytes: int = 0
+    cursor: int = 0
     """Everything up to this number of the gateway's has arrived."""
-    epoch: str
+    epoch: str = ""
     """Of the gateway's history; empty before the first answer."""
     refusal: Refusal | None = None
     """The delta that holds back those behind it."""
@@ -121,5 +105,3 @@ class Status(Struct, frozen=True):
     """The rows are to be replaced by the gateway's."""
     history_change: HistoryChange | None = None
     """The last one since the client was opened."""
-    last_error: str | None = None
-    """Why something is not as it should be; None while all is well."""

@@ -245,6 +245,14 @@ class BlockingClient(BlockingEventsBase):
         """
         return self._client.status()
 
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `Client.until_status`.
+
+        Returns the first status that is so; the condition is called in another thread. Raises ClosedError if the client
+        is closed.
+        """
+        return self._portal.call(self._client.until_status, condition)
+
     def on_status(self, handler: Callable[[Status], None]) -> None:
         """As `Client.on_status`.
 

@@ -25,7 +25,7 @@ from oncelog.client.events.protocol import EventsPhase
 from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
 from oncelog.client.events.submissions import Draft, Pending
-from oncelog.client.events.values import ConnectionState, Event, HistoryChange, Rejection, SetAside, Status
+from oncelog.client.events.values import Event, HistoryChange, Rejection, SetAside, Status
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import (
     check_client_id,
@@ -35,6 +35,7 @@ from oncelog.client.runtime.options import (
     check_partitions,
     check_path,
 )
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Transport, WebSocketTransport, normalize_url
 from oncelog.core.canonical import JsonValue
@@ -259,11 +260,19 @@ class Client(BaseClient[EventsRuntime]):
     def status(self) -> Status:
         """How the client stands, for a user interface."""
         runtime = self._runtime
-        counts = len(runtime.pending), runtime.rejected_count, runtime.set_aside_count
+        kept = {
+            "pending": len(runtime.pending),
+            "rejected": runtime.rejected_count,
+            "set_aside": runtime.set_aside_count,
+            "cursor": runtime.cursor,
+        }
         if not runtime.is_ready or runtime.is_ended:
-            failed = runtime.failure_error
-            error = None if failed is None else str(failed)
-            return Status(ConnectionState.CLOSED, *counts, runtime.cursor, runtime.cursor, error)
+            return Status(
+                state=ConnectionState.CLOSED,
+                server_last_committed_id=runtime.cursor,
+                last_error=runtime.failure_text,
+                **kept,
+            )
         protocol, connector = runtime.protocol, self._connector
         state = _STATE_BY_PHASE[protocol.phase]
         if protocol.phase is EventsPhase.ASIDE and not runtime.has_handlers:
@@ -272,9 +281,8 @@ class Client(BaseClient[EventsRuntime]):
         if is_refused or protocol.read_error is not None:
             state = ConnectionState.REFUSED
         return Status(
-            state,
-            *counts,
-            cursor=runtime.cursor,
+            state=state,
+            **kept,
             server_last_committed_id=max(protocol.last_committed_id, runtime.cursor),
             last_error=self._outbox.last_error
             or self._deliverer.last_error
@@ -282,6 +290,10 @@ class Client(BaseClient[EventsRuntime]):
             or connector.last_error
             or protocol.blocked_writes.last_error,
         )
+
+    async def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """Returns the first status that is so. Raises ClosedError if the client is closed."""
+        return await self._runtime.wait_for(self.status, condition)
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
         """Calls the function whenever the client stands otherwise than before."""

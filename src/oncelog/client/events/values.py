@@ -1,9 +1,10 @@
 """What the client gives its application: events, outcomes, and how it stands."""
 
-from enum import Enum
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+
+from oncelog.client.runtime.status import BaseStatus
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """As a server's numbers are: others are no server's."""
@@ -79,44 +80,17 @@ class SetAside(Struct, frozen=True):
     error: str
 
 
-class ConnectionState(Enum):
-    """How the client stands to its server."""
-
-    OFFLINE = "offline"
-    """Not connected; it tries again by itself. Submissions are taken, and kept."""
-    CONNECTING = "connecting"
-    CATCHING_UP = "catching_up"
-    """Connected; what was committed before is on its way."""
-    LIVE = "live"
-    """Everything there is has arrived, and what comes arrives as it is committed."""
-    REFUSED = "refused"
-    """The server does not let it in: a token, or a grant. It tries again, more slowly."""
-    HISTORY_CHANGED = "history_changed"
-    """The server's log is another one than before (a restored backup). It waits for `start_over`."""
-    CLOSED = "closed"
-
-
-class Status(Struct, frozen=True):
+class Status(BaseStatus, frozen=True, kw_only=True):
     """For a user interface."""
 
-    state: ConnectionState
-    pending: int
-    """Submissions without an outcome."""
-    rejected: int
-    """Rejected ones that the application has not seen to."""
-    set_aside: int
+    rejected: int = 0
+    """Rejected submissions that the application has not seen to."""
+    set_aside: int = 0
     """Events that a handler could not take."""
-    cursor: int
+    cursor: int = 0
     """Everything up to this number has been handed over."""
-    server_last_committed_id: int
+    server_last_committed_id: int = 0
     """The highest number the client has heard of."""
-    last_error: str | None = None
-    """Why it is not connected, or what the server says of submissions that it does not take for now; else None."""
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the server is there."""
-        return self.state in (ConnectionState.CATCHING_UP, ConnectionState.LIVE)
 
 
 class HistoryChange(Struct, frozen=True):

@@ -15,6 +15,7 @@ from oncelog.client.ledger.values import (
     Recovered,
     RefusalCode,
     Refused,
+    Status,
     TransactionProof,
     Written,
     delete_entity,
@@ -22,6 +23,7 @@ from oncelog.client.ledger.values import (
     set_entity,
     unrelate,
 )
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ __all__ = [
     "BlockingLedgerClient",
     "BlockingLedgerScope",
     "ClientState",
+    "ConnectionState",
     "ForgottenError",
     "LedgerBlock",
     "LedgerClient",
@@ -61,6 +64,7 @@ __all__ = [
     "Recovered",
     "RefusalCode",
     "Refused",
+    "Status",
     "TransactionProof",
     "UnverifiedError",
     "Written",

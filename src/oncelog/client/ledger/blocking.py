@@ -9,7 +9,7 @@ Any number of threads may share one.
 
 import os
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from uuid import UUID
 
 from oncelog.blocking import BlockingObject
@@ -25,6 +25,7 @@ from oncelog.client.ledger.values import (
     Outcome,
     PendingWrite,
     Recovered,
+    Status,
     TransactionProof,
 )
 from oncelog.client.runtime.blocking import BlockingBaseClient
@@ -106,6 +107,21 @@ class BlockingLedgerScope(BlockingObject):
         Writes without an outcome, in their order, those of an earlier run too.
         """
         return self._portal.call(self._scope.pending)
+
+    def status(self) -> Status:
+        """As `LedgerScope.status`.
+
+        How the scope stands, for a user interface.
+        """
+        return self._portal.run(self._scope.status)
+
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `LedgerScope.until_status`.
+
+        Returns the first status that is so; the condition is called in another thread. Raises ClosedError if the client
+        is closed.
+        """
+        return self._portal.call(self._scope.until_status, condition)
 
     @property
     def last_error(self) -> str | None:

@@ -1,7 +1,7 @@
 """One scope of a ledger: what is written there, and what is read."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 from importlib import import_module
 from typing import Any
@@ -18,10 +18,12 @@ from oncelog.client.ledger.values import (
     Outcome,
     PendingWrite,
     Recovered,
+    Status,
     TransactionProof,
 )
 from oncelog.client.ledger.write_stream import WriteStream
 from oncelog.client.runtime.backoff import iterate_pauses_s
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.proof import NO_HASH
 from oncelog.error_codes import AUTH_FAILED, NOT_FOUND
@@ -90,6 +92,20 @@ class LedgerScope:
     async def pending(self) -> list[PendingWrite]:
         """Writes without an outcome, in their order, those of an earlier run too."""
         return (self._stream or await self._get_stream()).list_pending()
+
+    def status(self) -> Status:
+        """How the scope stands, for a user interface."""
+        runtime, stream = self._runtime, self._stream
+        if not runtime.is_ready or runtime.is_ended:
+            pending = 0 if stream is None else stream.pending_count
+            return Status(state=ConnectionState.CLOSED, pending=pending, last_error=runtime.failure_text)
+        if stream is None:
+            return Status(state=ConnectionState.LIVE)
+        return Status(state=stream.state, pending=stream.pending_count, last_error=stream.last_error)
+
+    async def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """Returns the first status that is so. Raises ClosedError if the client is closed."""
+        return await self._runtime.wait_for(self.status, condition)
 
     @property
     def last_error(self) -> str | None:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from oncelog.client.runtime.status import BaseStatus
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.proof import Block, Proof, verify, verify_header
 from oncelog.core.values import Record
@@ -113,6 +114,10 @@ class Refused(Struct, frozen=True):
 
 
 Outcome = Written | Refused
+
+
+class Status(BaseStatus, frozen=True, kw_only=True):
+    """How a scope stands, for a user interface. A scope is live as long as its writes are answered."""
 
 
 class PendingWrite(Struct, frozen=True):

@@ -17,6 +17,7 @@ from oncelog.client.ledger.runtime import LedgerRuntime, logger
 from oncelog.client.ledger.store import StoredScope
 from oncelog.client.ledger.values import Outcome, PendingWrite, Recovered
 from oncelog.client.runtime.backoff import Backoff, RetryPause, iterate_pauses_s, wait_for_store
+from oncelog.client.runtime.status import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
 from oncelog.errors import (
@@ -124,6 +125,20 @@ class WriteStream:
         return waiter
 
     # --- how it stands
+
+    @property
+    def pending_count(self) -> int:
+        """Writes without an outcome."""
+        return len(self._protocol)
+
+    @property
+    def state(self) -> ConnectionState:
+        """How the client stands to the server, by the last answer."""
+        if self._protocol.is_refused:
+            return ConnectionState.REFUSED
+        if self.last_error is not None and not self._transport.is_connected:
+            return ConnectionState.OFFLINE
+        return ConnectionState.LIVE
 
     def list_pending(self) -> list[PendingWrite]:
         """Writes without an outcome, in their order."""

@@ -56,6 +56,11 @@ class ClientRuntime:
         return failed
 
     @property
+    def failure_text(self) -> str | None:
+        """The unexpected error in words, for the status of the client."""
+        return None if self._failure is None else str(self.failure_error)
+
+    @property
     def end_error(self) -> OncelogError:
         """Error for callers that wait when the client ends."""
         return self.failure_error or build_closed_error(self.name)
@@ -185,6 +190,18 @@ class ClientRuntime:
             finally:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
+
+    async def wait_for(self, get: Callable[[], T], condition: Callable[[T], bool]) -> T:
+        """Wait until a condition holds for what `get` returns, and return that."""
+        found = get()
+
+        def is_found() -> bool:
+            nonlocal found
+            found = get()
+            return condition(found)
+
+        await self.wait_until(is_found)
+        return found
 
 
 Runtime = TypeVar("Runtime", bound=ClientRuntime)

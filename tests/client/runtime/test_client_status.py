@@ -1,0 +1,55 @@
+"""The status of a client: the same states and fields for all clients."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from client.events import event_clients
+from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
+from deadlines import soon
+from oncelog.client import Client, ConnectionState, chat, deltas, ledger
+from oncelog.client.ledger import set_entity
+from oncelog.client.runtime.status import BaseStatus
+from oncelog.errors import ClosedError
+from server.running_server import serving
+
+
+def test_all_clients_share_the_states_and_the_fields() -> None:
+    assert ConnectionState is chat.ConnectionState is deltas.ConnectionState is ledger.ConnectionState
+    assert ConnectionState["NOT_LET_IN"] is ConnectionState.REFUSED
+    for package in (chat, deltas, ledger):
+        assert issubclass(package.Status, BaseStatus)
+
+
+async def test_events_client_waits_for_a_status(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, event_clients.client_of(served.url, partitions=()) as client:
+        status = await soon(client.until_status(lambda one: one.is_connected))
+        assert (status.state, status.pending, status.last_error) == (ConnectionState.LIVE, 0, None)
+    assert client.status().state is ConnectionState.CLOSED
+    with pytest.raises(ClosedError):
+        await client.until_status(lambda _: True)
+
+
+async def test_client_that_was_not_opened_is_closed() -> None:
+    client: Client = event_clients.client_of(event_clients.NOWHERE)
+    assert client.status().state is ConnectionState.CLOSED
+    assert ledger_of(NOWHERE).status().state is ConnectionState.CLOSED
+
+
+async def test_ledger_scope_reports_an_unreachable_server_and_pending_writes() -> None:
+    async with ledger_of(NOWHERE) as client:
+        assert client.scope("acme", "other").status().state is ConnectionState.LIVE
+        writing = asyncio.ensure_future(client.write(set_entity("a", b"1")))
+        status = await soon(client.until_status(lambda one: one.last_error is not None))
+        assert (status.state, status.pending, status.is_connected) == (ConnectionState.OFFLINE, 1, False)
+    assert (client.status().state, client.status().pending) == (ConnectionState.CLOSED, 1)
+    with pytest.raises(ClosedError):
+        await writing
+
+
+async def test_ledger_scope_is_live_while_its_writes_are_answered(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, ledger_of(address_of(served)) as client:
+        written(await soon(client.write(set_entity("a", b"1"))))
+        status = client.status()
+        assert (status.state, status.pending, status.last_error) == (ConnectionState.LIVE, 0, None)
