@@ -44,6 +44,8 @@ class Parameter(Struct, frozen=True, kw_only=True):
     """Converts the text (a list, if repeated) of the parameter of that name. Raises ApiError."""
     default: Any = None
     """Value of a parameter that is left out."""
+    example: Any = None
+    """Value in the OpenAPI document. Required parameters have one."""
     previous_name: str = ""
     """Deprecated name that a query parameter may be sent under."""
     is_required: bool = False
@@ -62,6 +64,8 @@ class RequestBody(Struct, frozen=True, kw_only=True):
     """Name of its schema in the OpenAPI document."""
     decode: Callable[[bytes, Principal], Any]
     """Converts the body. Long bodies are decoded in a thread. Raises ApiError."""
+    example: Any
+    """Body in the OpenAPI document."""
     is_required: bool = True
 
 

@@ -124,7 +124,7 @@ def describe_endpoint(endpoint: Endpoint, limits: ApiLimits) -> Schema:
         operation["requestBody"] = {
             "required": endpoint.body.is_required,
             "description": f"At most {limits.frame_bytes_max} bytes.",
-            "content": {JSON: {"schema": schema_ref(endpoint.body.schema)}},
+            "content": {JSON: {"schema": schema_ref(endpoint.body.schema), "example": endpoint.body.example}},
         }
     return operation
 
@@ -152,6 +152,8 @@ def _describe_parameter(parameter: Parameter, name: str) -> Schema:
     }
     if parameter.is_required:
         described["required"] = True
+    if parameter.example is not None:
+        described["example"] = parameter.example
     if parameter.is_repeated:
         described.update(style="form", explode=True)
     return described

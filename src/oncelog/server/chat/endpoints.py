@@ -59,6 +59,7 @@ _SEND_DESCRIPTION: Final = (
     "Another content, content type or sender under the same id is told (`content_mismatch`)."
 )
 _EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
+_MESSAGE_EXAMPLE: Final = "2d8e6b3a-52a5-4c70-9c2e-5d1f0a7b3c91"
 _NEXT_AFTER: Final = "`next_after` of the page before."
 
 
@@ -107,7 +108,9 @@ class ChatEndpoints:
                 name="createChat",
                 summary="Make a chat",
                 description=_CREATE_DESCRIPTION,
-                body=RequestBody(schema="NewChat", decode=_decode_members),
+                body=RequestBody(
+                    schema="NewChat", decode=_decode_members, example={"chat_id": "tea", "members": ["user:ben"]}
+                ),
                 handle=self._create,
                 responses={
                     200: schema_response("Chat", "It was there, and has these members too."),
@@ -141,7 +144,9 @@ class ChatEndpoints:
                 name="addMember",
                 summary="Add a member, or set its role",
                 description=_ADD_MEMBER_DESCRIPTION,
-                body=RequestBody(schema="NewMember", decode=_decode_members, is_required=False),
+                body=RequestBody(
+                    schema="NewMember", decode=_decode_members, example={"role": "owner"}, is_required=False
+                ),
                 authorize=self._authorize_write,
                 handle=self._add_member,
                 responses=done,
@@ -181,7 +186,11 @@ class ChatEndpoints:
                 summary="Send a message",
                 description=_SEND_DESCRIPTION,
                 parameters=(_CHAT_PARAMETER,),
-                body=RequestBody(schema="NewMessage", decode=_decode_members),
+                body=RequestBody(
+                    schema="NewMessage",
+                    decode=_decode_members,
+                    example={"client_message_id": _MESSAGE_EXAMPLE, "content": "Hello"},
+                ),
                 authorize=self._authorize_write,
                 handle=self._send,
                 responses={
@@ -219,7 +228,7 @@ class ChatEndpoints:
                 description="Says that all up to a sequence was received. It never moves back; beyond the chat's end "
                 "it gets 409.",
                 parameters=(_CHAT_PARAMETER,),
-                body=RequestBody(schema="Acknowledgement", decode=_decode_members),
+                body=RequestBody(schema="Acknowledgement", decode=_decode_members, example={"last_acked_sequence": 1}),
                 authorize=self._authorize_read,
                 handle=self._ack,
                 responses={200: schema_response("Acknowledged", "It is kept.")},
@@ -359,13 +368,18 @@ def _parse_user_id(text: str, name: str) -> str:
 
 
 _CHAT_PARAMETER: Final = Parameter(
-    name="chat_id", place="path", schema={**CHAT_ID, "description": "Which chat. In NFC."}, is_required=True
+    name="chat_id",
+    place="path",
+    schema={**CHAT_ID, "description": "Which chat. In NFC."},
+    is_required=True,
+    example="tea",
 )
 _MESSAGE_PARAMETER: Final = Parameter(
     name="message_id",
     place="path",
     schema={"anyOf": [MESSAGE_ID, CLIENT_MESSAGE_ID], "description": "Id of the message, or its sender's id for it."},
     is_required=True,
+    example=_MESSAGE_EXAMPLE,
 )
 _USER_PARAMETER: Final = Parameter(
     name="user_id",
@@ -373,6 +387,7 @@ _USER_PARAMETER: Final = Parameter(
     schema={**USER_ID, "description": "Who: `user:…`, or `client:…` of an API key."},
     parse=decode_user_id,
     is_required=True,
+    example="user:ben",
 )
 
 

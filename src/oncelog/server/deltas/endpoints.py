@@ -79,16 +79,26 @@ _TABLE: Final = {**IDENTIFIER, "description": "Of which table."}
 _SINCE: Final = {**integer_schema("The cursor: deltas after it. A `sequence`, or a `cursor`."), "default": 0}
 _EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
 _SNAPSHOT_AFTER: Final = {**TEXT_SCHEMA, "description": "`nextAfter` of the page before. Nothing else."}
-_TABLE_PARAMETER: Final = Parameter(name="table", place="path", schema=_TABLE, is_required=True)
+_TABLE_PARAMETER: Final = Parameter(name="table", place="path", schema=_TABLE, is_required=True, example="products")
 _SNAPSHOT_AFTER_PARAMETER: Final = Parameter(name="after", schema=_SNAPSHOT_AFTER, default="", previous_name="page")
+_DELTA_EXAMPLE: Final = {
+    "deltaId": "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847",
+    "op": "UPDATE",
+    "table": "products",
+    "rowId": "p1",
+    "clientId": "user:developer",
+    "columns": [{"column": "name", "value": "Tea"}],
+    "hlc": "116000000000000000",
+}
 _DELTA_ID_PARAMETER: Final = Parameter(
     name="deltaId",
     place="path",
     schema={**DELTA_ID, "description": "Id of the delta."},
     parse=_parse_delta_id,
     is_required=True,
+    example=_DELTA_EXAMPLE["deltaId"],
 )
-_GATEWAY_PARAMETER: Final = Parameter(name="gateway", place="path", schema=_GATEWAY, is_required=True)
+_GATEWAY_PARAMETER: Final = Parameter(name="gateway", place="path", schema=_GATEWAY, is_required=True, example="shop")
 _CURSOR_PARAMETERS: Final = (
     Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
     Parameter(name="epoch", schema=_EPOCH, default=""),
@@ -150,7 +160,7 @@ class DeltasEndpoints:
                 name="pushDeltas",
                 summary="Push deltas",
                 description=_PUSH_DESCRIPTION,
-                body=RequestBody(schema="Push", decode=keep),
+                body=RequestBody(schema="Push", decode=keep, example={"deltas": [_DELTA_EXAMPLE]}),
                 authorize=lambda call: self.service.check_writable(call["gateway"], call.principal),
                 handle=self._push,
                 responses={200: schema_response("Pushed", "What became of each delta, in the order of the request.")},
@@ -212,7 +222,7 @@ class DeltasEndpoints:
                 name="compactDeltas",
                 summary="Compact a gateway",
                 description=_COMPACT_DESCRIPTION,
-                body=RequestBody(schema="Compaction", decode=keep),
+                body=RequestBody(schema="Compaction", decode=keep, example={"keep": 1000}),
                 authorize=lambda call: self.service.check_compactable(call["gateway"], call.principal),
                 handle=self._compact,
                 responses={200: schema_response("Compacted", "How far it is.")},

@@ -76,13 +76,19 @@ _LOOKUP_DESCRIPTION: Final = (
     "unless actors are not shown (`show_actors`). An event that touches none of the partitions gets 404, like an "
     "unknown one."
 )
-_PARTITION_PARAMETER: Final = Parameter(name="partition", schema=_PARTITIONS, parse=decode_partitions, is_required=True)
+_EVENT_ID: Final = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a17"
+_EVENT: Final = {"type": "order.placed", "total": 12}
+_SUBMIT_EXAMPLE: Final = {"events": [{"id": _EVENT_ID, "partitions": ["orders/1"], "event": _EVENT}]}
+_PARTITION_PARAMETER: Final = Parameter(
+    name="partition", schema=_PARTITIONS, parse=decode_partitions, is_required=True, example=["orders/1"]
+)
 _ID_PARAMETER: Final = Parameter(
     name="id",
     place="path",
     schema={**UUID_SCHEMA, "description": "Id of the event."},
     parse=_parse_id,
     is_required=True,
+    example=_EVENT_ID,
 )
 _SCOPE_PARAMETERS: Final = (
     _PARTITION_PARAMETER,
@@ -148,7 +154,7 @@ class EventsEndpoints:
                 name="submit",
                 summary="Submit events",
                 description=_SUBMIT_DESCRIPTION,
-                body=RequestBody(schema="Submission", decode=self._decode),
+                body=RequestBody(schema="Submission", decode=self._decode, example=_SUBMIT_EXAMPLE),
                 handle=self._submit,
                 responses={200: schema_response("Results", "What became of each event, in the order of the request.")},
                 errors=(507,),

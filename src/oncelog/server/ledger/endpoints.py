@@ -36,6 +36,19 @@ from oncelog.server.lookups import describe_outcome
 from oncelog.storage.store import RelationshipQuery
 
 PATH: Final = "/v1/ledger/"
+_TX_ID_EXAMPLE: Final = format_tx_id(1, 1)
+_NAME_EXAMPLES: Final = {
+    "organization": "acme",
+    "key": "stock/apples",
+    "resource": "invoice/17",
+    "relation": "owner",
+    "subject": "ann",
+}
+_EXAMPLE: Final = {
+    "organization": "acme",
+    "sequence": 1,
+    "operations": [{"set_entity": {"key": "stock/apples", "value": "NDI="}}],
+}
 _WRITE_DESCRIPTION: Final = (
     "A transaction is committed once, however often it is sent. The answer is the receipt. That of an earlier "
     "commit which is not in memory any more has `already_committed`. A gap or a reused sequence or key gets 409, a "
@@ -69,9 +82,12 @@ class LedgerEndpoints:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
+        batch = {"organization": "acme", "sequence": 2, "writes": [{"operations": _EXAMPLE["operations"]}]}
         return [
-            self._declare_write("write", "write", "Write", "a transaction", codec.decode_write),
-            self._declare_write("batch-write", "batchWrite", "BatchWrite", "several writes as one", codec.decode_batch),
+            self._declare_write("write", "write", "Write", "a transaction", codec.decode_write, _EXAMPLE),
+            self._declare_write(
+                "batch-write", "batchWrite", "BatchWrite", "several writes as one", codec.decode_batch, batch
+            ),
             *self._declare_reads(),
             Endpoint(
                 method="GET",
@@ -114,7 +130,7 @@ class LedgerEndpoints:
     # --- writing
 
     def _declare_write(
-        self, path: str, name: str, schema: str, what: str, decode: Callable[[bytes], Write]
+        self, path: str, name: str, schema: str, what: str, decode: Callable[[bytes], Write], example: Any
     ) -> Endpoint:
         return Endpoint(
             method="POST",
@@ -123,7 +139,7 @@ class LedgerEndpoints:
             name=name,
             summary=f"Commit {what}, once",
             description=_WRITE_DESCRIPTION,
-            body=RequestBody(schema=schema, decode=lambda body, _: decode(body)),
+            body=RequestBody(schema=schema, decode=lambda body, _: decode(body), example=example),
             handle=self._write,
             responses={200: schema_response("WriteAnswer", "The receipt.")},
             errors=(409, 412, 507),
@@ -163,9 +179,16 @@ class LedgerEndpoints:
         wanted = [_text_parameter(name, "What it must be; without it, any.") for name in names]
         exact = [_text_parameter(name, "Of the relationship.", is_required=True) for name in names]
         height_schema = {**positive_integer_schema(), "description": "Of the block."}
-        height = Parameter(name="height", schema=height_schema, parse=parse_number, is_required=True)
-        tx_id = Parameter(name="tx_id", schema={**TX_ID, "description": "Of the transaction."}, is_required=True)
-        optional_tx_id = Parameter(name="tx_id", schema={**TX_ID, "description": "Of the transaction."}, default="")
+        height = Parameter(name="height", schema=height_schema, parse=parse_number, is_required=True, example=1)
+        tx_id = Parameter(
+            name="tx_id",
+            schema={**TX_ID, "description": "Of the transaction."},
+            is_required=True,
+            example=_TX_ID_EXAMPLE,
+        )
+        optional_tx_id = Parameter(
+            name="tx_id", schema={**TX_ID, "description": "Of the transaction."}, default="", example=_TX_ID_EXAMPLE
+        )
         key_schema = {**IDEMPOTENCY_KEY, "description": "Of the transaction, in place of `tx_id`."}
         idempotency_key = Parameter(name="idempotency_key", schema=key_schema, parse=_parse_key, default=b"")
         client = _text_parameter(
@@ -358,7 +381,8 @@ def _text_parameter(
     schema: Schema = {"type": "string", "maxLength": characters_max, "pattern": NO_NUL, "description": description}
     if is_required:
         schema["minLength"] = 1
-    return Parameter(name=name, schema=schema, default="", is_required=is_required)
+    example = _NAME_EXAMPLES[name] if is_required else None
+    return Parameter(name=name, schema=schema, default="", is_required=is_required, example=example)
 
 
 _SCOPE_PARAMETERS: Final = (

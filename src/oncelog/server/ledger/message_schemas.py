@@ -84,7 +84,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         ),
         "TransactionOutcome": outcome_schema(transaction=schema_ref("Transaction")),
         "BlockHeader": object_schema(
-            lane=positive_integer_schema(),
+            lane=integer_schema(),
             height=positive_integer_schema(),
             first_position=positive_integer_schema(),
             count=positive_integer_schema(),
