@@ -57,20 +57,18 @@ def read_views(
         nonlocal count
         count += len(rows)
         parts = (rows[start : start + _PART_VIEWS] for start in range(0, len(rows), _PART_VIEWS))
-        encoded.extend(encode([_decode_view(row) for row in part]) for part in parts)
+        encoded.extend(encode(_decode_views(part)) for part in parts)
 
     cut_at = yield from read_rows(query, query.lane, upto, policy, encode_rows, fetch_rows_max)
     following = max(upto if cut_at is None else cut_at, query.after)
     return RecordViewPage(encoded, count, following, upto, cut_at is not None, newest)
 
 
-def _decode_view(row: Any) -> RecordView:
-    """Return a row with its body as text, which it is on SQLite already."""
-    if type(row[-1]) is str:
-        view: RecordView = row
-        return view
-    *columns, body = row
-    return (*columns, None if body is None else body.decode())
+def _decode_views(rows: Sequence[Any]) -> Sequence[RecordView]:
+    """Return rows with their bodies as text. Rows of SQLite, which are tuples, have that already."""
+    if type(rows[0]) is tuple:
+        return rows
+    return [(*columns, None if body is None else body.decode()) for *columns, body in rows]
 
 
 def _load_newest(stream: str | None, lane: int) -> QuerySteps[int]:

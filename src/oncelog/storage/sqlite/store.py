@@ -58,7 +58,7 @@ CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
 """So many records are moved into the file at a time, or more, with a pause after it. If they are large, the write-ahead
 log comes to CHECKPOINT_PAGES before, and a commit moves them."""
-VIEW_FETCH_ROWS_MAX: Final = 100
+VIEW_FETCH_ROWS_MAX: Final = 200
 """A part of `read_views` lets its rows go before the next ones are read."""
 T = TypeVar("T")
 
