@@ -15,10 +15,7 @@ from oncelog.core.identity import compute_lane
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import Order, Policy, Retention
-from oncelog.core.tenants import Usage
 from oncelog.core.values import (
-    STATE_TABLES,
-    Bucket,
     Changes,
     ClientEntry,
     ClientIdentity,
@@ -29,15 +26,12 @@ from oncelog.core.values import (
     Lease,
     Member,
     MemberIdentity,
-    RateIdentity,
     Record,
     Refused,
     RelationshipIdentity,
-    Remembered,
-    Roster,
     RowIdentity,
-    SequenceIdentity,
     Snapshot,
+    get_state_tables,
 )
 
 K = TypeVar("K")
@@ -179,23 +173,6 @@ class Savepoint(NamedTuple):
 class BatchState:
     """All tables of a batch. Make one a batch."""
 
-    keys: Overlay[KeyIdentity, Remembered]
-    sequences: Overlay[SequenceIdentity, Remembered]
-    clients: Overlay[ClientIdentity, ClientEntry]
-    streams: Overlay[str, int]
-    floors: Overlay[str, int | None]
-    entities: Overlay[EntityIdentity, Entity | None]
-    relationships: Overlay[RelationshipIdentity, int | None]
-    rows: Overlay[RowIdentity, Row | None]
-    leases: Overlay[KeyIdentity, Lease | None]
-    members: Overlay[MemberIdentity, Member | None]
-    rosters: Overlay[str, Roster]
-    acknowledged: Overlay[MemberIdentity, int | None]
-    consumers: Overlay[ConsumerIdentity, int | None]
-    horizons: Overlay[str, int]
-    rates: Overlay[RateIdentity, Bucket]
-    usage: Overlay[str, Usage]
-
     def __init__(self, snapshot: Snapshot, now_ms: int, faults: Mapping[int, Refused] | None = None) -> None:
         self.faults = faults
         """The items that are malformed, by id; None if they have not been checked yet."""
@@ -211,11 +188,25 @@ class BatchState:
         self._stream_lanes: dict[str, LaneDraft] = {}
         self._undo_log = _UndoLog()
         self.records: list[Record] = []
-        for name in STATE_TABLES:
-            setattr(self, name, Overlay(getattr(snapshot, name), self._undo_log))
+        self.keys = Overlay(snapshot.keys, self._undo_log)
+        self.sequences = Overlay(snapshot.sequences, self._undo_log)
+        self.clients = Overlay(snapshot.clients, self._undo_log)
+        self.streams = Overlay(snapshot.streams, self._undo_log)
+        self.floors: Overlay[str, int | None] = Overlay(snapshot.floors, self._undo_log)
         self.has_floors = bool(snapshot.floors)
         """False in nearly all batches: then no write looks for a floor."""
         self.leap_above = 0
+        self.entities: Overlay[EntityIdentity, Entity | None] = Overlay(snapshot.entities, self._undo_log)
+        self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._undo_log)
+        self.rows: Overlay[RowIdentity, Row | None] = Overlay(snapshot.rows, self._undo_log)
+        self.leases: Overlay[KeyIdentity, Lease | None] = Overlay(snapshot.leases, self._undo_log)
+        self.members: Overlay[MemberIdentity, Member | None] = Overlay(snapshot.members, self._undo_log)
+        self.rosters = Overlay(snapshot.rosters, self._undo_log)
+        self.acknowledged: Overlay[MemberIdentity, int | None] = Overlay(snapshot.acknowledged, self._undo_log)
+        self.consumers: Overlay[ConsumerIdentity, int | None] = Overlay(snapshot.consumers, self._undo_log)
+        self.horizons = Overlay(snapshot.horizons, self._undo_log)
+        self.rates = Overlay(snapshot.rates, self._undo_log)
+        self.usage = Overlay(snapshot.usage, self._undo_log)
         self.past_members = Overlay(snapshot.past_members, self._undo_log)
 
     # --- lanes
@@ -313,9 +304,6 @@ class BatchState:
     def collect_changes(self) -> Changes:
         """Everything to be saved."""
         heads = {number: lane.build_head() for number, lane in self._lanes.items()}
-        return Changes(
-            records=self.records,
-            heads={number: head for number, head in heads.items() if head is not None},
-            **{name: getattr(self, name).changes for name in STATE_TABLES},
-            leap=self.leap_above,
-        )
+        tables: list[Any] = [overlay.changes for overlay in get_state_tables(self)]
+        touched = {number: head for number, head in heads.items() if head is not None}
+        return Changes(*[*tables, self.records, touched, self.leap_above])

@@ -5,10 +5,11 @@ the values below. Times are log time in milliseconds, and names end in their uni
 cycle, so the collector need not look at them (`gc=False`): a log makes and keeps many.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain
-from typing import Final, Generic, Never, TypeGuard, TypeVar
+from operator import attrgetter
+from typing import Any, Final, Generic, Never, TypeGuard, TypeVar
 
 from msgspec import Struct, field, structs
 
@@ -612,6 +613,8 @@ class StateTables(Struct, Generic[R]):
 
 STATE_TABLES: Final = StateTables.__struct_fields__
 """Names of the mappings."""
+get_state_tables: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*STATE_TABLES)
+"""Returns the attributes with these names in their order, faster than a loop."""
 
 
 class Snapshot(StateTables[Never]):

@@ -235,14 +235,16 @@ def iterate_changes(
             continue
         known = getattr(stored, table.name) if stored is not None and table.name in updatable else ()
         encode_value = encoders[table.name]
-        rows = ChangedRows([], [], [])
+        inserted: list[tuple[Any, ...]] = []
+        updated: list[tuple[Any, ...]] = []
+        deleted: list[tuple[Any, ...]] = []
         for key, value in changed.items():
             columns = (lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key))
             if value is None:
-                rows.deleted.append(columns)
+                deleted.append(columns)
             else:
-                (rows.updated if key in known else rows.inserted).append((*columns, *encode_value(value)))
-        yield table, rows
+                (updated if key in known else inserted).append((*columns, *encode_value(value)))
+        yield table, ChangedRows(inserted, updated, deleted)
     if changes.members or changes.acknowledged:
         yield MEMBER_CHANGES, ChangedRows(build_member_change_rows(changes, lanes), [], [])
 
