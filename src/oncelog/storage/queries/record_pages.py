@@ -28,7 +28,7 @@ def read_rows(
     while following is not None:
         limit = min(_compute_fetch_limit(count, size, query), fetch_rows_max)
         rows, following = yield from source.fetch(following, limit)
-        sizes = [_measure_body(row[-1]) for row in rows]
+        sizes = [len(row[-1]) if type(row[-1]) is bytes else _measure_text(row[-1]) for row in rows]
         end = _count_fitting(sizes, query.limit - count, query.bytes_max - size, is_first=not count)
         if end:
             take(rows[:end])
@@ -103,11 +103,11 @@ def _compute_fetch_limit(count: int, size: int, query: Query) -> int:
     return min(room, _FIRST_FETCH_ROWS)
 
 
-def _measure_body(body: bytes | str | None) -> int:
-    """Return the bytes of a body, also of one that was read as text."""
+def _measure_text(body: str | None) -> int:
+    """Return the bytes of a body that was read as text, or that was erased."""
     if body is None:
         return 0
-    return len(body) if isinstance(body, bytes) or body.isascii() else len(body.encode())
+    return len(body) if body.isascii() else len(body.encode())
 
 
 def _count_fitting(sizes: Sequence[int], rows_left: int, bytes_left: int, *, is_first: bool) -> int:
