@@ -22,6 +22,8 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 RETRY_AFTER_MS: Final = 1000
 """What a client is told that comes while the log cannot take new writes."""
+BUSY_RETRY_AFTER_MS: Final = 100
+"""Retry delay for a client with too many requests in flight: the next commit makes room."""
 QUIET_POLLS: Final = 10
 """So often must the server look without a failure in between before one counts as new: clients come back in seconds."""
 UNKNOWN_OUTCOME: Final = "the outcome is not known; send it again under the same id"
@@ -37,6 +39,14 @@ class ApiError(Exception):
         self.code = code
         self.message = message
         self.details = details
+
+
+class MalformedMessageError(ApiError):
+    """A malformed message of a WebSocket. `reply_to` is what the error repeats of it, as far as that was readable."""
+
+    def __init__(self, error: ApiError, reply_to: Any) -> None:
+        super().__init__(error.code, error.message, **error.details)
+        self.reply_to = reply_to
 
 
 def encode_error(error: ApiError) -> bytes:

@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate, renew_each
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.limits import CONNECT_BYTES_MAX, ApiLimits
 from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
-from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH, SendQueue, SessionTransport
+from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH, SessionTransport
 from oncelog.server.websocket_frames import CloseCode, encode_close_frame
+from oncelog.server.websocket_session import WebSocketSession
 
 _TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
 FRAME_OVERHEAD_BYTES: Final = 1024
@@ -23,39 +23,7 @@ CLOSE_WAIT_S: Final = 2.0
 """How long a client that is sent away has to agree."""
 
 
-class WebSocketSession(Protocol):
-    """One connection without its socket."""
-
-    address: str
-    principal: Principal | None
-    send_queue: SendQueue
-
-    def receive(self, data: bytes) -> Awaitable[None] | None:
-        """A text frame. What it gives is to be awaited before the next."""
-
-    def receive_binary(self) -> None:
-        """A binary frame: there are none."""
-
-    async def receive_oversize(self) -> None:
-        """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
-
-    async def wait_for_replies(self) -> None:
-        """Return when the replies to all accepted requests have been handed to the connection."""
-
-    def renew(self, principal: Principal | None) -> None:
-        """The rights of now; None if there are none any more."""
-
-    def fail(self, error: Exception) -> None:
-        """Something that this connection cannot go on with."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Ends the connection, after what is in the outbox and can be written. Then nothing more is."""
-
-    def on_disconnect(self) -> None:
-        """The connection is gone."""
-
-
-S = TypeVar("S", bound=WebSocketSession)
+S = TypeVar("S", bound=WebSocketSession[Any, Any])
 
 
 class _ClosedTransport(asyncio.Transport):
@@ -129,7 +97,7 @@ class WebSocketSessionTransport:
 class _WebSocket(web.WebSocketResponse):
     """aiohttp closes the connection of a frame that is too large with a bare code. This adds the reason."""
 
-    session: WebSocketSession | None = None
+    session: WebSocketSession[Any, Any] | None = None
     session_transport: WebSocketSessionTransport | None = None
     log_limiter: LogLimiter
     frame_bytes_max = 0
@@ -245,7 +213,7 @@ class WebSocketSessions(Generic[S]):
             session.close(CloseCode.GOING_AWAY, "the server is being stopped")
 
 
-async def _receive_all(socket: web.WebSocketResponse, session: WebSocketSession) -> None:
+async def _receive_all(socket: web.WebSocketResponse, session: WebSocketSession[Any, Any]) -> None:
     async for message in socket:
         if message.type is _TEXT:
             receive_task = session.receive(message.data)

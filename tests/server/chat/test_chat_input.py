@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from oncelog.core.canonical import canonical
 from oncelog.core.chat import encode_message
-from oncelog.server.chat.decode import BadFrameError, Send, decode_fast, decode_frame
+from oncelog.server.chat.decode import Send, decode_fast, decode_frame
+from oncelog.server.errors import MalformedMessageError
 from server.chat.chat_servers import SharedServer, message_uuid
 
 
@@ -162,7 +163,7 @@ def test_repeated_member_is_refused_by_both_decoders() -> None:
     assert isinstance(decode_fast(data, 4096), Send)
     twice = data[:-1] + b',"content":"other"}'
     assert decode_fast(twice, 4096) is None
-    with pytest.raises(BadFrameError):
+    with pytest.raises(MalformedMessageError):
         decode_frame(twice, 4096)
 
 

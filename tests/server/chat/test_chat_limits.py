@@ -276,10 +276,10 @@ async def test_message_whose_answer_fails_is_counted_once(tmp_path: Path, monkey
         with monkeypatch.context() as broken:
             broken.setattr(codec, "encode_sent", None)
             assert (await ann.send("c", 1))["code"] == "UNAVAILABLE"
-        assert session._in_flight_count == 0
+        assert session.in_flight_count == 0
         assert (await ann.send("c", 1))["duplicate"] is True
         assert (await ann.send("elsewhere", 2))["code"] == "NOT_A_MEMBER"
-        assert session._in_flight_count == 0
+        assert session.in_flight_count == 0
 
 
 @pytest.mark.rule("CH-9", "CO-22", "CO-23")

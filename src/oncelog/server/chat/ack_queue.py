@@ -13,11 +13,10 @@ from oncelog.core.values import Acknowledge, Reason, Refused, Verdict
 from oncelog.engine.log import Log
 from oncelog.errors import OncelogError
 from oncelog.server.chat.service import refusal_error
-from oncelog.server.errors import ApiError, to_api_error
+from oncelog.server.errors import BUSY_RETRY_AFTER_MS, ApiError, to_api_error
 
 PENDING_ACKS_MAX: Final = 1000
 """For one user and chat. Each may turn out to be beyond the chat's end, and then those below it still hold."""
-BUSY_RETRY_AFTER_MS: Final = 100
 
 
 class PendingAck(Struct, eq=False, gc=False):

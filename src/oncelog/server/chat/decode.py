@@ -26,7 +26,7 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.core.values import Role
 from oncelog.error_codes import INVALID_MESSAGE, MESSAGE_TOO_LARGE
 from oncelog.errors import CanonicalError
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, MalformedMessageError
 from oncelog.server.json_fields import (
     bad_request,
     decode_integer,
@@ -100,19 +100,11 @@ class Ping(Struct, frozen=True):
 Frame = Connect | Send | SyncRequest | Ack | Ping
 
 
-class BadFrameError(ApiError):
-    """A frame that is none. `about` is what of it could be read: the ids that an answer carries."""
-
-    def __init__(self, error: ApiError, request_ids: Mapping[str, str]) -> None:
-        super().__init__(error.code, error.message, **error.details)
-        self.request_ids = request_ids
-
-
 # --- frames -------------------------------------------------------------------------------------------
 
 
 def decode_frame(data: bytes, bytes_max: int) -> Frame:
-    """A text frame; `bytes_max` is the limit of a message's content. Raises BadFrameError."""
+    """A text frame; `bytes_max` is the limit of a message's content. Raises MalformedMessageError."""
     request_ids: dict[str, str] = {}
     try:
         members = decode_object(parse_json(data), "$")
@@ -122,7 +114,7 @@ def decode_frame(data: bytes, bytes_max: int) -> Frame:
                 request_ids[name] = value
         return _decode_members(members, bytes_max)
     except ApiError as error:
-        raise BadFrameError(error, request_ids) from None
+        raise MalformedMessageError(error, request_ids) from None
 
 
 def _decode_members(members: Mapping[str, JsonValue], bytes_max: int) -> Frame:

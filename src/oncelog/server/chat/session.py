@@ -1,10 +1,9 @@
-"""One connection of the Chat API, without its socket: decodes frames and sends replies."""
+"""WebSocket sessions of the Chat API: the frames `connect`, `send_message`, `sync`, `ack` and `ping`."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
@@ -12,26 +11,15 @@ from oncelog.core.values import Committed, Replayed, Verdict
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.chat import codec
-from oncelog.server.chat.ack_queue import BUSY_RETRY_AFTER_MS, AckQueue, PendingAck
-from oncelog.server.chat.decode import (
-    Ack,
-    BadFrameError,
-    Connect,
-    Frame,
-    Ping,
-    Send,
-    SyncRequest,
-    decode_fast,
-    decode_frame,
-)
+from oncelog.server.chat.ack_queue import AckQueue, PendingAck
+from oncelog.server.chat.decode import Ack, Connect, Frame, Ping, Send, SyncRequest, decode_fast, decode_frame
 from oncelog.server.chat.hub import ChatHub
 from oncelog.server.chat.service import ChatService, refusal_error
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import UNREADABLE, ApiError, to_api_error
-from oncelog.server.frame_rate_limiter import FrameRateLimiter
-from oncelog.server.limits import LONG_FRAME_BYTES
-from oncelog.server.send_queue import SendQueue, SessionTransport
+from oncelog.server.send_queue import SessionTransport
 from oncelog.server.websocket_frames import CloseCode
+from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -41,8 +29,8 @@ KNOWN_CHATS_MAX: Final = 1000
 """Of one connection, so that grants need not be asked for each message."""
 
 
-class _PendingSend:
-    """An answer to `send_message`. It is a `VerdictSink` of the committer's, which tells it its verdict."""
+class _PendingSend(PendingWrite):
+    """A `send_message` without an answer."""
 
     __slots__ = ("send", "session")
 
@@ -50,37 +38,24 @@ class _PendingSend:
         self.session = session
         self.send = send
 
-    def done(self) -> bool:
-        return False
 
-    def set_result(self, result: Verdict, /) -> None:
-        self.session.on_verdict(self.send, result)
+class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
+    """One connection of the Chat API. A reply repeats the ids of its request."""
 
-    def set_exception(self, exception: Exception, /) -> None:
-        self.session.on_failure(self.send, to_api_error(exception))
-
-
-class ChatSession:
-    """One connection. `receive` takes its frames one after the other; `closed` is to be called when it is gone."""
+    api: ClassVar = "chat"
+    connect_kind: ClassVar = Connect
+    frame_noun: ClassVar = "frame"
+    write_noun: ClassVar = "messages"
+    service: ChatService
 
     def __init__(
         self, service: ChatService, hub: ChatHub, acks: AckQueue, transport: SessionTransport, caller: Caller
     ) -> None:
-        self.service = service
+        super().__init__(service, transport, caller)
         self.hub = hub
         self.acks = acks
-        self.transport = transport
-        self.caller = caller
-        self.address = caller.address
-        self.principal: Principal | None = None
         self.device_id = ""
-        self.send_queue = SendQueue(transport, service.limits, service.counts, self._close_slow, self._describe)
         self._is_live = False
-        self._in_flight_count = 0
-        self._writable: set[str] = set()
-        """Chats of which the principal's grants have been asked."""
-        self._rate_limiter = FrameRateLimiter(service.limits, service.clock)
-        self._is_closing = False
 
     @property
     def user_id(self) -> str:
@@ -93,83 +68,19 @@ class ChatSession:
 
     # --- frames in
 
-    def receive(self, data: bytes) -> Awaitable[None] | None:
-        """A text frame. What it gives is to be awaited before the next."""
-        if self._is_closing:
-            return None
-        self.service.counts.frames_received += 1
-        refused = self._rate_limiter.find_violation(len(data), is_authenticated=self.principal is not None)
-        if refused is not None:
-            self._send_error(refused)
-            return None
-        if len(data) > LONG_FRAME_BYTES:
-            return self._receive_in_thread(data)
-        return self._process(partial(self._decode, data))
-
-    async def _receive_in_thread(self, data: bytes) -> None:
-        """Others must not wait while it is read."""
-        try:
-            found = await asyncio.to_thread(self._decode, data)
-        except BadFrameError as error:
-            self._send_error(error, error.request_ids)
-            return
-        receive_task = None if self._is_closing else self._process(lambda: found)
-        if receive_task is not None:
-            await receive_task
-
     def _decode(self, data: bytes) -> Frame:
         bytes_max = self.service.limits.message_bytes_max
         return decode_fast(data, bytes_max) or decode_frame(data, bytes_max)
 
-    def _process(self, decode: Callable[[], Frame]) -> Awaitable[None] | None:
-        request_ids: Mapping[str, str] = {}
-        try:
-            found = decode()
-            if isinstance(found, Send):
-                self._send(found)
-                return None
-            request_ids = _get_request_ids(found)
-            return self._handle(found)
-        except BadFrameError as error:
-            self._send_error(error, error.request_ids)
-        except ApiError as error:
-            self._send_error(error, request_ids)
-        return None
+    def _get_kind(self, message: Frame) -> type[Frame]:
+        return type(message)
 
-    def receive_binary(self) -> None:
-        """A binary frame: there are none."""
-        if not self._is_closing:
-            self.service.counts.frames_received += 1
-            self._send_error(ApiError(error_codes.BAD_REQUEST, "frames must be text, in JSON"))
+    def _get_reply_to(self, message: Frame) -> dict[str, str]:
+        """Return the ids that an answer repeats."""
+        ids = {name: getattr(message, name, None) for name in ("request_id", "client_message_id", "chat_id")}
+        return {name: value for name, value in ids.items() if value is not None}
 
-    async def receive_oversize(self) -> None:
-        """As `WebSocketSession` says. Acknowledgements are repeated on another connection: nothing is waited for."""
-        if not self._is_closing:
-            self.service.counts.frames_received += 1
-            self.service.counts.requests["chat", "websocket", error_codes.TOO_LARGE] += 1
-
-    def _handle(self, found: Connect | SyncRequest | Ack | Ping) -> Awaitable[None] | None:
-        if isinstance(found, Connect):
-            if self.principal is not None:
-                raise ApiError(error_codes.BAD_REQUEST, "already connected")
-            return self._connect(found)
-        principal = self._get_principal()
-        if isinstance(found, SyncRequest):
-            return self._sync(found)
-        if isinstance(found, Ack):
-            self._acknowledge(found, principal)
-        else:
-            self._enqueue(codec.encode_reply("pong", b'"time_ms":%d' % self.service.clock.wall_ms(), found.request_id))
-        return None
-
-    def _get_principal(self) -> Principal:
-        """Who this is, as of now. Raises ApiError if that has expired."""
-        principal = self.principal
-        if principal is None:
-            raise ApiError(error_codes.BAD_REQUEST, "the first frame must be connect")
-        if principal.expires_ms is not None and principal.has_expired(self.service.clock.wall_ms()):
-            raise ApiError(error_codes.AUTH_FAILED, "the token has expired")
-        return principal
+    # --- messages
 
     async def _connect(self, request: Connect) -> None:
         try:
@@ -179,7 +90,7 @@ class ChatSession:
             if request.is_live:
                 await self._join()
         except ApiError as error:
-            self._send_error(error, _get_request_ids(request))
+            self._send_error(error, self._get_reply_to(request))
             self.close(CloseCode.POLICY, codec.get_code(error))
             return
         service = self.service
@@ -196,12 +107,6 @@ class ChatSession:
         if self._is_closing:  # it has gone meanwhile
             self.hub.leave(self)
 
-    async def wait_for_replies(self) -> None:
-        """As `WebSocketSession` says."""
-        await self.send_queue.drain()
-
-    # --- sync and ack
-
     async def _sync(self, request: SyncRequest) -> None:
         service = self.service
         try:
@@ -212,7 +117,7 @@ class ChatSession:
             service.check_epoch(request.epoch)
             service.check_readable(request.scope, self._get_principal())
         except ApiError as error:
-            self._send_error(error, _get_request_ids(request))
+            self._send_error(error, self._get_reply_to(request))
             return
         members = codec.encode_batch(
             request.chat_id,
@@ -225,7 +130,8 @@ class ChatSession:
         self._enqueue(codec.encode_reply("message_batch", members, request.request_id))
         self._count_request("ok")
 
-    def _acknowledge(self, request: Ack, principal: Principal) -> None:
+    def _acknowledge(self, request: Ack) -> None:
+        principal = self._get_principal()
         self.service.check_not_stopping()
         self.service.check_readable(request.scope, principal)
         self._count_request("ok")
@@ -234,39 +140,26 @@ class ChatSession:
         )
 
     def _reject_ack(self, request: Ack, error: ApiError) -> None:
-        self._send_error(error, _get_request_ids(request))
+        self._send_error(error, self._get_reply_to(request))
 
-    # --- send
+    def _ping(self, request: Ping) -> None:
+        self._get_principal()
+        self._enqueue(codec.encode_reply("pong", b'"time_ms":%d' % self.service.clock.wall_ms(), request.request_id))
 
     def _send(self, send: Send) -> None:
         service = self.service
-        try:
-            principal = self._get_principal()
-            service.check_not_stopping()
-            if self._in_flight_count >= service.limits.events_in_flight_max:
-                self._raise_busy()
-            if send.scope not in self._writable:
-                self._check_writable(send.scope, principal)
-        except ApiError as error:
-            self._send_error(error, _get_request_ids(send))
-            return
-        self._in_flight_count += 1
-        if self._is_live:  # nobody else is sent messages, and where nobody is, no lane is read that would bring it
+        principal = self._get_principal()
+        service.check_not_stopping()
+        self._check_in_flight(1)
+        if send.scope not in self._writable:
+            self._check_writable(send.scope, principal)
+        self.in_flight_count += 1
+        if self._is_live:  # no other connection is sent messages, and no lane is read for one
             self.hub.expect_message(send.scope, send.key, send.body, self)
-        try:
-            outcome = service.log.submit_nowait(service.to_submission(send, principal), _PendingSend(self, send))
-        except OncelogError as error:
-            self.on_failure(send, to_api_error(error))
-            return
-        if outcome is not None:
-            self.on_verdict(send, outcome)
+        pending = _PendingSend(self, send)
+        self._submit_write(pending, lambda: service.log.submit_nowait(service.to_submission(send, principal), pending))
 
-    def _raise_busy(self) -> None:
-        messages_max = self.service.limits.events_in_flight_max
-        message = (
-            f"{self._in_flight_count} messages of this connection wait for their answer; at most {messages_max} may"
-        )
-        raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
+    handlers: ClassVar = {Connect: _connect, Send: _send, SyncRequest: _sync, Ack: _acknowledge, Ping: _ping}
 
     def _check_writable(self, scope: str, principal: Principal) -> None:
         self.service.check_writable(scope, principal)
@@ -274,17 +167,14 @@ class ChatSession:
             self._writable.clear()
         self._writable.add(scope)
 
-    def on_verdict(self, send: Send, verdict: Verdict) -> None:
-        """What became of a message. Never raises: the committer tells it, and has others to tell."""
-        self._in_flight_count -= 1
-        try:
-            if isinstance(verdict, Committed | Replayed):
-                self._send_reply(send, verdict)
-            else:
-                self._reject_send(send, refusal_error(verdict))
-        except Exception:
-            logger.exception("an answer could not be written", extra=self._describe())
-            self._reject_send(send, ApiError(error_codes.SERVER_ERROR, "the server is at fault; send it again"))
+    # --- answers to writes
+
+    def _send_outcome(self, pending: _PendingSend, outcome: Verdict) -> None:
+        if isinstance(outcome, Committed | Replayed):
+            self._send_reply(pending.send, outcome)
+            self.in_flight_count -= 1
+        else:
+            self.fail_write(pending, refusal_error(outcome))
 
     def _send_reply(self, send: Send, verdict: Committed | Replayed) -> None:
         receipt = verdict.receipt
@@ -304,14 +194,12 @@ class ChatSession:
         )
         self._enqueue(codec.encode_reply("send_message_ack", members, send.request_id))
 
-    def on_failure(self, send: Send, error: ApiError) -> None:
-        """Nobody can tell what became of it."""
-        self._in_flight_count -= 1
-        self._reject_send(send, error)
-
-    def _reject_send(self, send: Send, error: ApiError) -> None:
+    def fail_write(self, pending: _PendingSend, error: ApiError) -> None:
+        """As the base says."""
+        self.in_flight_count -= 1
+        send = pending.send
         self.hub.cancel_expected(send.scope, send.key, self)
-        self._send_error(error, _get_request_ids(send))
+        self._send_error(error, self._get_reply_to(send))
 
     # --- frames out
 
@@ -320,62 +208,41 @@ class ChatSession:
             self.send_queue.put(frame)
             self.hub.coalescer.schedule(self)
 
-    def _send_error(self, error: ApiError, request_ids: Mapping[str, str] | None = None) -> None:
+    def _send_error(self, error: ApiError, reply_to: Mapping[str, str] | None = None) -> None:
         if self._is_closing:
             return
         self._count_request(codec.get_code(error).lower())
-        self._enqueue(codec.encode_error_frame(error, request_ids))
+        self._enqueue(codec.encode_error_frame(error, reply_to))
         if error.code in codec.CLOSING_CODES:
             self.close(CloseCode.POLICY, codec.get_code(error))
 
-    def _count_request(self, outcome: str) -> None:
-        self.service.counts.requests["chat", "websocket", outcome] += 1
-
     # --- the end
 
-    def renew(self, principal: Principal | None) -> None:
-        """As `WebSocketSession` says."""
-        if principal is None:
-            self._send_error(ApiError(error_codes.AUTH_FAILED, "the token has expired, or its rights have changed"))
-            return
-        if principal != self.principal:  # that of an API key is another one at each look, and most often the same
-            self.principal = principal
-            self._writable.clear()
-            self.hub.refresh_reader(self)
+    def _apply_rights(self) -> None:
+        self.hub.refresh_reader(self)
 
     def fail(self, error: Exception) -> None:
-        """As `WebSocketSession` says."""
+        """As the base says."""
         if not self._is_closing:
             self._enqueue(codec.encode_error_frame(to_api_error(error, UNREADABLE)))
-            self._close_with_notice("unavailable", CloseCode.SERVER_ERROR)
+            self._enqueue(codec.encode_closing_frame("unavailable", RECONNECT_DELAY_MS))
+            self.close(CloseCode.SERVER_ERROR, "unavailable")
 
     def close(self, code: int, reason: str) -> None:
-        """As `WebSocketSession` says."""
-        if code == CloseCode.GOING_AWAY and not self._is_closing:
+        """As the base says. A client that may come back is told when."""
+        if code == CloseCode.GOING_AWAY:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
-        self._close_transport(code, reason)
+        super().close(code, reason)
 
-    def _close_with_notice(self, reason: str, code: int) -> None:
-        self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
-        self._close_transport(code, reason)
-
-    def _close_transport(self, code: int, reason: str) -> None:
-        if self._is_closing:
-            return
-        self._is_closing = True
+    def _stop_delivery(self) -> None:
         self.hub.leave(self)
-        self.send_queue.flush()
-        self.send_queue.close()
-        self.transport.close(code, reason)
 
     def _close_slow(self) -> None:
         """It reads less than comes for it (CO-31). What it has not read is in the log, behind its cursor."""
         if self._is_closing:
             return
         self._count_request(error_codes.SLOW_CONSUMER)
-        self._is_closing = True
-        self.hub.leave(self)
-        self.send_queue.close()
+        self.on_disconnect()
         # In place of all that waits, behind what is on its way: whoever reads on finds it there.
         error = ApiError(
             error_codes.SLOW_CONSUMER, "more waits for this connection than it reads; connect again and sync"
@@ -385,22 +252,5 @@ class ChatSession:
         )
         self.transport.close(CloseCode.POLICY, codec.get_code(error))
 
-    def on_disconnect(self) -> None:
-        """As `WebSocketSession` says."""
-        self._is_closing = True
-        self.hub.leave(self)
-        self.send_queue.close()
-
-    def abort(self) -> None:
-        """As `ChatReader` says."""
-        self.on_disconnect()
-        self.transport.abort()
-
     def _describe(self) -> Mapping[str, JsonValue]:
         return {"address": self.address, "actor": self.user_id or None, "device_id": self.device_id}
-
-
-def _get_request_ids(frame: Frame) -> dict[str, str]:
-    """The ids that an answer carries."""
-    request_ids = {name: getattr(frame, name, None) for name in ("request_id", "client_message_id", "chat_id")}
-    return {name: value for name, value in request_ids.items() if value is not None}

@@ -19,7 +19,7 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.values import Mode, Submission
 from oncelog.error_codes import PROTOCOL_VERSION, VALIDATION_FAILED, VERSION_UNSUPPORTED
 from oncelog.errors import CanonicalError
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, MalformedMessageError
 from oncelog.server.events.codec import RejectedItem
 from oncelog.server.events.projects import Project
 from oncelog.server.json_fields import (
@@ -79,14 +79,6 @@ class Sync(Struct, frozen=True):
     """Over HTTP: the bound of a paging that has begun."""
 
 
-class BadMessageError(ApiError):
-    """A message that is none. Its `msg_id` is told where it could be read."""
-
-    def __init__(self, error: ApiError, msg_id: bytes) -> None:
-        super().__init__(error.code, error.message, **error.details)
-        self.msg_id = msg_id
-
-
 # --- envelopes ---------------------------------------------------------------------------------------
 
 
@@ -107,7 +99,7 @@ _VERSION_MISSING: Final = (
 
 
 def decode_message(data: bytes, names: EnvelopeNames = NATIVE_ENVELOPE) -> Envelope:
-    """A frame of the WebSocket. Raises BadMessageError."""
+    """A frame of the WebSocket. Raises MalformedMessageError."""
     msg_id = b""
     try:
         members = decode_object(parse_json(data), "$")
@@ -116,7 +108,7 @@ def decode_message(data: bytes, names: EnvelopeNames = NATIVE_ENVELOPE) -> Envel
         _check_version(members, names)
         return Envelope(kind, decode_object(get_required(members, "payload", "$"), "$.payload"), msg_id)
     except ApiError as error:
-        raise BadMessageError(error, msg_id) from None
+        raise MalformedMessageError(error, msg_id) from None
 
 
 def decode_body(data: bytes) -> Mapping[str, JsonValue]:

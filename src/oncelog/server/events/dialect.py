@@ -9,11 +9,10 @@ from typing import Final, Protocol
 
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Receipt, Record
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, MalformedMessageError
 from oncelog.server.events import codec
 from oncelog.server.events.codec import ItemResult
 from oncelog.server.events.decode import (
-    BadMessageError,
     Connect,
     Envelope,
     Submit,
@@ -38,10 +37,10 @@ class Dialect(Protocol):
     # --- what comes in
 
     def decode_message(self, data: bytes) -> Envelope:
-        """A frame. Raises BadMessageError."""
+        """A frame. Raises MalformedMessageError."""
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
-        """A frame of who is known: the id and the items of a submission, or a message. Raises BadMessageError."""
+        """A frame of who is known: the id and the items of a submission, or a message. Raises MalformedMessageError."""
 
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
         """Raises ApiError."""
@@ -102,7 +101,7 @@ class NativeDialect:
         try:
             return message.msg_id, decode_submit(message.payload, actor, client, events_max)
         except ApiError as error:
-            raise BadMessageError(error, message.msg_id) from None
+            raise MalformedMessageError(error, message.msg_id) from None
 
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
         """As `Dialect` says."""

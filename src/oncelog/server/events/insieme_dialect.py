@@ -20,10 +20,10 @@ from oncelog.core.identity import get_required as required_field
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission
 from oncelog.errors import CanonicalError
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, MalformedMessageError
 from oncelog.server.events import codec
 from oncelog.server.events.codec import ItemResult, RejectedItem
-from oncelog.server.events.decode import BadMessageError, Connect, Envelope, EnvelopeNames, Submit, Sync, decode_message
+from oncelog.server.events.decode import Connect, Envelope, EnvelopeNames, Submit, Sync, decode_message
 from oncelog.server.events.dialect import Dialect
 from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, Project, parse_project
 from oncelog.server.json_fields import (
@@ -94,7 +94,7 @@ class InsiemeDialect:
             ids = [_get_event_id(value, f"$.payload.events[{index}]") for index, value in enumerate(events)]
             _check_unique_ids(ids)
         except ApiError as error:
-            raise BadMessageError(error, message.msg_id) from None
+            raise MalformedMessageError(error, message.msg_id) from None
         names = (client, self._requested_id)
         items = [_decode_item(value, self.project, actor, names) for value in events]
         return message.msg_id, Submit(ids, items, Mode.UNTIL_REFUSED)

@@ -1,47 +1,46 @@
-"""One connection of the Events API, without its socket: decodes frames and sends replies.
+"""WebSocket sessions of the Events API: the messages `connect`, `submit_events` and `sync`.
 
-The subscriber reads pages and broadcasts, the outbox holds unwritten frames, and the reply queue keeps replies in the
-order of their requests. Only the pages of an open sync cycle overtake results, which wait for its end (EV-13).
+The subscriber reads pages and broadcasts, the send queue holds unwritten frames, and the reply queue keeps replies in
+the order of their requests. Only the pages of an open sync cycle overtake results, which wait for its end (EV-13).
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Mode, Submission, Verdict
-from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import ApiError, encode_error, shutdown_error, to_api_error
+from oncelog.server.errors import ApiError, MalformedMessageError, encode_error, shutdown_error, to_api_error
 from oncelog.server.events import codec
 from oncelog.server.events.codec import RejectedItem
-from oncelog.server.events.decode import BadMessageError, Envelope, Submit
+from oncelog.server.events.decode import Envelope, Submit
 from oncelog.server.events.dialect import Dialect
 from oncelog.server.events.hub import PendingReply, to_reply_key
 from oncelog.server.events.insieme_dialect import detect_dialect
 from oncelog.server.events.service import EventsService, find_highest_position, merge_results, select_submissions
 from oncelog.server.events.subscriber import Subscriber, SubscriptionMode
-from oncelog.server.frame_rate_limiter import FrameRateLimiter
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.reply_queue import CloseReason, ReplyQueue
-from oncelog.server.send_queue import SendQueue, SessionTransport
+from oncelog.server.send_queue import SessionTransport
 from oncelog.server.websocket_frames import CloseCode
+from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 
 logger: Final = logging.getLogger("oncelog.doors")
 
-BUSY_RETRY_AFTER_MS: Final = 100
-
-
 _CLOSE_CODES: Final = {error_codes.SERVER_ERROR: CloseCode.SERVER_ERROR}
 
+SubmitMessage = tuple[bytes, Submit]
+"""`msg_id` and content of a `submit_events`, which is decoded at once."""
 
-class _PendingSubmit(PendingReply):
-    """An answer to `submit_events`. It is a `VerdictSink` of the committer's, which tells it its verdicts."""
+
+class _PendingSubmit(PendingReply, PendingWrite):
+    """A `submit_events` without an answer."""
 
     __slots__ = ("ids", "items", "mode", "msg_id", "session")
 
@@ -61,91 +60,57 @@ class _PendingSubmit(PendingReply):
         self.mode = mode
 
     def on_written(self) -> None:
-        self.session.events_in_flight -= len(self.ids)
+        self.session.in_flight_count -= len(self.ids)
         self.queue.remove_written(self)
 
-    def done(self) -> bool:
-        return False
 
-    def set_result(self, result: Verdict | Sequence[Verdict], /) -> None:
-        self.session.on_verdict(self, result)
+class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
+    """One connection of the Events API. A reply repeats the `msg_id` of its request."""
 
-    def set_exception(self, exception: Exception, /) -> None:
-        self.session.on_failure(self, to_api_error(exception))
-
-
-class EventsSession:
-    """One connection. `receive` takes its frames one after the other; `closed` is to be called when it is gone."""
+    api: ClassVar = "events"
+    connect_kind: ClassVar = "connect"
+    frame_noun: ClassVar = "message"
+    write_noun: ClassVar = "events"
+    service: EventsService
 
     def __init__(self, service: EventsService, transport: SessionTransport, caller: Caller) -> None:
-        self.service = service
-        self.transport = transport
-        self.caller = caller
-        self.address = caller.address
-        self.principal: Principal | None = None
+        super().__init__(service, transport, caller)
         self.client_id = ""
         self.dialect: Dialect = service.native
-        """That of the first frame that told one."""
+        """Dialect of the first frame that showed one."""
         self._has_dialect = False
-        self.events_in_flight = 0
-        self.send_queue = SendQueue(transport, service.limits, service.counts, self._abort, self._describe)
         self.replies = ReplyQueue(self.send_queue, self._schedule_close)
         self.subscriber = Subscriber(
-            service, self.replies, self.send_queue, self.fail, self._abort, self._close_untracked
+            service, self.replies, self.send_queue, self.fail, self.abort, self._close_untracked
         )
-        self._writable: set[tuple[str, ...]] = set()
-        """Partitions of which the principal's grants have been asked."""
-        self._rate_limiter = FrameRateLimiter(service.limits, service.clock)
-        self._is_refusing = False
-        """An error that closes the connection waits for the replies before it: no more frames are read."""
-        self._is_closing = False
         self._close_timer: asyncio.TimerHandle | None = None
 
     # --- frames in
 
     def receive(self, data: bytes) -> Awaitable[None] | None:
-        """A text frame. What it gives is to be awaited before the next."""
-        if self._is_refusing:
-            return None
-        if self.replies.count >= self.service.limits.outbox_frames_max:
+        """As the base says. No frame is read while as many replies wait as frames may: most are short errors."""
+        if self.replies.count >= self.service.limits.outbox_frames_max and not self._is_refusing:
             return self._receive_when_empty(data)
-        self.service.counts.frames_received += 1
-        refused = self._rate_limiter.find_violation(len(data), is_authenticated=self.principal is not None)
-        if refused is not None:
-            self._send_error(refused, self._find_msg_id(data))
-            return None
-        if len(data) > LONG_FRAME_BYTES:
-            return self._receive_in_thread(data)
-        return self._process(lambda: self._decode(data))
+        return super().receive(data)
 
     async def _receive_when_empty(self, data: bytes) -> None:
-        """Read nothing more while as many replies wait as frames may: most are short errors, but they take memory."""
         await self.replies.wait_empty()
-        receive_task = self.receive(data)
-        if receive_task is not None:
-            await receive_task
+        waiting = self.receive(data)
+        if waiting is not None:
+            await waiting
 
-    def _find_msg_id(self, data: bytes) -> bytes:
-        """Return the `msg_id` of a frame that is refused unread. It ends the connection, so this is done once."""
+    def _find_reply_to(self, data: bytes) -> bytes:
+        """Return the `msg_id` of a frame that exceeds a limit. It ends the connection, so this happens once."""
         if self.principal is None or len(data) > LONG_FRAME_BYTES:
             return b""
         try:
             return self.dialect.decode_message(data).msg_id
-        except BadMessageError as error:
-            return error.msg_id
+        except MalformedMessageError as error:
+            msg_id: bytes = error.reply_to
+            return msg_id
 
-    async def _receive_in_thread(self, data: bytes) -> None:
-        """Others must not wait while it is read: that may take seconds for what somebody has made for it."""
-        decode = await asyncio.to_thread(_capture_outcome, partial(self._decode, data))
-        receive_task = None if self._is_refusing else self._process(decode)
-        if receive_task is not None:
-            await receive_task
-
-    def _decode(self, data: bytes) -> "tuple[bytes, Submit] | Envelope":
-        """A message, or at once the submissions of one. Raises BadMessageError.
-
-        Touches nothing of a session that is connected: then it may be called in a thread.
-        """
+    def _decode(self, data: bytes) -> SubmitMessage | Envelope:
+        """As the base says. Changes nothing of a session that is connected, so it may be called in a thread."""
         principal = self.principal
         if principal is None:
             return self._decode_first(data)
@@ -161,51 +126,18 @@ class EventsSession:
     def _use_dialect(self, dialect: Dialect) -> None:
         self.dialect = self.subscriber.dialect = dialect
 
-    def _process(self, decode: "Callable[[], tuple[bytes, Submit] | Envelope]") -> Awaitable[None] | None:
-        msg_id = b""
-        try:
-            found = decode()
-            if isinstance(found, Envelope):
-                msg_id = found.msg_id
-                return self._handle(found)
-            msg_id, submit = found
-            self._submit(submit, msg_id)
-        except BadMessageError as error:
-            self._send_error(error, error.msg_id)
-        except ApiError as error:
-            self._send_error(error, msg_id)
-        return None
+    def _get_kind(self, message: SubmitMessage | Envelope) -> str:
+        return message.type if isinstance(message, Envelope) else "submit_events"
 
-    def receive_binary(self) -> None:
-        """A binary frame: there are none."""
-        if self._is_refusing:
-            return
-        self.service.counts.frames_received += 1
-        self._send_error(ApiError(error_codes.BAD_REQUEST, "frames must be text, in JSON"), b"")
+    def _get_reply_to(self, message: SubmitMessage | Envelope) -> bytes:
+        return message.msg_id if isinstance(message, Envelope) else message[0]
 
-    async def receive_oversize(self) -> None:
-        """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
-        if self._is_refusing:
-            return
-        self._is_refusing = True
-        self.service.counts.frames_received += 1
-        self.service.counts.requests["events", "websocket", error_codes.TOO_LARGE] += 1
+    async def _finish_replies(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.service.limits.close_wait_ms / 1000):
                 await self.replies.wait_empty()
 
-    def _handle(self, message: Envelope) -> Awaitable[None] | None:
-        if message.type == "connect":
-            if self.principal is not None:
-                raise ApiError(error_codes.BAD_REQUEST, "already connected")
-            self._connect(message)
-        elif self.principal is None:
-            raise ApiError(error_codes.BAD_REQUEST, "the first message must be connect")
-        elif message.type == "sync":
-            return self._sync(message)
-        else:
-            raise ApiError(error_codes.BAD_REQUEST, "$.type: must be connect, submit_events or sync", field="$.type")
-        return None
+    # --- messages
 
     def _connect(self, message: Envelope) -> None:
         connect = self.dialect.decode_connect(message.payload)
@@ -221,17 +153,6 @@ class EventsSession:
             client_id, principal.actor, self.service.hub.position, self.service.log.epoch
         )
         self._send_reply(b"connected", payload, message.msg_id)
-
-    def _get_principal(self) -> Principal:
-        """Who this is, as of now. Raises ApiError if that has expired."""
-        principal = self.principal
-        if principal is None or (
-            principal.expires_ms is not None and principal.has_expired(self.service.clock.wall_ms())
-        ):
-            raise ApiError(error_codes.AUTH_FAILED, "the token has expired")
-        return principal
-
-    # --- sync
 
     async def _sync(self, message: Envelope) -> None:
         try:
@@ -250,54 +171,34 @@ class EventsSession:
                     return
                 check_allowed()
             await self.subscriber.send_page(sync, message.msg_id, check_allowed)
-            self.service.counts.requests["events", "websocket", "ok"] += 1
+            self._count_request("ok")
         except ApiError as error:
             self._send_error(error, message.msg_id)
 
-    async def wait_for_replies(self) -> None:
-        """As `WebSocketSession` says. During a sync cycle results wait for the client's next request."""
-        if not self.subscriber.is_paging:
-            await self.replies.wait_empty()
-        await self.send_queue.drain()
-
-    # --- submit
-
-    def _submit(self, submit: Submit, msg_id: bytes) -> None:
+    def _submit(self, message: SubmitMessage) -> None:
+        msg_id, submit = message
         service = self.service
         principal = self._get_principal()
         if service.is_closing:
             raise shutdown_error()
-        in_flight, events_max = self.events_in_flight, service.limits.events_in_flight_max
-        if in_flight and in_flight + len(submit.ids) > events_max:
-            message = f"{in_flight} events of this connection wait for their answer; at most {events_max} may"
-            raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
+        self._check_in_flight(len(submit.ids))
         items = service.authorize(submit, principal, self._writable)
         pending = _PendingSubmit(self, msg_id, submit.ids, items, submit.mode)
-        self.events_in_flight += len(items)
+        self.in_flight_count += len(items)
         new = select_submissions(items, submit.mode)
         pending.expected_keys = [(to_reply_key(item), item.fingerprint) for item in new]
         service.hub.expect_reply(pending)
-        outcome: Verdict | Sequence[Verdict] | None
-        try:
-            if len(new) == 1:
-                outcome = service.log.submit_nowait(new[0], pending)
-            else:
-                outcome = (
-                    service.log.submit_many_nowait(new, pending, submit.mode, is_admitted_whole=True) if new else ()
-                )
-        except OncelogError as error:
-            self.on_failure(pending, to_api_error(error))
-            return
-        if outcome is not None:
-            self.on_verdict(pending, outcome)
+        if not new:
+            self.settle(pending, ())
+        elif len(new) == 1:
+            self._submit_write(pending, partial(service.log.submit_nowait, new[0], pending))
+        else:
+            submit_all = partial(service.log.submit_many_nowait, new, pending, submit.mode, is_admitted_whole=True)
+            self._submit_write(pending, submit_all)
 
-    def on_verdict(self, pending: "_PendingSubmit", outcome: Verdict | Sequence[Verdict]) -> None:
-        """What became of a request. Never raises: the committer tells it, and has others to tell."""
-        try:
-            self._send_outcome(pending, outcome)
-        except Exception:
-            logger.exception("an answer could not be written", extra=self._describe())
-            self.on_failure(pending, ApiError(error_codes.SERVER_ERROR, "the server is at fault; send it again"))
+    handlers: ClassVar = {"connect": _connect, "submit_events": _submit, "sync": _sync}
+
+    # --- answers to writes
 
     def _send_outcome(self, pending: _PendingSubmit, outcome: Verdict | Sequence[Verdict]) -> None:
         service = self.service
@@ -313,18 +214,18 @@ class EventsSession:
             results = merge_results(pending.items, verdicts, pending.mode)
             error = codec.find_request_error(results)
             if error is not None:
-                self.on_failure(pending, error)
+                self.fail_write(pending, error)
                 return
             service.count_results(results)
             payload = self.dialect.encode_results(pending.ids, results, service.clock.wall_ms())
             pending.frame = self._encode_frame(b"submit_events_result", payload, pending.msg_id)
             pending.position = find_highest_position(results)
-        service.counts.requests["events", "websocket", "ok"] += 1
+        self._count_request("ok")
         service.hub.settle_reply(pending)
 
-    def on_failure(self, pending: _PendingSubmit, error: ApiError) -> None:
-        """Nobody can tell what became of it, or nothing was decided."""
-        self.service.counts.requests["events", "websocket", error.code] += 1
+    def fail_write(self, pending: _PendingSubmit, error: ApiError) -> None:
+        """As the base says."""
+        self._count_request(error.code)
         error = _to_busy_error(error)
         translated = self.dialect.translate_error(error)
         pending.frame = self._encode_frame(b"error", encode_error(translated), pending.msg_id)
@@ -344,13 +245,13 @@ class EventsSession:
         self.replies.send(self._encode_frame(kind, payload, msg_id), close_reason)
         self.service.hub.schedule_flush(self.subscriber)
 
-    def _send_error(self, error: ApiError, msg_id: bytes) -> None:
+    def _send_error(self, error: ApiError, reply_to: bytes | None = None) -> None:
         if self._is_refusing:
             return
-        self.service.counts.requests["events", "websocket", error.code] += 1
+        self._count_request(error.code)
         translated = self.dialect.translate_error(error)
         closing = _find_close_reason(error, translated)
-        self._send_reply(b"error", encode_error(translated), msg_id, closing)
+        self._send_reply(b"error", encode_error(translated), reply_to or b"", closing)
         self._close_after_error(closing)
 
     def _close_after_error(self, close_reason: CloseReason | None) -> None:
@@ -371,21 +272,24 @@ class EventsSession:
 
     # --- the end
 
-    def renew(self, principal: Principal | None) -> None:
-        """The rights of now. Ends the connection if there are none any more, or its scope is not among them."""
-        if principal is None or not all(map(principal.grants.may_read, self.subscriber.partitions)):
-            error = ApiError(error_codes.AUTH_FAILED, "the token has expired, or its rights have changed")
-            if self.subscriber.partitions:
-                # Results in flight would need the broadcasts before them, which it may not read any more.
-                self._fail_now(error)
-            else:
-                self._send_error(error, b"")
+    async def wait_for_replies(self) -> None:
+        """As the base says. During a sync cycle results wait for the client's next request."""
+        if not self.subscriber.is_paging:
+            await self.replies.wait_empty()
+        await self.send_queue.drain()
+
+    def _may_continue(self, principal: Principal) -> bool:
+        return all(map(principal.grants.may_read, self.subscriber.partitions))
+
+    def _end_credential(self, error: ApiError) -> None:
+        if self.subscriber.partitions:
+            # Results in flight would need the broadcasts before them, which it may not read any more.
+            self._fail_now(error)
         else:
-            self.principal = principal
-            self._writable.clear()
+            self._send_error(error)
 
     def fail(self, error: Exception) -> None:
-        """Something that this connection cannot go on with."""
+        """As the base says."""
         self._fail_now(to_api_error(error))
 
     def _fail_now(self, error: ApiError) -> None:
@@ -397,7 +301,7 @@ class EventsSession:
 
     def _enqueue_error(self, error: ApiError) -> ApiError:
         """Count an error, and put it behind the frames that are in the outbox. Return it in terms of the dialect."""
-        self.service.counts.requests["events", "websocket", error.code] += 1
+        self._count_request(error.code)
         translated = self.dialect.translate_error(error)
         self.send_queue.put(self._encode_frame(b"error", encode_error(translated)))
         return translated
@@ -412,32 +316,14 @@ class EventsSession:
         self._enqueue_error(ApiError(error_codes.SERVER_ERROR, reason))
         self.close(CloseCode.POLICY, reason)
 
-    def close(self, code: int, reason: str) -> None:
-        """Ends the connection, after what is in the outbox and can be written. Then nothing more is."""
-        if self._is_closing:
-            return
-        self._is_refusing = self._is_closing = True
+    def _stop_delivery(self) -> None:
         self.subscriber.stop()
-        self.send_queue.flush()
-        self._close_queues()
-        self.transport.close(code, reason)
 
-    def on_disconnect(self) -> None:
-        """The connection is gone."""
-        self._is_refusing = self._is_closing = True
-        self.subscriber.stop()
-        self._close_queues()
-
-    def _close_queues(self) -> None:
+    def _release(self) -> None:
         if self._close_timer is not None:
             self._close_timer.cancel()
-        self.send_queue.close()
+        super()._release()
         self.replies.close()
-
-    def _abort(self) -> None:
-        """There is no room for a word of farewell either. What it has not read is in the store, behind its cursor."""
-        self.on_disconnect()
-        self.transport.abort()
 
     def _describe(self) -> Mapping[str, JsonValue]:
         actor = None if self.principal is None else self.principal.actor
@@ -447,22 +333,6 @@ class EventsSession:
     def is_live(self) -> bool:
         """Whether what others commit is broadcast to it."""
         return self.subscriber.mode is SubscriptionMode.LIVE
-
-
-def _capture_outcome(
-    decode: "Callable[[], tuple[bytes, Submit] | Envelope]",
-) -> "Callable[[], tuple[bytes, Submit] | Envelope]":
-    """What reading gave or raised, to be had later: so that it is raised where it is handled."""
-    try:
-        found = decode()
-    except ApiError as error:
-        raised = error
-
-        def raise_error() -> "tuple[bytes, Submit] | Envelope":
-            raise raised
-
-        return raise_error
-    return lambda: found
 
 
 def _find_close_reason(error: ApiError, translated: ApiError) -> CloseReason | None:

@@ -1,0 +1,312 @@
+"""Base of all WebSocket sessions: one connection without its socket.
+
+A session gets frames and writes frames through a `SessionTransport`; it opens no socket and starts no task. The base
+limits the rate of frames, decodes them (long ones in a thread), checks that the first one authenticates, looks the
+handler up in the session's table of messages, submits writes, counts outcomes, and ends the connection. A session adds
+its decoder, its table, its handlers, and the form of its errors.
+
+`websocket.py` connects sessions to aiohttp.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+
+from oncelog import error_codes
+from oncelog.core.canonical import JsonValue
+from oncelog.errors import OncelogError
+from oncelog.server.auth.principal import Principal
+from oncelog.server.connection_limiter import Caller
+from oncelog.server.errors import BUSY_RETRY_AFTER_MS, ApiError, MalformedMessageError, to_api_error
+from oncelog.server.frame_rate_limiter import FrameRateLimiter
+from oncelog.server.limits import LONG_FRAME_BYTES, ApiLimits
+from oncelog.server.metrics import Counts
+from oncelog.server.send_queue import SendQueue, SessionTransport
+from oncelog.storage.clock import Clock
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+M = TypeVar("M")
+"""Decoded message."""
+R = TypeVar("R")
+"""What a reply repeats of its request: one id, or several."""
+MessageHandler = Callable[[Any, Any], Awaitable[None] | None]
+"""Method of a session that handles a message. The next frame is received when the awaitable has completed."""
+
+
+class SessionService(Protocol):
+    """What a session needs of its API's service."""
+
+    limits: ApiLimits
+    counts: Counts
+    clock: Clock
+
+
+class PendingWrite:
+    """A write of a session, as the committer's `VerdictSink`: passes the outcome to the session. Never raises."""
+
+    __slots__ = ()
+
+    session: "WebSocketSession[Any, Any]"
+
+    def done(self) -> bool:
+        """Return False: the session always needs the outcome."""
+        return False
+
+    def set_result(self, result: Any, /) -> None:
+        """The outcome is durable."""
+        self.session.settle(self, result)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """The outcome is unknown."""
+        self.session.fail_write(self, to_api_error(exception))
+
+
+class WebSocketSession(ABC, Generic[M, R]):
+    """One connection. `receive` takes its frames one after the other; `on_disconnect` ends it."""
+
+    api: ClassVar[str]
+    """Name of the API in metrics."""
+    handlers: ClassVar[Mapping[Hashable, MessageHandler]]
+    """The table of messages: the handler of each kind."""
+    connect_kind: ClassVar[Hashable]
+    """Kind of the first message, which authenticates the connection."""
+    frame_noun: ClassVar[str]
+    write_noun: ClassVar[str]
+    """What this API calls a frame, and several writes, in errors."""
+
+    def __init__(self, service: SessionService, transport: SessionTransport, caller: Caller) -> None:
+        self.service = service
+        self.transport = transport
+        self.caller = caller
+        self.address = caller.address
+        self.principal: Principal | None = None
+        self.send_queue = SendQueue(transport, service.limits, service.counts, self._close_slow, self._describe)
+        self.in_flight_count = 0
+        """Writes without an answer."""
+        self._writable: set[Any] = set()
+        """Names for which the principal's write grants have been checked."""
+        self._rate_limiter = FrameRateLimiter(service.limits, service.clock)
+        self._is_refusing = False
+        """No more frames are read."""
+        self._is_closing = False
+        """No more frames are read or written."""
+
+    # --- what a session adds
+
+    @abstractmethod
+    def _decode(self, data: bytes) -> M:
+        """Decode a text frame. Raises ApiError. Called in a thread for long frames."""
+
+    @abstractmethod
+    def _get_kind(self, message: M) -> Hashable:
+        """Return the key of the message in `handlers`."""
+
+    @abstractmethod
+    def _get_reply_to(self, message: M) -> R:
+        """Return what the reply repeats of the message."""
+
+    @abstractmethod
+    def _send_error(self, error: ApiError, reply_to: R | None = None) -> None:
+        """Send an error, and end the connection if its code says so."""
+
+    @abstractmethod
+    def _send_outcome(self, pending: Any, outcome: Any) -> None:
+        """Answer a write."""
+
+    @abstractmethod
+    def fail_write(self, pending: Any, error: ApiError) -> None:
+        """Answer a write whose outcome is unknown, or that was not decided."""
+
+    @abstractmethod
+    def _describe(self) -> Mapping[str, JsonValue]:
+        """Return the connection's fields in log lines."""
+
+    @abstractmethod
+    def _stop_delivery(self) -> None:
+        """Leave the hub: no more broadcasts are put into the send queue."""
+
+    @abstractmethod
+    def fail(self, error: Exception) -> None:
+        """End the connection: it cannot continue."""
+
+    def _find_reply_to(self, data: bytes) -> R | None:  # noqa: ARG002 - for sessions that can tell
+        """Return what the reply repeats of a frame that exceeds a limit, if that can be told cheaply."""
+        return None
+
+    def _may_continue(self, principal: Principal) -> bool:  # noqa: ARG002 - for sessions with a scope
+        """Return whether the connection may stay open with changed rights."""
+        return True
+
+    def _end_credential(self, error: ApiError) -> None:
+        """End the connection because its rights have ended."""
+        self._send_error(error)
+
+    def _apply_rights(self) -> None:
+        """Use the changed rights of `principal`."""
+
+    async def _finish_replies(self) -> None:
+        """Wait (bounded) for the replies to accepted requests, before a frame that is too large ends the connection."""
+
+    # --- frames in
+
+    def receive(self, data: bytes) -> Awaitable[None] | None:
+        """Handle a text frame. The caller awaits the result before the next frame."""
+        if self._is_refusing:
+            return None
+        self.service.counts.frames_received += 1
+        violation = self._rate_limiter.find_violation(len(data), is_authenticated=self.principal is not None)
+        if violation is not None:
+            self._send_error(violation, self._find_reply_to(data))
+            return None
+        if len(data) > LONG_FRAME_BYTES:
+            return self._receive_in_thread(data)
+        return self._process(partial(self._decode, data))
+
+    async def _receive_in_thread(self, data: bytes) -> None:
+        """Decode a long frame in a thread, because other connections must not wait for it."""
+        decode = await asyncio.to_thread(_capture_outcome, partial(self._decode, data))
+        waiting = None if self._is_refusing else self._process(decode)
+        if waiting is not None:
+            await waiting
+
+    def receive_binary(self) -> None:
+        """Refuse a binary frame: no API has any."""
+        if not self._is_refusing:
+            self.service.counts.frames_received += 1
+            self._send_error(ApiError(error_codes.BAD_REQUEST, "frames must be text, in JSON"))
+
+    async def receive_oversize(self) -> None:
+        """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
+        if not self._is_refusing:
+            self._is_refusing = True
+            self.service.counts.frames_received += 1
+            self._count_request(error_codes.TOO_LARGE)
+            await self._finish_replies()
+
+    def _process(self, decode: Callable[[], M]) -> Awaitable[None] | None:
+        try:
+            message = decode()
+        except MalformedMessageError as error:
+            self._send_error(error, error.reply_to)
+            return None
+        except ApiError as error:
+            self._send_error(error)
+            return None
+        try:
+            return self._find_handler(self._get_kind(message))(self, message)
+        except ApiError as error:
+            self._send_error(error, self._get_reply_to(message))
+            return None
+
+    def _find_handler(self, kind: Hashable) -> MessageHandler:
+        """Return the handler of a message. Raises ApiError if it is unknown, or not the turn of such a message."""
+        if (self.principal is None) is not (kind == self.connect_kind):
+            what = "already connected" if kind == self.connect_kind else f"the first {self.frame_noun} must be connect"
+            raise ApiError(error_codes.BAD_REQUEST, what)
+        handler = self.handlers.get(kind)
+        if handler is None:
+            *others, last = self.handlers
+            names = f"{', '.join(map(str, others))} or {last}"
+            raise ApiError(error_codes.BAD_REQUEST, f"$.type: must be {names}", field="$.type")
+        return handler
+
+    def _get_principal(self) -> Principal:
+        """Return the authenticated principal. Raises ApiError if its credential has expired."""
+        principal = self.principal
+        assert principal is not None  # noqa: S101 - no handler but that of `connect` is called before
+        if principal.expires_ms is not None and principal.has_expired(self.service.clock.wall_ms()):
+            raise ApiError(error_codes.AUTH_FAILED, "the token has expired")
+        return principal
+
+    # --- writes
+
+    def _check_in_flight(self, count: int) -> None:
+        """Check that this many more writes may wait for their answers. Raises ApiError."""
+        in_flight, limit = self.in_flight_count, self.service.limits.events_in_flight_max
+        if in_flight and in_flight + count > limit:
+            message = f"{in_flight} {self.write_noun} of this connection wait for their answer; at most {limit} may"
+            raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
+
+    def _submit_write(self, pending: PendingWrite, submit: Callable[[], Any]) -> None:
+        """Hand a write to the log. Its answer is sent now or later."""
+        try:
+            outcome = submit()
+        except OncelogError as error:
+            self.fail_write(pending, to_api_error(error))
+            return
+        if outcome is not None:
+            self.settle(pending, outcome)
+
+    def settle(self, pending: PendingWrite, outcome: Any) -> None:
+        """Answer a write whose outcome is known. Never raises: the committer calls it, and has other callers."""
+        try:
+            self._send_outcome(pending, outcome)
+        except Exception:
+            logger.exception("an answer could not be written", extra=self._describe())
+            self.fail_write(pending, ApiError(error_codes.SERVER_ERROR, "the server is at fault; send it again"))
+
+    def _count_request(self, outcome: str) -> None:
+        self.service.counts.requests[self.api, "websocket", outcome] += 1
+
+    # --- the end
+
+    async def wait_for_replies(self) -> None:
+        """Return when the replies to all accepted requests have been handed to the connection."""
+        await self.send_queue.drain()
+
+    def renew(self, principal: Principal | None) -> None:
+        """Set the current rights. Ends the connection if there are none, or if they do not suffice any more."""
+        if principal is None or not self._may_continue(principal):
+            error = ApiError(error_codes.AUTH_FAILED, "the token has expired, or its rights have changed")
+            self._end_credential(error)
+        elif principal != self.principal:  # each look-up of an API key returns a new, most often equal object
+            self.principal = principal
+            self._writable.clear()
+            self._apply_rights()
+
+    def close(self, code: int, reason: str) -> None:
+        """End the connection, after the frames of the send queue that can be written now."""
+        if self._is_closing:
+            return
+        self._is_refusing = self._is_closing = True
+        self._stop_delivery()
+        self.send_queue.flush()
+        self._release()
+        self.transport.close(code, reason)
+
+    def on_disconnect(self) -> None:
+        """End the session of a connection that is gone."""
+        self._is_refusing = self._is_closing = True
+        self._stop_delivery()
+        self._release()
+
+    def abort(self) -> None:
+        """Cut the connection off. What it has not read is in the log, behind its cursor."""
+        self.on_disconnect()
+        self.transport.abort()
+
+    def _close_slow(self) -> None:
+        """End the connection of a client that reads less than is sent to it (CO-31)."""
+        self.abort()
+
+    def _release(self) -> None:
+        """Release queues. Nothing is written any more."""
+        self.send_queue.close()
+
+
+def _capture_outcome(decode: Callable[[], M]) -> Callable[[], M]:
+    """Call a decoder, and return a function that returns or raises the same."""
+    try:
+        message = decode()
+    except ApiError as error:
+        raised = error
+
+        def raise_error() -> M:
+            raise raised
+
+        return raise_error
+    return lambda: message
