@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from oncelog import error_codes
 from oncelog.server.connection_limiter import Caller, ForwardedRequest
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, shutdown_error
 from oncelog.server.http_headers import RESPONSE_HEADERS
 from oncelog.server.http_requests import JSON, parse_bearer
 from oncelog.server.limits import LONG_FRAME_BYTES
@@ -265,6 +265,8 @@ class _FastConnection(asyncio.Protocol):
         request = FastRequest(head.credential, self._caller, data[body_at:end], self._send_ok, self._send_error)
         try:
             self._fast_path.check_host(self._remote, head.host)
+            if self._fast_path.is_ending:
+                raise shutdown_error()
             self._fast_path.routes[head.path](request)
         except Exception as error:  # noqa: BLE001 - told, and logged if it is not the client's
             self._send_error(error)
