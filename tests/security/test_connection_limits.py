@@ -17,7 +17,7 @@ from aiohttp._websocket.reader import WebSocketReader
 from deadlines import soon, until
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1 import ledger_pb2_grpc
-from oncelog.server import app as server_module
+from oncelog.server import periodic_checks
 from oncelog.server.limits import CONNECT_BYTES_MAX
 from oncelog.server.preauth_limiter import HEAD_BYTES_MAX
 from oncelog.testing.clock import ManualClock
@@ -112,7 +112,7 @@ async def test_unauthenticated_connections_are_bounded_in_number(tmp_path: Path)
 async def test_connections_before_the_tls_handshake_are_counted_and_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "RENEW_S", 0.01)
+    monkeypatch.setattr(periodic_checks, "RENEW_S", 0.01)
     clock, tls = ManualClock(), make_certificate(tmp_path, "server")
     async with serving(tmp_path, clock=clock, tls=tls, connect_timeout_ms=1000) as served:
         async with raw_connection(served) as silent, raw_connection(served) as started:

@@ -12,7 +12,7 @@ import pytest
 
 from deadlines import until
 from oncelog.errors import AuthError, SettingsError
-from oncelog.server import app as server_module
+from oncelog.server import periodic_checks, reloader
 from oncelog.server.audit.endpoints import to_record_act
 from oncelog.server.auth import credential_files, secret_files
 from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.rule("CO-28")
 
 @pytest.fixture(autouse=True)
 def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "CREDENTIALS_POLL_S", 0.02)
+    monkeypatch.setattr(reloader, "CREDENTIALS_POLL_S", 0.02)
 
 
 def poll(known: Authenticator) -> tuple[bool, list[str]]:
@@ -355,7 +355,7 @@ async def test_polling_goes_on_after_an_unexpected_error(
     name: str,
     logged: str,
 ) -> None:
-    monkeypatch.setattr(server_module, "RENEW_S", 0.02)
+    monkeypatch.setattr(periodic_checks, "RENEW_S", 0.02)
     async with serving(tmp_path, api_keys=True) as served:
         with monkeypatch.context() as patched:
             patched.setattr(place, name, raise_error)

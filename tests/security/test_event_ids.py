@@ -72,8 +72,8 @@ async def test_server_that_does_not_know_the_switch_asks_to_try_again(tmp_path: 
         assert await statuses(served, (A, 1, "a/x")) == ["committed"]
         await served.server.log.set_tenants(OWN)  # by another server
         assert await statuses(served, (A, 1, "a/x"), (A, 2, "a/x")) == ["committed", "server_busy"]
-        served.server._wanted_tenants = OWN
-        await served.server._set_tenants()
+        served.server._reloader._wanted_tenants = OWN
+        await served.server._reloader._update_tenants()
         assert await statuses(served, (A, 2, "a/x")) == ["committed"]
 
 

@@ -75,8 +75,8 @@ async def test_pipelined_requests_are_not_collected_in_memory(tmp_path: Path, pa
         transport = GreedyTransport()
         connection = served.server._limiter.accept("127.0.0.1", transport.abort)
         assert connection is not None
-        assert served.server._listener is not None
-        protocol = served.server._listener._new_protocol(connection)
+        assert served.server._http._listener is not None
+        protocol = served.server._http._listener._new_protocol(connection)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         sent = 0

@@ -10,7 +10,7 @@ import pytest
 
 from deadlines import until
 from oncelog.errors import AuthError, SettingsError
-from oncelog.server import app as server_module
+from oncelog.server import reloader
 from oncelog.server.auth import credential_files
 from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
 from oncelog.server.auth.authenticator import Authenticator
@@ -32,7 +32,7 @@ SECOND_SECRET = auth_material.SECRET + b"1"
 
 @pytest.fixture(autouse=True)
 def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "CREDENTIALS_POLL_S", 0.02)
+    monkeypatch.setattr(reloader, "CREDENTIALS_POLL_S", 0.02)
 
 
 def accepts(served: Serving, credential: str) -> bool:
@@ -197,7 +197,7 @@ async def test_expired_api_key_ends_its_connection(tmp_path: Path) -> None:
         await until(lambda: accepts(served, key.text))
         client = await served.connected("a", key.text)
         clock.advance(59_999)
-        served.server._run_checks()
+        served.server._checks.run()
         assert numbers(await client.submit(item(1))) == [1]
         clock.advance(1)
         await check_ended(client)

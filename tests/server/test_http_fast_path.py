@@ -9,14 +9,14 @@ import pytest
 
 from deadlines import soon, until
 from oncelog.server import http_fast_path
-from oncelog.server.app import KEEP_ALIVE_S
+from oncelog.server.http_server import KEEP_ALIVE_S
 from server.raw_http import WRITE_PATH, RawConnection, post, raw_connection, write
 from server.running_server import Serving, serving
 
 
 def fast_connections(served: Serving) -> int:
     """Return the number of connections on the fast path."""
-    return len(served.server._fast_path.connections)
+    return len(served.server._http.fast_path.connections)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_pipelined_input_is_bounded_while_a_commit_is_pending(
     gate = served.hold_commits(monkeypatch)
     client.send(post(write(1)))
     await soon(gate.reached.wait())
-    (connection,) = served.server._fast_path.connections
+    (connection,) = served.server._http.fast_path.connections
     client.send(*(post(write(number)) for number in range(2, 302)))
     await until(lambda: connection.is_reading_paused)
     assert len(connection._buffered) < 8 * http_fast_path.BUFFERED_BYTES_MAX
@@ -174,7 +174,7 @@ async def test_pipelined_input_is_bounded_while_a_commit_is_pending(
 async def test_client_that_does_not_read_gets_no_further_answers(served: Serving, client: RawConnection) -> None:
     client.send(post(write(1)))
     assert await client.written() == 1
-    (connection,) = served.server._fast_path.connections
+    (connection,) = served.server._http.fast_path.connections
     connection.pause_writing()
     answered = served.server.counts.requests["ledger", "http", "ok"]
     for number in range(2, 302):
@@ -206,9 +206,9 @@ async def test_idle_connections_are_closed(served: Serving, client: RawConnectio
     client.send(post(write(1)))
     assert await client.written() == 1
     now_s = asyncio.get_running_loop().time()
-    served.server._fast_path.close_idle(now_s - KEEP_ALIVE_S)
+    served.server._http.fast_path.close_idle(now_s - KEEP_ALIVE_S)
     assert fast_connections(served) == 1
-    served.server._fast_path.close_idle(now_s + 1)
+    served.server._http.fast_path.close_idle(now_s + 1)
     assert await soon(client.reader.read()) == b""
     await until(lambda: not fast_connections(served))
 

@@ -18,10 +18,10 @@ from cryptography.x509.oid import NameOID
 from databases import BOTH_STORES
 from deadlines import soon, turns, until
 from oncelog.errors import AuthError, OncelogError, SettingsError, StoreUnavailableError
-from oncelog.server import app as server_module
+from oncelog.server import operator_handlers, websocket
 from oncelog.server import tls as tls_module
-from oncelog.server import websocket
-from oncelog.server.app import Server, _format_address
+from oncelog.server.app import Server
+from oncelog.server.http_server import format_address
 from oncelog.server.settings import ServerSettings, TlsSettings
 from oncelog.testing.clock import ManualClock
 from server.auth.auth_material import written
@@ -72,7 +72,7 @@ async def test_server_is_not_ready_while_the_log_cannot_be_read(
 
 
 async def test_readiness_reports_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "READY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(operator_handlers, "READY_TIMEOUT_S", 0.01)
     async with serving(tmp_path) as served:
         with monkeypatch.context() as patched:
             patched.setattr(served.server.log, "heads", asyncio.Event().wait)
@@ -320,7 +320,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
         await client.send("submit_events", {"events": [item(2)]})
         await until(lambda: served.server.log.queue_length == 2)
         stopping = asyncio.ensure_future(stop(served.server))
-        await until(lambda: served.server._events_service.is_closing)
+        await until(lambda: served.server.apis.events_service.is_closing)
         assert not stopping.done()
         gate.open()
         assert (await soon(posted)).json["results"][0]["status"] == "committed"
@@ -363,7 +363,7 @@ async def test_stopping_server_refuses_new_events_of_connected_clients(
         await client.send("submit_events", {"events": [item(1)]}, "accepted")
         await soon(gate.reached.wait())
         stopping = asyncio.ensure_future(stop(served.server))
-        await until(lambda: served.server._events_service.is_closing)
+        await until(lambda: served.server.apis.events_service.is_closing)
         for name, kept_off in (("single", [item(2)]), ("several", [item(3), item(4)])):
             await client.send("submit_events", {"events": kept_off}, name)
         await until(lambda: served.server.counts.requests["events", "websocket", "server_busy"] == 2)
@@ -398,7 +398,7 @@ async def test_stopping_server_is_not_ready_and_then_unreachable(
         await soon(gate.reached.wait())
         await soon(other)
         stopping = asyncio.ensure_future(stop(served.server))
-        await until(lambda: served.server._events_service.is_closing)
+        await until(lambda: served.server.apis.events_service.is_closing)
         ready = await served.get("/readyz")
         assert (ready.status, ready.json) == (503, {"status": "stopping"})
         gate.open()
@@ -474,7 +474,7 @@ async def test_server_does_not_start_without_its_store(tmp_path: Path) -> None:
     ],
 )
 def test_ipv6_address_is_shown_in_brackets(address: Any, place: str) -> None:
-    assert _format_address(address) == place
+    assert format_address(address) == place
 
 
 def loopback_addresses() -> dict[str, str]:

@@ -48,7 +48,7 @@ REQUESTS: Final = {
 async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
     """Begin to stop the server. It must have stopped at the end of the block."""
     task = asyncio.create_task(served.server.stop())
-    await until(lambda: served.server._events_service.is_closing)
+    await until(lambda: served.server.apis.events_service.is_closing)
     yield task
     async with asyncio.timeout(SHUTDOWN_S):
         await task
@@ -157,7 +157,7 @@ async def test_slow_read_is_answered_before_the_server_stops(tmp_path: Path, mon
 async def test_incomplete_body_does_not_delay_the_stop(tmp_path: Path) -> None:
     async with a_server(tmp_path) as served, raw_connection(served) as client:
         client.send(post(b'{"events": [', "Content-Length: 100", path="/v1/events"))
-        await until(lambda: bool(served.server._open_requests))
+        await until(lambda: bool(served.server._gate.open_requests))
         async with stopping(served):
             pass
 
@@ -167,7 +167,7 @@ async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> N
         socket = await served.connected()
         stream = await served.stream("a")
         await stream.connected()
-        assert not served.server._open_requests
+        assert not served.server._gate.open_requests
         async with stopping(served):
             assert await socket.closed() == 1001
 

@@ -373,16 +373,16 @@ async def test_last_quota_change_wins_while_usage_is_being_counted(
 
         monkeypatch.setattr(log, "set_tenants", slow)
         for bytes_max in (20, 30):
-            server._apply_settings(replace(server.settings, tenants=(Tenant("a", bytes_max=bytes_max),)))
+            server._reloader.apply_settings(replace(server.settings, tenants=(Tenant("a", bytes_max=bytes_max),)))
         counted.set()
-        await until(lambda: server._tenants_task is None)
+        await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30]
         assert metric(await measured(served), "oncelog_tenant_bytes_max", tenant="a") == 30
         assert await set_tenants([])  # as another server would
-        server._apply_settings(server.settings)
-        await until(lambda: server._tenants_task is None)
+        server._reloader.apply_settings(server.settings)
+        await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30], "the same settings restore the quota"
         assert "of 1 tenants 1 are gone or changed" in caplog.text
-        server._apply_settings(replace(server.settings, tenants=()))
-        await until(lambda: server._tenants_task is None)
+        server._reloader.apply_settings(replace(server.settings, tenants=()))
+        await until(lambda: server._reloader._tenants_task is None)
         assert "oncelog_tenant_bytes_max" not in await measured(served)

@@ -11,12 +11,16 @@ from oncelog.server.auth.authenticator import CredentialVerifier
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError
+from oncelog.server.limits import REQUESTS_BURST_SECONDS, ApiLimits
 from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
 from oncelog.server.rate_limiter import RateLimiter
 from oncelog.storage.clock import Clock
 
 logger: Final = logging.getLogger("oncelog.doors")
+
+RATE_KEYS_MAX: Final = 100_000
+"""Addresses or actors that a rate limiter remembers."""
 
 T = TypeVar("T")
 
@@ -119,6 +123,17 @@ class AuthGate:
         failures.take(address, 1)
         self._log_limiter.warn("authentication failed", address=address, reason=reason)
         return ApiError(AUTH_FAILED, "authentication failed")
+
+
+def new_auth_gate(
+    authenticator: CredentialVerifier, counts: Counts, clock: Clock, limits: ApiLimits, log_limiter: LogLimiter
+) -> AuthGate:
+    """Return the gate of a server, with rate limiters for these limits."""
+    per_minute, per_second = limits.auth_failures_per_minute_max, limits.requests_per_second_max
+    burst = max(1, REQUESTS_BURST_SECONDS * per_second)
+    failure_rates = RateLimiter(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, clock.elapsed_ms)
+    request_rates = RateLimiter(per_second, burst, RATE_KEYS_MAX, clock.elapsed_ms)
+    return AuthGate(authenticator, counts, clock, failure_rates, log_limiter, request_rates)
 
 
 def renew_each(connections: Iterable[T], renew: Callable[[T], None], end: Callable[[T, Exception], None]) -> None:

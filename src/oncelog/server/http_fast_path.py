@@ -11,15 +11,11 @@ Nothing of HTTP is understood in two ways: a head is read by aiohttp's own parse
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from aiohttp import HttpVersion11, web
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
-from aiohttp.tcp_helpers import tcp_keepalive
+from aiohttp import HttpVersion11, base_protocol, helpers, http_exceptions, http_parser, tcp_helpers, web
 from msgspec import Struct
 
 from oncelog import error_codes
@@ -49,6 +45,23 @@ _SLOW_PATH_HEADERS: Final = (
 )
 """Headers whose meaning is left to the long way."""
 _FIXED_HEADER_LINES: Final = "".join(f"{name}: {value}\r\n" for name, value in RESPONSE_HEADERS.items())
+
+_SAMPLE_HEAD: Final = (
+    b"POST %b HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer token\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+)
+_OTHER_SAMPLES: Final = (
+    ("another method", b"POST ", b"PUT "),
+    ("another path", b" HTTP/1.1", b"/other HTTP/1.1"),
+    ("HTTP/1.0", b"HTTP/1.1", b"HTTP/1.0"),
+    ("a last request", b"Host:", b"Connection: close\r\nHost:"),
+    ("an upgrade", b"Host:", b"Connection: Upgrade\r\nUpgrade: websocket\r\nHost:"),
+    ("a body in chunks", b"Content-Length: 2", b"Transfer-Encoding: chunked"),
+    ("a compressed body", b"Host:", b"Content-Encoding: gzip\r\nHost:"),
+    ("a second length", b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 3"),
+    ("a head that is not valid", b"Host:", b"Host :"),
+)
+"""Heads that the fast path leaves to aiohttp: what is replaced in the sample, and by what."""
 
 Transport = Any
 """uvloop's is an asyncio.Transport without saying so."""
@@ -108,6 +121,29 @@ class HttpFastPath:
         self.parse_head = lru_cache(maxsize=HEADS_MAX)(self._parse_head)
         self._ok_template: tuple[str, bytes] = ("", b"")
 
+    def find_difference(self) -> str:
+        """Return in what the internals of aiohttp differ from those that the fast path uses; empty if they do not."""
+        try:
+            path = next(iter(self.routes))
+            sample = _SAMPLE_HEAD % path.encode()
+            expected = RequestHead(path, "localhost", "token", 2)
+            if (found := self._parse_head(sample)) != expected:
+                return f"a plain head is read as {found}"
+            for name, old, new in _OTHER_SAMPLES:
+                if self._parse_head(sample.replace(old, new)) is not None:
+                    return f"{name} is taken for a plain head"
+            parsedate_to_datetime(helpers.rfc822_formatted_time())
+            tcp_helpers.tcp_keepalive  # noqa: B018 - only whether it exists
+        except Exception as error:  # noqa: BLE001 - an interface of another version can fail in any way
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def check_request(self, remote: str, host: str) -> None:
+        """Raises ApiError for a request that is not served, from this address or any more."""
+        self.check_host(remote, host)
+        if self.is_ending:
+            raise shutdown_error()
+
     def new_protocol(self, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter) -> asyncio.Protocol:
         """For a new connection behind a gate. `serve` makes the protocol to which it may be handed over."""
         return _FastConnection(self, new_fallback, limiter)
@@ -138,16 +174,18 @@ class HttpFastPath:
         if data.count(b"\n") != data.count(b"\r\n"):
             return None
         loop = asyncio.get_running_loop()
-        parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16, max_field_size=HEAD_BYTES_MAX)
+        parser = http_parser.HttpRequestParser(
+            base_protocol.BaseProtocol(loop), loop, 2**16, max_field_size=HEAD_BYTES_MAX
+        )
         try:
             messages, is_upgraded, tail = parser.feed_data(data)
-        except HttpProcessingError:
+        except http_exceptions.HttpProcessingError:
             return None
         if len(messages) != 1 or is_upgraded or tail:
             return None
         return self._to_head(messages[0][0])
 
-    def _to_head(self, message: RawRequestMessage) -> RequestHead | None:
+    def _to_head(self, message: http_parser.RawRequestMessage) -> RequestHead | None:
         headers = message.headers
         lengths, hosts = headers.getall("Content-Length", [""]), headers.getall("Host", [""])
         credentials = headers.getall("Authorization", [""])
@@ -168,7 +206,7 @@ class HttpFastPath:
 
     def encode_ok(self, body: bytes) -> bytes:
         """An answer, with what aiohttp would have said above it."""
-        date = rfc822_formatted_time()
+        date = helpers.rfc822_formatted_time()
         if date != self._ok_template[0]:
             head = (
                 f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\n"
@@ -183,7 +221,7 @@ class HttpFastPath:
         assert isinstance(body, bytes)  # noqa: S101 - it was made of bytes
         named = {
             **response.headers,
-            "Date": rfc822_formatted_time(),
+            "Date": helpers.rfc822_formatted_time(),
             **RESPONSE_HEADERS,
             "Content-Length": str(len(body)),
         }
@@ -222,7 +260,7 @@ class _FastConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        tcp_keepalive(self._transport)
+        tcp_helpers.tcp_keepalive(self._transport)
         peer = transport.get_extra_info("peername")
         self._remote = str(peer[0]) if isinstance(peer, tuple) else ""
         self._last_active_s = self._loop.time()
@@ -264,9 +302,7 @@ class _FastConnection(asyncio.Protocol):
         self._path = head.path
         request = FastRequest(head.credential, self._caller, data[body_at:end], self._send_ok, self._send_error)
         try:
-            self._fast_path.check_host(self._remote, head.host)
-            if self._fast_path.is_ending:
-                raise shutdown_error()
+            self._fast_path.check_request(self._remote, head.host)
             self._fast_path.routes[head.path](request)
         except Exception as error:  # noqa: BLE001 - told, and logged if it is not the client's
             self._send_error(error)

@@ -168,7 +168,7 @@ async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_o
         client_of(served.url, client_id="ada") as client,
         AsyncExitStack() as at_the_end,
     ):
-        counts = served.server._events_service.counts
+        counts = served.server.apis.events_service.counts
         other = await served.connected("bob")
         seen: list[str] = []
         client.on_event(lambda event: seen.append(event.id), name="seen")

@@ -209,7 +209,7 @@ class SharedServer:
         """Disconnect the test's devices and wait until their acknowledgements are delivered."""
         await self.door.close()
         server = self.door.served.server
-        await until(lambda: not server.log.queue_length and server._chat_hub._delivery_timer is None)
+        await until(lambda: not server.log.queue_length and server.apis.chat_hub._delivery_timer is None)
 
     def chat(self, suffix: object = "") -> str:
         """Return a chat id that no other test uses."""

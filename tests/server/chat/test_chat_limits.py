@@ -202,11 +202,11 @@ async def test_stopping_server_answers_accepted_messages(tmp_path: Path, monkeyp
         await ann.tell("send_message", **said)
         await ann.ask("ping")
         stopping = asyncio.ensure_future(door.served.server.stop())
-        await until(lambda: door.served.server._chat_service.is_closing)
+        await until(lambda: door.served.server.apis.chat_service.is_closing)
         error = await ann.send("c", 2)
         assert (error["code"], error["retry_after_ms"]) == ("SERVER_STOPPING", 1000)
         with pytest.raises(ApiError) as refused:  # a request that arrived before the listener was closed
-            await soon(door.served.server._chat_service.create("chat/d", [], session.principal))
+            await soon(door.served.server.apis.chat_service.create("chat/d", [], session.principal))
         assert refused.value.code == error_codes.SERVER_STOPPING
         gate.open()
         assert (await ann.take(type="send_message_ack"))["sequence"] == 1
@@ -256,7 +256,7 @@ async def test_sender_entries_are_freed_without_live_devices(tmp_path: Path) -> 
     """A server without live devices follows no lane, so an entry that waited for its lane would stay forever."""
     async with opened(tmp_path) as door:
         await door.create("c", "ann")
-        senders = door.served.server._chat_hub._senders
+        senders = door.served.server.apis.chat_hub._senders
         importer = await door.device("ann", live=False)
         for number in range(1, 21):
             await importer.sent("c", number)
@@ -290,7 +290,7 @@ async def test_revoked_key_closes_its_connection(tmp_path: Path) -> None:
         body = {"chat_id": "c", "members": ["client:bob"]}
         assert (await door.http("POST", "/v1/chats", ann.text, body)).status == 201
         here, there = await door.device(ann.text), await door.device(bob.text)
-        door.served.server._run_checks()  # nothing has changed
+        door.served.server._checks.run()  # nothing has changed
         await here.sent("c", 1)
         assert (await there.take(type="message"))["sequence"] == 1
         keys = door.served.api_keys

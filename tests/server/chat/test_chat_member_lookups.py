@@ -183,7 +183,7 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_remembe
         assert encoded == [1]
         for chat in others:
             await cyn.sent(chat, 1)
-        pending = door.served.server._chat_hub.lookups
+        pending = door.served.server.apis.chat_hub.lookups
         wanted = {f"chat/{chat}" for chat in ("pair", *others)}
         await until(lambda: {scope for pairs in held.asked for scope, _ in pairs} >= wanted)
         await until(lambda: pending._task is None)
@@ -214,7 +214,7 @@ async def test_users_are_disconnected_and_sync_when_the_store_does_not_answer(
             await ann.sent(f"other{number}", 1)
         await bob.closed()
         assert bob.frames[0]["code"] == "UNAVAILABLE"
-        pending = door.served.server._chat_hub.lookups
+        pending = door.served.server.apis.chat_hub.lookups
         assert (pending._size, pending._unanswered, pending.users) == (0, {}, {})
         held.release(100)
         bob = await door.device("bob")

@@ -280,7 +280,7 @@ async def test_chats_joined_while_connected_beyond_the_limit_are_delivered(tmp_p
         messages = await bob.takes(18, "message")
         for chat in chats:
             assert sequences([one for one in messages if one["chat_id"] == chat]) == [1, 2, 3]
-        hub = door.served.server._chat_hub
+        hub = door.served.server.apis.chat_hub
         user = hub._users["user:bob"]
         assert len(user.chats) <= 2
         for chat in chats:  # removed from all: nothing that is sent after that comes

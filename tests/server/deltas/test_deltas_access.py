@@ -216,7 +216,7 @@ async def test_live_streams_end_when_the_credential_loses_its_rights(tmp_path: P
         await until(lambda: len(door.server.deltas.streams) == 2)
         if kind == "token":
             clock.advance(60_000 + 31_000)
-            door.server._run_checks()
+            door.server._checks.run()
         else:
             assert door.served.api_keys is not None
             door.served.api_keys.revoke(made.key.id)
@@ -264,7 +264,7 @@ async def test_stopping_server_refuses_new_deltas(tmp_path: Path) -> None:
     async with opened(tmp_path) as door:
         gateway = door.gateway()
         await gateway.pushed(change(1, a=1))
-        door.server._router.is_closing = True
+        door.server._http._router.is_closing = True
         answer = await gateway.push(change(2, a=2))
         assert refusal(answer) == (503, "SERVER_BUSY")
         assert answer.json["retryAfterMs"] > 0

@@ -273,7 +273,7 @@ async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None
 
 def connections(door: Door) -> list[RequestHandler]:
     """Return the connections to the server."""
-    runner = door.server._runner
+    runner = door.server._http.runner
     assert runner is not None
     assert runner.server is not None
     return runner.server.connections

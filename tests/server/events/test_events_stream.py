@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from databases import BOTH_STORES
 from deadlines import soon, until
-from oncelog.server import app as server_module
+from oncelog.server import periodic_checks
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.auth.auth_material import token
@@ -158,7 +158,7 @@ async def ended(stream: Any) -> Any:
 
 @pytest.mark.rule("CO-23")
 async def test_stream_ends_when_its_token_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "RENEW_S", 0.01)
+    monkeypatch.setattr(periodic_checks, "RENEW_S", 0.01)
     settings = {"leeway_ms": 0}
     async with serving(tmp_path, tokens=True, token_settings=settings) as served:
         short = await served.stream("orders/1", credential=token(exp=auth_material.NOW_S + 5))
@@ -273,7 +273,7 @@ async def test_slow_reader_is_disconnected_and_does_not_delay_others(tmp_path: P
                 assert numbers(await reader.events(1)) == [number]
             await until(lambda: len(served.server.events.streams) == 1)
             assert served.server.counts.slow_readers_closed == 1
-            runner = served.server._runner
+            runner = served.server._http.runner
             assert runner is not None
             served_by = runner.server
             assert served_by is not None

@@ -202,7 +202,7 @@ async def test_document_describes_every_route_and_no_other(tmp_path: Path) -> No
     async with serving(tmp_path, tokens=True) as served:  # the development mode has a web page too
         paths = document_of(served)["paths"]
         described = {(method, path) for path, operations in paths.items() for method in operations.keys() & METHODS}
-        runner = served.server._runner
+        runner = served.server._http.runner
         assert runner is not None
         routes = {
             (route.method.lower(), route.resource.canonical)

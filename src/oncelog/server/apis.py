@@ -1,0 +1,113 @@
+"""All APIs of a server: their services, hubs, sessions and endpoints."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from oncelog.engine.log import Log
+from oncelog.server.audit.endpoints import AuditEndpoints
+from oncelog.server.auth_gate import AuthGate
+from oncelog.server.chat.ack_queue import AckQueue
+from oncelog.server.chat.endpoints import ChatEndpoints
+from oncelog.server.chat.hub import ChatHub
+from oncelog.server.chat.service import ChatService
+from oncelog.server.chat.session import ChatSession
+from oncelog.server.deltas.endpoints import DeltasEndpoints
+from oncelog.server.deltas.service import DeltasService
+from oncelog.server.endpoint import Endpoint
+from oncelog.server.events.dialect import NativeDialect
+from oncelog.server.events.endpoints import EventsEndpoints
+from oncelog.server.events.hub import EventsHub
+from oncelog.server.events.insieme_dialect import InsiemeDialect
+from oncelog.server.events.service import EventsService
+from oncelog.server.events.session import EventsSession
+from oncelog.server.ledger.endpoints import LedgerEndpoints
+from oncelog.server.ledger.service import LedgerService
+from oncelog.server.log_limiter import LogLimiter
+from oncelog.server.metrics import Counts
+from oncelog.server.settings import ServerSettings
+from oncelog.server.websocket import WebSocketSessions
+
+
+class Apis:
+    """The APIs of one log."""
+
+    def __init__(
+        self,
+        log: Log,
+        settings: ServerSettings,
+        auth_gate: AuthGate,
+        counts: Counts,
+        log_limiter: LogLimiter,
+        *,
+        on_events_failure: Callable[[Exception], None],
+        on_chat_failure: Callable[[Exception], None],
+    ) -> None:
+        limits = settings.api_limits
+        native = NativeDialect(shows_actor=settings.show_actors)
+        self.hub = EventsHub(auth_gate.clock.wall_ms, counts, on_events_failure, native)
+        self.events_service = EventsService(
+            log,
+            self.hub,
+            auth_gate,
+            limits=limits,
+            counts=counts,
+            native=native,
+            insieme=InsiemeDialect(None, shows_actor=settings.show_actors),
+        )
+        self.events_service.set_tenants(settings.tenants)
+        new_sessions = partial(WebSocketSessions, auth_gate, limits, counts, log_limiter=log_limiter)
+        self.event_sessions: WebSocketSessions[EventsSession] = new_sessions(
+            partial(EventsSession, self.events_service)
+        )
+        self.events = EventsEndpoints(self.events_service, self.event_sessions.serve)
+        self.ledger_service = LedgerService(log, auth_gate, limits=limits, counts=counts)
+        self.ledger = LedgerEndpoints(self.ledger_service)
+        self.deltas = DeltasEndpoints(DeltasService(log, auth_gate, limits=limits, counts=counts))
+        self.chat_service = ChatService(log, auth_gate, limits=limits, counts=counts)
+        self.chat_hub = ChatHub(log, limits, counts, on_chat_failure)
+        new_session = partial(ChatSession, self.chat_service, self.chat_hub, AckQueue(log))
+        self.chat_sessions: WebSocketSessions[ChatSession] = new_sessions(new_session)
+        self.chat = ChatEndpoints(self.chat_service, self.chat_sessions.serve)
+        self._audit = AuditEndpoints(log)
+
+    def __len__(self) -> int:
+        """Return the number of WebSockets and streams that are open."""
+        streams = len(self.events.streams) + len(self.ledger.streams) + len(self.deltas)
+        return len(self.event_sessions) + len(self.chat_sessions) + streams
+
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the HTTP operations of all APIs."""
+        return [
+            *self.events.list_endpoints(),
+            *self._audit.list_endpoints(),
+            *self.ledger.list_endpoints(),
+            *self.deltas.list_endpoints(),
+            *self.chat.list_endpoints(),
+        ]
+
+    def list_checks(self) -> list[Callable[[], object]]:
+        """Return the periodic checks of the rights of open connections."""
+        return [
+            self.event_sessions.renew,
+            self.chat_sessions.renew,
+            self.events.streams.renew,
+            self.ledger.streams.renew,
+            self.deltas.streams.renew,
+        ]
+
+    def start_shutdown(self) -> None:
+        """Refuse new writes and streams from now on."""
+        self.events_service.is_closing = self.deltas.is_closing = self.chat_service.is_closing = True
+
+    async def wait_for_replies(self) -> None:
+        """Return when the replies to all accepted requests have been handed to the WebSockets."""
+        await asyncio.gather(self.event_sessions.wait_for_replies(), self.chat_sessions.wait_for_replies())
+
+    def close_all(self) -> None:
+        """Close all WebSockets and streams. Their clients are told that the server goes away."""
+        self.event_sessions.close_all()
+        self.chat_sessions.close_all()
+        self.events.streams.close_all()
+        self.ledger.streams.close_all()
+        self.deltas.close_all()

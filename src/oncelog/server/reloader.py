@@ -1,0 +1,122 @@
+"""What a running server loads again: settings that need no restart, certificate, schemas and credential files."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from oncelog.core.tenants import Tenant
+from oncelog.engine.log import Log
+from oncelog.errors import OncelogError
+from oncelog.server.audit.endpoints import SERVER_ACTOR
+from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenticator
+from oncelog.server.settings import ServerSettings
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+CREDENTIALS_POLL_S: Final = 1.0
+"""How often credential files are checked for changes."""
+
+
+class Reloader:
+    """Keeps the current settings of a server."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        load_settings: Callable[[], ServerSettings] | None,
+        log: Log,
+        authenticator: Authenticator | DevelopmentAuthenticator,
+        loaders: list[Callable[[], None]],
+        *,
+        set_tenants: Callable[[tuple[Tenant, ...]], None],
+        run_checks: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self._load_settings = load_settings
+        self._log = log
+        self._authenticator = authenticator
+        self._loaders = loaders
+        """Load files again, each by itself. They raise OncelogError, and then keep their previous content."""
+        self._set_tenants = set_tenants
+        self._run_checks = run_checks
+        """Checks the rights of open connections."""
+        self._poll_task: asyncio.Task[None] | None = None
+        self._tenants_task: asyncio.Task[None] | None = None
+        self._wanted_tenants: tuple[Tenant, ...] | None = None
+        """Quotas that are not set yet."""
+
+    def start(self) -> None:
+        """Check credential files for changes from now on."""
+        if self._authenticator.files:
+            self._poll_task = asyncio.get_running_loop().create_task(self._poll_credentials())
+
+    def stop(self) -> None:
+        """Load nothing any more."""
+        for task in (self._poll_task, self._tenants_task):
+            if task is not None:
+                task.cancel()
+
+    def reload(self) -> None:
+        """Load everything again, each part by itself, and check open connections.
+
+        Parts that cannot be loaded are logged and keep their previous content.
+        """
+        failures = 0
+        for load in (*self._loaders, self._reload_settings):
+            try:
+                load()
+            except OncelogError as error:
+                failures += 1
+                logger.error("not reloaded: %s", error)  # noqa: TRY400 - a stack trace says nothing more
+        self._run_checks()
+        if not failures:
+            logger.info("keys, grants and certificates were reloaded")
+
+    def _reload_settings(self) -> None:
+        self.apply_settings(self.settings if self._load_settings is None else self._load_settings())
+
+    def apply_settings(self, new: ServerSettings) -> None:
+        """Apply the settings that need no restart: read-only mode, the limits of the disk, quotas."""
+        guard = self._log.write_gate
+        guard.set_read_only(is_read_only=new.read_only, actor=SERVER_ACTOR)
+        if new.disk != self.settings.disk:
+            guard.set_limits(new.disk.limits)
+        self._wanted_tenants = new.tenants
+        if self._tenants_task is None:
+            self._tenants_task = asyncio.get_running_loop().create_task(self._update_tenants())
+        self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
+
+    async def _update_tenants(self) -> None:
+        """Set the quotas that were requested last. Counting takes long, and others may be requested meanwhile."""
+        try:
+            # Also if they are those of this server: another server may have set others meanwhile.
+            while (wanted := self._wanted_tenants) is not None:
+                self._wanted_tenants = None
+                is_changed = await self._log.set_tenants(wanted, SERVER_ACTOR)
+                self._set_tenants(wanted)
+                self.settings = replace(self.settings, tenants=wanted)
+                if is_changed:
+                    logger.info("quotas were reloaded", extra={"tenants": len(wanted)})
+        except OncelogError as error:
+            logger.error("the quotas stay as they were: %s", error)  # noqa: TRY400 - as above
+        finally:
+            self._tenants_task = None
+
+    async def _poll_credentials(self) -> None:
+        """Reload credential files that have changed, and end the connections of credentials that have gone."""
+        credential_files = self._authenticator.files
+        while True:
+            await asyncio.sleep(CREDENTIALS_POLL_S)
+            try:
+                changes = await asyncio.to_thread(credential_files.load_changes)
+                has_changed, failures = credential_files.apply(changes)
+                for failure in failures:
+                    logger.error("not reloaded; %s", failure)
+                self._authenticator.report_expired()
+                if has_changed:
+                    self._run_checks()
+            except Exception:
+                logger.exception("the credential files could not be polled")

@@ -1,0 +1,146 @@
+"""What is checked of every request before an API sees it: host, origin, client address, number of streams."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from aiohttp import StreamReader, web
+
+from oncelog import error_codes
+from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream, ForwardedRequest
+from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.http_requests import check_single_authorization
+from oncelog.server.origins import (
+    find_client_address,
+    get_scheme,
+    is_allowed_origin,
+    is_loopback_host,
+    is_trusted,
+    normalize_origin,
+    to_client_network,
+)
+from oncelog.server.settings import ServerSettings
+
+CACHED_CHECKS_MAX: Final = 256
+"""Cached results for addresses and headers."""
+
+
+class RequestGate:
+    """Checks requests and finds their callers."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        limiter: ConnectionLimiter,
+        *,
+        has_tls: Callable[[], bool],
+        count_streams: Callable[[], int],
+    ) -> None:
+        self._is_development = settings.development
+        self._connections_max = settings.api_limits.connections_max
+        self.limiter = limiter
+        self._has_tls = has_tls
+        self._count_streams = count_streams
+        """Returns the number of WebSockets and streams that are open."""
+        self._trusted_networks = settings.proxy_networks
+        self._allowed_origins = settings.origin_set
+        self._find_refusal_cached = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._find_refusal)
+        self.to_network = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._to_network)
+        """Returns the client's network, from the address of the peer and `X-Forwarded-For`."""
+        self.open_requests: dict[int, StreamReader] = {}
+        """Bodies of requests without an answer, except those of streams."""
+        self.is_closing = False
+
+    # --- host and origin
+
+    def check_request(self, request: web.Request) -> None:
+        """Raises ApiError for a request that is not served at all."""
+        headers = request.headers
+        check_single_authorization(headers.getall("Authorization", ()))
+        forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
+        self.check_host(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
+        if self.is_closing and request.path.startswith("/v1/"):
+            raise shutdown_error()
+
+    def check_host(
+        self, remote: str | None, host: str | None, forwarded: str | None = None, origin: str | None = None
+    ) -> None:
+        """Raises ApiError for a host or an origin that is not served."""
+        refused = self._find_refusal_cached(remote, host, forwarded, origin)
+        if refused is not None:
+            field, message = refused
+            raise ApiError(error_codes.FORBIDDEN, f"{field}: {message}", field=field)
+
+    def _find_refusal(
+        self, remote: str | None, host: str | None, forwarded: str | None, origin: str | None
+    ) -> tuple[str, str] | None:
+        """Return the header for which a request is refused, and why. Cached, because most requests look alike."""
+        if self._is_development and not is_loopback_host(host):
+            # A web page can have its own name point to this machine, and be of the same origin as we are.
+            return "Host", "must be a loopback name in development mode"
+        scheme = get_scheme(remote, forwarded, self._has_tls(), self._trusted_networks)
+        if not is_allowed_origin(origin, scheme, host, self._allowed_origins):
+            return "Origin", "is not one of those that may connect"
+        return None
+
+    @property
+    def varies_by_origin(self) -> bool:
+        """Whether answers depend on the origin of the request."""
+        return bool(self._allowed_origins)
+
+    async def add_cors_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let pages of configured origins read the answer. Other origins were refused, and get no such header."""
+        origin = request.headers.get("Origin")
+        if origin is not None and normalize_origin(origin) in self._allowed_origins:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "Retry-After"
+        if self._allowed_origins:
+            response.headers["Vary"] = "Origin"
+
+    # --- callers
+
+    def find_peer_address(self, host: str | None) -> tuple[str, bool]:
+        """Return the address that a peer is counted by, and whether it is a trusted proxy."""
+        return self.to_network(host, None), is_trusted(host, self._trusted_networks)
+
+    def find_caller(self, request: web.Request) -> Caller:
+        """Return the caller of a request."""
+        connection = self.limiter.find_connection(request.transport)
+        if connection is not None and not connection.is_proxy:
+            return connection
+        address = self._get_address(request)
+        return Caller(address) if connection is None else ForwardedRequest(connection, address)
+
+    def _get_address(self, request: web.Request) -> str:
+        # Of several lines the last was written by the proxy that we know, as of several addresses in one.
+        forwarded = ",".join(request.headers.getall("X-Forwarded-For", ())) or None
+        return self.to_network(request.remote, forwarded)
+
+    def _to_network(self, remote: str | None, forwarded: str | None) -> str:
+        return to_client_network(find_client_address(remote, forwarded, self._trusted_networks))
+
+    # --- streams
+
+    def admit_stream(self, request: web.Request) -> Caller:
+        """Return the caller of a WebSocket or stream, which stays open. Raises ApiError if a limit is reached."""
+        connection = self.limiter.find_connection(request.transport)
+        self._check_capacity(connection)
+        self.open_requests.pop(id(request), None)
+        if connection is None:
+            return Caller(self._get_address(request))
+        connection.is_stream = True
+        if not connection.is_proxy:
+            return connection
+        return self.limiter.open_stream(self._get_address(request), connection)
+
+    def admit_grpc_stream(self, address: str) -> CountedStream:
+        """Count a stream of gRPC. Raises ApiError if a limit is reached."""
+        self._check_capacity()
+        return self.limiter.open_stream(address)
+
+    def _check_capacity(self, connection: Connection | None = None) -> None:
+        if self._count_streams() >= self._connections_max and not self.limiter.close_unauthenticated_stream(connection):
+            message = f"connections_max is {self._connections_max}, and that many are there already"
+            raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=1000)
+        if self.is_closing:
+            raise shutdown_error()
