@@ -105,7 +105,7 @@ class Apis:
         await asyncio.gather(self.event_sessions.wait_for_replies(), self.chat_sessions.wait_for_replies())
 
     def close_all(self) -> None:
-        """Close all WebSockets and streams. Their clients are told that the server goes away."""
+        """Close all WebSockets and streams. Their clients get the reason: the server is being stopped."""
         self.event_sessions.close_all()
         self.chat_sessions.close_all()
         self.events.streams.close_all()

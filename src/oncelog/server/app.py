@@ -1,7 +1,7 @@
 """The server: one log, its APIs, and what operators need. HTTP and WebSocket on one port.
 
-Started and stopped once. `stop` accepts no more connections, finishes what was accepted, tells all clients, and closes
-the log.
+Started and stopped once. `stop` accepts no more connections, finishes accepted requests, closes all connections, and
+closes the log.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ REPLIES_TIMEOUT_S: Final = 3.0
 LINGER_S: Final = 0.25
 """How long connections without a request are kept when the server stops: one may be on its way, and gets an answer."""
 ACCEPT_GRACE_S: Final = 0.05
-"""How long a server that stops still accepts connections. Their clients are told that it stops."""
+"""How long a server that stops still accepts connections. They are refused with an answer."""
 STOP_POLL_S: Final = 0.005
 """How often a server that stops checks whether it still has to wait."""
 
@@ -247,7 +247,7 @@ class Server:
             self.grpc_service.connections_max = grpc_connections_max
 
     async def stop(self) -> None:
-        """Accept no more connections, finish what was accepted, tell all clients, and close the log."""
+        """Accept no more connections, finish accepted requests, close all connections, and close the log."""
         if self._http.runner is None or self.is_closing:
             return
         self._operators.is_ready = False

@@ -61,7 +61,7 @@ _OTHER_SAMPLES: Final = (
     ("a second length", b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 3"),
     ("a head that is not valid", b"Host:", b"Host :"),
 )
-"""Heads that the fast path leaves to aiohttp: what is replaced in the sample, and by what."""
+"""Heads that the fast path leaves to aiohttp: name, old and new part of the sample."""
 
 Transport = Any
 """uvloop's is an asyncio.Transport without saying so."""
@@ -122,7 +122,7 @@ class HttpFastPath:
         self._ok_template: tuple[str, bytes] = ("", b"")
 
     def find_difference(self) -> str:
-        """Return in what the internals of aiohttp differ from those that the fast path uses; empty if they do not."""
+        """Return how the internals of aiohttp differ from what the fast path expects; empty if they do not differ."""
         try:
             path = next(iter(self.routes))
             sample = _SAMPLE_HEAD % path.encode()

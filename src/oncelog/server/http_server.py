@@ -146,7 +146,7 @@ class HttpServer:
         return self.fast_path.is_busy or any(body.is_eof() for body in self._gate.open_requests.values())
 
     def close_idle(self) -> None:
-        """Close connections of the fast path without a request for `KEEP_ALIVE_S`. aiohttp closes those of its own."""
+        """Close connections of the fast path without a request for `KEEP_ALIVE_S`. aiohttp closes the others."""
         self.fast_path.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
 
     def start_shutdown(self) -> None:

@@ -92,7 +92,7 @@ class OperatorHandlers:
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def handle_metrics(self, _: web.Request) -> web.Response:
-        """Answer with all metrics. Those that the store cannot tell now keep their previous values."""
+        """Answer with all metrics. If the store does not answer, its values are the previous ones."""
         if not self._has_tenants():
             self.metrics.usage = ()
         else:

@@ -1,4 +1,4 @@
-"""What is checked of every request before an API sees it: host, origin, client address, number of streams."""
+"""Checks of every request before an API sees it: host, origin, client address, number of streams."""
 
 from collections.abc import Callable
 from functools import lru_cache

@@ -134,7 +134,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         """End the connection: it cannot continue."""
 
     def _find_reply_to(self, data: bytes) -> R | None:  # noqa: ARG002 - for sessions that can tell
-        """Return what the reply repeats of a frame that exceeds a limit, if that can be told cheaply."""
+        """Return what the reply repeats of a frame that exceeds a limit, if it can be found cheaply."""
         return None
 
     def _may_continue(self, principal: Principal) -> bool:  # noqa: ARG002 - for sessions with a scope
@@ -259,7 +259,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         await self.send_queue.drain()
 
     def renew(self, principal: Principal | None) -> None:
-        """Set the current rights. Ends the connection if there are none, or if they do not suffice any more."""
+        """Set the current rights. Ends the connection if its credential has ended, or its rights no longer suffice."""
         if principal is None or not self._may_continue(principal):
             error = ApiError(error_codes.AUTH_FAILED, "the token has expired, or its rights have changed")
             self._end_credential(error)

@@ -229,7 +229,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             self.close(CloseCode.SERVER_ERROR, "unavailable")
 
     def close(self, code: int, reason: str) -> None:
-        """As the base says. A client that may come back is told when."""
+        """As the base says. A client that may reconnect gets the delay for it."""
         if code == CloseCode.GOING_AWAY:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
         super().close(code, reason)

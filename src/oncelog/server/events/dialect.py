@@ -40,7 +40,10 @@ class Dialect(Protocol):
         """A frame. Raises MalformedMessageError."""
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
-        """A frame of who is known: the id and the items of a submission, or a message. Raises MalformedMessageError."""
+        """Decode a frame of an authenticated client: a submission with its `msg_id`, or another message.
+
+        Raises MalformedMessageError.
+        """
 
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
         """Raises ApiError."""
