@@ -83,7 +83,7 @@ async def test_requests_during_a_pending_commit_are_refused_by_every_api(
     async with a_server(tmp_path) as served, kept(served, len(REQUESTS) + 2, first) as clients:
         gate = served.hold_commits(monkeypatch)
         clients[0].send(EVENT)
-        clients[1].send(post(write(2, client="before")))
+        clients[1].send(post(write(2, client="during", sequence=1)))
         await until(lambda: served.server.log.queue_length == 2)
         async with stopping(served) as task:
             for client, request in zip(clients[2:], REQUESTS.values(), strict=True):
