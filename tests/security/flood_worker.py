@@ -2,7 +2,8 @@
 
 PROTOCOL is `plain` or `tls`. SHAPE is what stays unfinished after some BYTES: the first frame of a WebSocket (`frame`),
 the head of an HTTP request (`head`), a TLS handshake (`hello`), a TLS record behind an unfinished frame (`record`), or
-responses that the client does not read (`unread`).
+responses that the client does not read (`unread`). On the gRPC port: metadata (`metadata`), or the message of a call to
+the ledger (`call`) or to health (`health`).
 Prints the number of connections on which everything was sent, and keeps them open until it is killed.
 """
 
@@ -14,6 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from scripts import print_line
+from security.http2_frames import OPENING, unfinished_call
 
 UPGRADE: Final = (
     b"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -26,6 +28,7 @@ HELLO_BYTES: Final = 131_000
 RECORD_BYTES: Final = 16_000
 NOT_READ_BYTES: Final = 200_000
 """A server stops reading before that, so sending more would wait until it closes the connection."""
+GRPC_SHAPES: Final = ("metadata", "call", "health")
 UNREAD_BYTES: Final = 4096
 """Buffer of the system for responses that the client does not read."""
 TIMEOUT_S: Final = 60
@@ -33,6 +36,8 @@ TIMEOUT_S: Final = 60
 
 def unfinished(shape: str, size: int) -> bytes:
     """Return bytes that a server keeps while it waits for the rest."""
+    if shape in GRPC_SHAPES:
+        return unfinished_call(shape, size)
     if shape == "head":
         lines = [b"X-%d: %b\r\n" % (number, b"a" * HEADER_BYTES) for number in range(size // HEADER_BYTES + 1)]
         return (b"GET / HTTP/1.1\r\n" + b"".join(lines))[:size]
@@ -52,6 +57,10 @@ def send(connection: socket.socket, shape: str, data: bytes) -> None:
         connection.sendall(UPGRADE)
         if b" 101 " not in connection.recv(4096):
             raise ConnectionError("no WebSocket")
+    if shape in GRPC_SHAPES:
+        connection.sendall(OPENING)
+        if not connection.recv(4096):
+            raise ConnectionError("no HTTP/2")
     if len(data) > NOT_READ_BYTES:
         connection.setblocking(False)
     connection.sendall(data)
@@ -70,6 +79,8 @@ def main(port: int, count: int, size: int, shape: str, protocol: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if shape in GRPC_SHAPES:
+        context.set_alpn_protocols(["h2"])
     data, sent = unfinished(shape, size), 0
     for _ in range(count):
         connection = socket.socket()

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from cli.server_process import DEVELOPMENT, ServerProcess
+from cli.server_process import DEVELOPMENT, ServerProcess, reserve_port
 from cli.server_process import serving as server_process
 from deadlines import WAIT_S, wait_until
 from oncelog.server import open_files
@@ -94,6 +94,26 @@ def test_unauthenticated_connections_cost_little_memory(
             cost = memory_bytes(server, "VmHWM") - before
             # The bound of 256 MiB for 1,000 of them; for a few, the heap of a process that starts matters too.
             assert cost <= 256 * MIB * unauthenticated_max // 1000 + (0 if is_soak else 16 * MIB)
+
+
+@pytest.mark.rule("CO-27")
+@pytest.mark.parametrize("protocol", ["plain", "tls"])
+@pytest.mark.parametrize(("shape", "size"), [("metadata", 30_000), ("call", 60_000), ("health", 60_000)])
+def test_unfinished_grpc_calls_cost_little_memory(
+    tmp_path: Path, is_soak: bool, protocol: str, shape: str, size: int
+) -> None:
+    """10,000 connections to the gRPC port cost at most 256 MiB; without --soak fewer, with limits in proportion."""
+    count, limit = (10_000, 1000) if is_soak else (1000, 100)
+    settings = [] if is_soak else [f"limits.grpc_connections_max={limit}"]  # 1,000 is the default
+    if protocol == "tls":
+        tls = make_certificate(tmp_path, "server")
+        settings += [f"tls.certificate={tls.certificate}", f"tls.private_key={tls.private_key}"]
+    with reserve_port() as port, server_with_tokens(tmp_path, f"grpc_port={port}", "grpc=true", *settings) as server:
+        before = memory_bytes(server, "VmRSS")
+        with start_script(WORKER, port, count, size, shape, protocol) as attack:
+            assert int(read_line(attack)) >= limit
+            cost = memory_bytes(server, "VmHWM") - before
+            assert cost <= 256 * MIB * limit // 1000 + (0 if is_soak else 16 * MIB)
 
 
 @pytest.mark.rule("CO-27")

@@ -239,7 +239,7 @@ class Server:
             )
 
     def _raise_open_files_limit(self) -> None:
-        grpc_connections_max = self.settings.api_limits.connections_max if self.grpc_service is not None else 0
+        grpc_connections_max = self.grpc_service.connections_max if self.grpc_service is not None else 0
         limits = self._limiter.limits
         total_max, grpc_connections_max = raise_limit(limits.total_max, grpc_connections_max)
         self._limiter.limits = replace(limits, total_max=total_max)

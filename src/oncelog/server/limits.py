@@ -95,6 +95,11 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     """Connections of one principal. Never more than half of `connections_max`."""
     unauthenticated_connections_max: int = 1000
     """Connections before authentication, TLS handshakes included. Above it the oldest ones are closed."""
+    grpc_connections_max: int = 1000
+    """Connections of the gRPC port, authenticated or not. Never more than `connections_max`.
+
+    gRPC keeps up to 200 KB for an anonymous connection with an unfinished message, and does not say which connections
+    are anonymous. So this limit also bounds their memory."""
     frame_bytes_max: int = 4 * _MIB
     """Of one WebSocket frame, or of the body of one HTTP request. The npm package needs `INSIEME_FRAME_BYTES`."""
     request_events_max: int = 1000
@@ -152,6 +157,11 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     """Chats of one connected user that are kept in memory. Messages of further chats are delivered by a look-up."""
     delivery_ms: int = 50
     """How long acknowledgements gather before the members of their chat are told."""
+
+    @property
+    def grpc_share(self) -> int:
+        """Connections of the gRPC port at a time."""
+        return min(self.grpc_connections_max, self.connections_max)
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

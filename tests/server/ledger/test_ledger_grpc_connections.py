@@ -131,9 +131,10 @@ async def test_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.Mon
         await soon(reader.read())
 
 
-@pytest.mark.rule("CO-30")
-async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
-    async with known(tmp_path, connections_max=2) as door:
+@pytest.mark.rule("CO-27", "CO-30")
+@pytest.mark.parametrize("limit", ["connections_max", "grpc_connections_max"])
+async def test_number_of_connections_is_limited(tmp_path: Path, limit: str) -> None:
+    async with known(tmp_path, **{limit: 2}) as door:
         async with AsyncExitStack() as held:
             for _ in range(2):
                 reader = await held.enter_async_context(connected(door, PREFACE + SETTINGS))

@@ -73,6 +73,24 @@ async def test_number_of_health_watches_is_limited(tmp_path: Path, monkeypatch: 
         assert (await soon(again.read())).status == SERVING
 
 
+@pytest.mark.rule("CO-27", "CO-30")
+@pytest.mark.parametrize("limit", ["READS_WAITING_MAX", "READS_WAITING_PER_ADDRESS_MAX"])
+async def test_number_of_incomplete_health_requests_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(health_service, limit, 2)
+    async with known(tmp_path) as (door, channel, stub):
+        silent = [channel.stream_unary(CHECK)(), channel.stream_stream(WATCH)()]
+        await until(lambda: health_in(door)._waiting.total() == 2)
+        for method in (CHECK, WATCH):
+            assert await ended(channel.unary_unary(method)(b"")) is EXHAUSTED
+        assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"
+        for one in silent:
+            one.cancel()
+        await until(lambda: not health_in(door)._waiting)
+        assert (await soon(stub.Check(asking()))).status == SERVING
+
+
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("method", [CHECK, WATCH])
 async def test_health_refuses_long_and_malformed_requests(tmp_path: Path, method: str) -> None:

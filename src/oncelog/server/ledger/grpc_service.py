@@ -93,7 +93,7 @@ class LedgerGrpcService:
         self._certificate = certificate
         self._lookup_address = find_address
         self._open_stream = open_stream
-        self.connections_max = service.limits.connections_max
+        self.connections_max = service.limits.grpc_share
         self._server: Any = None
         self._health: Any = None
         self._watchers: dict[asyncio.Task[Any], _Watcher] = {}

@@ -5,6 +5,7 @@ is what we can limit: so these calls are served as streams, and their messages t
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final, NoReturn
@@ -27,6 +28,10 @@ READS_PER_ADDRESS_MAX: Final = 4
 """The same of one address: who is slow makes no other wait."""
 READ_TIMEOUT_S: Final = 2
 """How long a message for health may take to come. It comes with its call."""
+READS_WAITING_MAX: Final = 400
+"""Calls of health whose message has not arrived in full, over all callers. gRPC keeps up to 64 KiB for each."""
+READS_WAITING_PER_ADDRESS_MAX: Final = 100
+"""The same of one address, so that one address does not use up the calls of all."""
 HEALTH_WATCHES_MAX: Final = 1000
 REFLECTIONS_MAX: Final = 16
 """Streams at a time: each may have a message that comes."""
@@ -43,6 +48,8 @@ class Health(health.aio.HealthServicer):
         self._find_address = find_address
         self._read_limit = asyncio.Semaphore(READS_MAX)
         self._read_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._waiting: Counter[str] = Counter()
+        """Calls of each address whose message has not arrived in full."""
 
     def new_handler(self) -> Any:
         """For a server."""
@@ -68,10 +75,19 @@ class Health(health.aio.HealthServicer):
 
     async def _read_request(self, context: Context) -> Any:
         address = self._find_address(context)
+        if self._waiting.get(address, 0) >= READS_WAITING_PER_ADDRESS_MAX or self._waiting.total() >= READS_WAITING_MAX:
+            message = "too many calls of health whose requests have not arrived in full"
+            await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         own = self._read_limits.get(address) or asyncio.Semaphore(READS_PER_ADDRESS_MAX)
         self._read_limits[address] = own
-        async with own, self._read_limit:
-            data = await _read_message(context, READ_TIMEOUT_S)
+        self._waiting[address] += 1
+        try:
+            async with own, self._read_limit:
+                data = await _read_message(context, READ_TIMEOUT_S)
+        finally:
+            self._waiting[address] -= 1
+            if not self._waiting[address]:
+                del self._waiting[address]
         return await _parse_message(health_pb2.HealthCheckRequest(), data, context)
 
 
