@@ -42,7 +42,7 @@ async def begin(chat: str, files: Path) -> None:
     """Bob makes the chat."""
     async with client("bob", files) as bob:
         await bob.create(chat, members=["user:ann"])
-        await (await bob.send(chat, "Tea at five.")).sent()
+        await (await bob.send(chat, "Tea at five.")).outcome()
 
 
 async def go_on(chat: str, files: Path) -> None:

@@ -114,7 +114,7 @@ class ChatLibrary:
         return {one.content: self._message_of(one.outcome) for one in client.refused()}
 
     async def write(self, client: ChatClient, text: str) -> str:
-        return self._message_of(await soon((await client.send(CHAT, text)).sent()))
+        return self._message_of(await soon((await client.send(CHAT, text)).outcome()))
 
     async def accept_history(self, client: ChatClient) -> None:
         pass

@@ -245,7 +245,7 @@ Any number of threads may share one.
 
     with BlockingChatClient("http://127.0.0.1:7171", path="ann.db", token="ann") as client:
         client.create("tea", members=["user:bob"])
-        print(client.send("tea", "hello").sent(timeout_s=10))
+        print(client.send("tea", "hello").outcome(timeout_s=10))
 
 Any number of threads may share one.
 """,
@@ -256,7 +256,7 @@ Any number of threads may share one.
                 base=_OBJECT,
                 holds="pending",
                 omits=frozenset({"check_accepted", "has_same_content", "settle"}),
-                timeouts=frozenset({"delivered", "sent"}),
+                timeouts=frozenset({"delivered", "outcome"}),
             ),
             Twin(
                 source="oncelog.client.chat.client:ChatClient",

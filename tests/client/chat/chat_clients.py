@@ -29,7 +29,7 @@ def sent(outcome: Outcome) -> Sent:
 
 async def said(client: ChatClient, chat_id: str, content: str) -> Sent:
     """Send a message and wait for its ack."""
-    return sent(await soon((await client.send(chat_id, content)).sent()))
+    return sent(await soon((await client.send(chat_id, content)).outcome()))
 
 
 async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:

@@ -32,7 +32,7 @@ def test_two_blocking_clients_exchange_messages(tmp_path: Path) -> None:
             thread.join()
         ann.until_settled(WAIT_S)
         pending = ann.send("tea", "hello")
-        outcome = pending.sent(timeout_s=WAIT_S)
+        outcome = pending.outcome(timeout_s=WAIT_S)
         assert isinstance(outcome, Sent)
         assert (pending.chat_id, pending.content, pending.content_type) == ("tea", "hello", "text/plain")
         assert pending.result == outcome
@@ -59,10 +59,10 @@ def test_two_blocking_clients_exchange_messages(tmp_path: Path) -> None:
         bob.forget_messages("tea", 3)
         assert len(bob.lines("tea")) == 2
         stranger = bob.send("other", "hello")
-        refused = stranger.sent(WAIT_S)
+        refused = stranger.outcome(WAIT_S)
         assert refused == bob.refused()[0].outcome
         again = bob.send_again(stranger.client_message_id)
-        again.sent(WAIT_S)
+        again.outcome(WAIT_S)
         bob.forget_refused(stranger.client_message_id)
         assert (bob.refused(), bob.pending()) == ([], [])
         ann.until_live(WAIT_S)
@@ -78,7 +78,7 @@ def test_waits_raise_timeout_error() -> None:
     with BlockingChatClient(NOWHERE, path=":memory:", limits=LIMITS) as ann:
         pending = ann.send("tea", "hello")
         with pytest.raises(TimeoutError):
-            pending.sent(timeout_s=0.01)
+            pending.outcome(timeout_s=0.01)
         with pytest.raises(TimeoutError):
             ann.until_live(timeout_s=0.01)
 

@@ -71,7 +71,7 @@ async def test_messages_of_one_user_reach_the_other(tmp_path: Path) -> None:
         assert {one.user_id for one in made.members} == {"user:ann", "user:bob"}
         await heard(told, Membership("tea", "user:bob", present=True, role=MEMBER))
         pending = await ann.send("tea", "hello")
-        outcome = sent(await soon(pending.sent()))
+        outcome = sent(await soon(pending.outcome()))
         assert (outcome.sequence, outcome.duplicate, pending.result) == (1, False, outcome)
         theirs, mine = bob.messages("tea"), ann.messages("tea")
         (message,) = await take(theirs, 1)
@@ -100,7 +100,7 @@ async def test_updates_report_progress_arrival_delivery_and_membership(tmp_path:
         await soon(ann.until_live())
         told = ann.updates()
         pending = await ann.send("tea", "hello")
-        outcome = sent(await soon(pending.sent()))
+        outcome = sent(await soon(pending.outcome()))
         await heard(told, Progress("tea", pending.client_message_id, outcome))
         await heard(told, Arrived("tea", 1))
         theirs = bob.messages()
@@ -124,7 +124,7 @@ async def test_message_is_marked_delivered_when_all_members_have_it(tmp_path: Pa
     ):
         await ann.create("tea", members=["user:bob", "user:carl"])
         pending = await ann.send("tea", "hello")
-        await soon(pending.sent())
+        await soon(pending.outcome())
         told, delivered = ann.updates(), asyncio.create_task(pending.delivered())
         for other in (bob, carl):
             await soon(other.until_status(lambda _, other=other: bool(other.chats())))  # type: ignore[misc]
@@ -241,7 +241,7 @@ async def test_reader_continues_after_the_received_messages(tmp_path: Path) -> N
         await ann.create("tea", members=["user:bob"])
         pending = [await ann.send("tea", str(number)) for number in range(6)]
         last = pending[-1]
-        await soon(last.sent())
+        await soon(last.outcome())
         async with client_of(served.url, "bob", path) as bob:
             assert contents(await take(bob.messages("tea"), 3)) == ["0", "1", "2"]
         async with client_of(NOWHERE, "bob", path) as bob:  # all messages are in the store
@@ -270,12 +270,12 @@ async def test_refused_messages_are_kept_and_can_be_sent_again(tmp_path: Path) -
         await bob.create("tea")
         async with client_of(served.url, path=path) as ann:
             stranger = await ann.send("tea", "hello")
-            outcome = await soon(stranger.sent())
+            outcome = await soon(stranger.outcome())
             assert isinstance(outcome, Refused)
             assert (outcome.code, outcome.was_tried) == ("NOT_A_MEMBER", False)
             assert await soon(stranger.delivered()) == outcome
             await ann.create("mine")
-            long = await soon((await ann.send("mine", "x" * 101)).sent())
+            long = await soon((await ann.send("mine", "x" * 101)).outcome())
             assert isinstance(long, Refused)
             assert long.code == "MESSAGE_TOO_LARGE"
             await said(ann, "mine", "the next one goes")
@@ -288,7 +288,7 @@ async def test_refused_messages_are_kept_and_can_be_sent_again(tmp_path: Path) -
             await bob.add_member("tea", "user:ann")
             await soon(ann.until_status(lambda _: any(one.chat_id == "tea" for one in ann.chats())))
             again = await ann.send_again(stranger.client_message_id)
-            assert sent(await soon(again.sent())).sequence == 1
+            assert sent(await soon(again.outcome())).sequence == 1
             await ann.forget_refused()
             assert ann.refused() == []
             assert contents(await all_of(bob, "tea", 1)) == ["hello"]
@@ -305,7 +305,7 @@ async def test_rate_limited_messages_are_sent_in_order(tmp_path: Path) -> None:
         pending = [await ann.send("tea", str(number)) for number in range(80)]
         await soon(ann.until_status(lambda status: "RATE_LIMITED" in str(status.last_error)))
         clock.advance(1000)
-        outcomes = [sent(await soon(one.sent())) for one in pending]
+        outcomes = [sent(await soon(one.outcome())) for one in pending]
         assert [one.sequence for one in outcomes] == list(range(1, 81))
         assert contents(await all_of(ann, "tea", 80)) == [str(number) for number in range(80)]
 
@@ -335,7 +335,7 @@ async def test_message_older_than_the_id_retention_is_refused_as_expired(tmp_pat
             assert (refused.client_message_id, refused.outcome.code) == (old.client_message_id, EXPIRED)
             assert contents(await all_of(ann, "tea", 2)) == ["first", "yesterday"]
             again = await ann.send_again(old.client_message_id)
-            assert sent(await soon(again.sent())).sequence == 3
+            assert sent(await soon(again.outcome())).sequence == 3
 
 
 async def test_reused_id_and_full_outbox_are_refused() -> None:
@@ -357,9 +357,9 @@ async def test_id_used_by_another_message_is_reported_as_mismatch(tmp_path: Path
     async with serving(tmp_path) as served, client_of(served.url) as ann, client_of(served.url, "bob") as bob:
         await ann.create("tea", members=["user:bob"])
         first = await ann.send("tea", "hello")
-        await soon(first.sent())
+        await soon(first.outcome())
         other = await bob.send("tea", "not that", client_message_id=first.client_message_id)
-        outcome = sent(await soon(other.sent()))
+        outcome = sent(await soon(other.outcome()))
         assert (outcome.sequence, outcome.duplicate, outcome.content_mismatch) == (1, True, True)
         assert contents(await all_of(bob, "tea", 1)) == ["hello"]
 
@@ -523,13 +523,13 @@ async def test_devices_converge_over_a_faulty_network(tmp_path: Path, seed: int)
                         for number in range(25):
                             pending = await client.send("tea", f"{name} {turn} {number:02}")
                             if number % 5 == 0:
-                                sent(await soon(pending.sent()))
+                                sent(await soon(pending.outcome()))
 
             await asyncio.gather(live("ann", "phone"), live("ann", "desk"), live("bob", "bob"))
             extra = 0
             async with opened("bob", "bob") as bob:
                 while not has_enough_faults(proxy):
-                    sent(await soon((await bob.send("tea", f"extra {extra}")).sent()))
+                    sent(await soon((await bob.send("tea", f"extra {extra}")).outcome()))
                     extra += 1
             proxy.calm()
             async with opened("ann", "phone") as phone, opened("ann", "desk") as desk, opened("bob", "bob") as bob:

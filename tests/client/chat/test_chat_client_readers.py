@@ -253,7 +253,7 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
     client = client_on(wire)
     async with client as ann:
         with pytest.raises(ClientError, match="RuntimeError: a bug"):
-            await soon((await ann.send("tea", "hello")).sent())
+            await soon((await ann.send("tea", "hello")).outcome())
         with pytest.raises(ClientError):
             await ann.send("tea", "more")
         assert ann.status().state is ConnectionState.CLOSED

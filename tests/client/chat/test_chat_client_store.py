@@ -169,6 +169,8 @@ async def test_client_can_be_opened_once() -> None:
             await client.__aenter__()
     await client.close()
     with pytest.raises(ClosedError):
+        await pending.outcome()
+    with pytest.warns(DeprecationWarning, match="Pending.sent is deprecated"), pytest.raises(ClosedError):
         await pending.sent()
 
 

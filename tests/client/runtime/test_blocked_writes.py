@@ -118,7 +118,7 @@ async def test_exceeded_quota_of_a_chat_blocks_only_that_chat(tmp_path: Path, ca
         assert ann.status().last_error == status.last_error
         assert [one.result for one in pending] == [None, None]
         await log.set_tenants([])
-        assert [chat_clients.sent(await soon(one.sent())).sequence for one in pending] == [2, 3]
+        assert [chat_clients.sent(await soon(one.outcome())).sequence for one in pending] == [2, 3]
         assert ann.status().last_error is None
     assert count_lines(caplog, logging.WARNING, "not taken for now in full: QUOTA_EXCEEDED") == 1
     assert count_lines(caplog, logging.INFO, "writes are taken again in full") == 1

@@ -3,7 +3,7 @@
 
     with BlockingChatClient("http://127.0.0.1:7171", path="ann.db", token="ann") as client:
         client.create("tea", members=["user:bob"])
-        print(client.send("tea", "hello").sent(timeout_s=10))
+        print(client.send("tea", "hello").outcome(timeout_s=10))
 
 Any number of threads may share one.
 """
@@ -32,6 +32,7 @@ from oncelog.client.chat.values import (
 )
 from oncelog.client.runtime.blocking import BlockingBaseClient
 from oncelog.client.runtime.tokens import Token
+from oncelog.deprecation import alias_method
 from oncelog.portal import Portal
 
 
@@ -82,8 +83,8 @@ class BlockingPending(BlockingObject):
         """
         return self._pending.result
 
-    def sent(self, timeout_s: float | None = None) -> Outcome:
-        """As `Pending.sent`.
+    def outcome(self, timeout_s: float | None = None) -> Outcome:
+        """As `Pending.outcome`.
 
         Waits for what becomes of it, however long the server is away: Sent, or Refused.
 
@@ -91,7 +92,9 @@ class BlockingPending(BlockingObject):
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
-        return self._portal.call_with_timeout(timeout_s, self._pending.sent)
+        return self._portal.call_with_timeout(timeout_s, self._pending.outcome)
+
+    sent = alias_method("BlockingPending.sent", "outcome")
 
     def delivered(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.delivered`.

@@ -3,7 +3,7 @@
     async with ChatClient("http://127.0.0.1:7171", path="ann.db", token="ann") as client:
         await client.create("tea", members=["user:bob"])
         pending = await client.send("tea", "hello")
-        print(await pending.sent())
+        print(await pending.outcome())
         async for message in client.messages("tea"):
             print(message.sequence, message.sender_id, message.content)
 

@@ -1,6 +1,5 @@
 """Own messages: what is to be sent, and what waits for its outcome."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -8,8 +7,10 @@ from uuid import UUID, uuid4
 
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.values import TEXT_PLAIN, OutboxMessage, Outcome, Sent
+from oncelog.client.runtime.pending import BasePending
 from oncelog.core.canonical import nfc
 from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
+from oncelog.deprecation import alias_method
 from oncelog.errors import CanonicalError
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -71,16 +72,15 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-class Pending:
+class Pending(BasePending[Outcome]):
     """A message that lies in the outbox."""
 
-    __slots__ = ("_entry", "_outcome", "_wait_until_delivered", "_waiter")
+    __slots__ = ("_entry", "_wait_until_delivered")
 
     def __init__(self, entry: OutboxMessage, wait_until_delivered: Callable[[str, int], Awaitable[None]]) -> None:
+        super().__init__()
         self._entry = entry
         self._wait_until_delivered = wait_until_delivered
-        self._outcome: Outcome | Exception | None = None
-        self._waiter: asyncio.Event | None = None
 
     @property
     def client_message_id(self) -> str:
@@ -105,24 +105,20 @@ class Pending:
     @property
     def result(self) -> Outcome | None:
         """What became of it; None as long as that is not known."""
-        return None if isinstance(self._outcome, Exception) else self._outcome
+        return self._get_result()
 
-    async def sent(self) -> Outcome:
+    async def outcome(self) -> Outcome:
         """Waits for what becomes of it, however long the server is away: Sent, or Refused.
 
         Raises ClosedError if the client is closed before.
         """
-        while self._outcome is None:
-            if self._waiter is None:
-                self._waiter = asyncio.Event()
-            await self._waiter.wait()
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+        return await self._wait_for_outcome()
+
+    sent = alias_method("Pending.sent", "outcome")
 
     async def delivered(self) -> Outcome:
         """Waits until every other member of the chat has acknowledged it too. At once where it was refused."""
-        outcome = await self.sent()
+        outcome = await self.outcome()
         if isinstance(outcome, Sent):
             await self._wait_until_delivered(self.chat_id, outcome.sequence)
         return outcome
@@ -130,14 +126,3 @@ class Pending:
     def has_same_content(self, other: OutboxMessage) -> bool:
         """Whether it has this content."""
         return (self.content, self.content_type) == (other.content, other.content_type)
-
-    def check_accepted(self) -> None:
-        """Raises why it did not get into the outbox, if so. For the client alone."""
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-
-    def settle(self, outcome: Outcome | Exception) -> None:
-        """Tells those who wait. For the client alone."""
-        self._outcome = outcome
-        if self._waiter is not None:
-            self._waiter.set()

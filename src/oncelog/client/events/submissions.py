@@ -1,6 +1,5 @@
 """Submissions: what is to be submitted, and what waits for its outcome."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -8,6 +7,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from oncelog.client.events.values import OutboxEntry, Outcome
+from oncelog.client.runtime.pending import BasePending
 from oncelog.core.builders import event as submission_of
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
 from oncelog.errors import CanonicalError
@@ -56,18 +56,17 @@ def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> Pre
     )
 
 
-class Pending:
+class Pending(BasePending[Outcome]):
     """A submission that lies in the outbox."""
 
-    __slots__ = ("_body", "_content", "_outcome", "_waiter", "id", "partitions")
+    __slots__ = ("_body", "_content", "id", "partitions")
 
     def __init__(self, entry: PreparedEvent | OutboxEntry) -> None:
+        super().__init__()
         self.id = entry.id
         self.partitions = entry.partitions
         self._body = entry.body
         self._content = (entry.fingerprint, entry.expected_committed_id)
-        self._outcome: Outcome | Exception | None = None
-        self._waiter: asyncio.Event | None = None
 
     @property
     def event(self) -> dict[str, Any]:
@@ -78,29 +77,12 @@ class Pending:
     @property
     def result(self) -> Outcome | None:
         """What became of it; None as long as that is not known."""
-        return None if isinstance(self._outcome, Exception) else self._outcome
+        return self._get_result()
 
     async def outcome(self) -> Outcome:
         """Waits for what becomes of it, however long the server is away. Raises ClosedError if the client is closed."""
-        while self._outcome is None:
-            if self._waiter is None:
-                self._waiter = asyncio.Event()
-            await self._waiter.wait()
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+        return await self._wait_for_outcome()
 
     def has_same_content(self, other: PreparedEvent) -> bool:
         """Whether it has this content."""
         return self._content == (other.fingerprint, other.expected_committed_id)
-
-    def check_accepted(self) -> None:
-        """Raises why it did not get into the outbox, if so. For the client alone."""
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-
-    def settle(self, outcome: Outcome | Exception) -> None:
-        """Tells those who wait. For the client alone."""
-        self._outcome = outcome
-        if self._waiter is not None:
-            self._waiter.set()
