@@ -123,6 +123,15 @@ def _others() -> Iterator[tuple[str, str, bytes]]:
     yield "cursor", "stream", b"3f2a9c:stream/chat/general:5"
     yield "cursor", "page", b"WzAsbnVsbCwicHJvZHVjdHMiLCJ0ZWEiXQ=="
     yield "cursor", "token", b"WyJpbnZvaWNlLzE3Il0="
+    yield "audit-cursor", "lanes", b"3f2a9c~0-17~2-281474976710656"
+    yield "audit-cursor", "other-epoch", b"3f2a9d~1-5"
+    plain = (
+        "POST /v1/ledger/write HTTP/1.1\r\nHost: localhost:7171\r\nAuthorization: Bearer olk_0123\r\n"
+        "Content-Type: application/json; charset=utf-8\r\nContent-Length: 250\r\n\r\n"
+    )
+    yield "fast-path-head", "plain", plain.encode()
+    yield "fast-path-head", "chunked", plain.replace("Content-Length: 250", "Transfer-Encoding: chunked").encode()
+    yield "fast-path-head", "lengths", plain.replace("Host:", "Content-Length: 5\r\nHost:").encode()
     yield "token", "jwt", token().encode()
     yield "token", "none", token(header={"alg": "none"}).encode()
     yield "token", "api-key", b"olk_0123456789abcdef_" + b"A" * 43

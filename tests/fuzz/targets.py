@@ -4,6 +4,7 @@ A target decodes an input or raises one of its documented errors. Any other exce
 fast path, the target also compares it with the exact path.
 """
 
+import asyncio
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+from aiohttp import http_parser
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.web import HTTPRequestEntityTooLarge
 from google.protobuf.message import DecodeError
 
@@ -23,7 +26,8 @@ from oncelog.client.events import codec as client_words
 from oncelog.core import deltas
 from oncelog.core.canonical import canonical_text
 from oncelog.cursor import Cursor
-from oncelog.errors import AuthError, CanonicalError, OncelogError, ProofError, ProtocolError
+from oncelog.engine import audit
+from oncelog.errors import AuthError, CanonicalError, HistoryChangedError, OncelogError, ProofError, ProtocolError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server import http_requests
 from oncelog.server.auth.api_keys import ApiKeys
@@ -35,9 +39,11 @@ from oncelog.server.events import decode
 from oncelog.server.events.dialect import NATIVE, Dialect
 from oncelog.server.events.insieme_dialect import InsiemeDialect, detect_dialect
 from oncelog.server.events.projects import parse_project
+from oncelog.server.http_fast_path import HEAD_BYTES_MAX, HttpFastPath
 from oncelog.server.json_fields import decode_object, parse_json
 from oncelog.server.ledger import codec, grpc_codec
 from oncelog.server.ledger import service as ledger_door
+from oncelog.server.middleware import find_dialect
 from server.auth.auth_material import NOW_MS, tokens
 
 CORPUS: Final = Path(__file__).with_name("corpus")
@@ -46,6 +52,10 @@ CLIENT: Final = "ada-1"
 EVENTS_MAX: Final = 100
 MESSAGE_BYTES_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 256 * 1024
+EPOCH: Final = "3f2a9c"
+LANES: Final = 4
+WRITE_PATH: Final = "/v1/ledger/write"
+NEXT_REQUEST: Final = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Target(NamedTuple):
@@ -166,6 +176,47 @@ def _cursor(data: bytes) -> None:
     assert Cursor.parse(str(cursor)) == cursor
 
 
+def _audit_cursor(data: bytes) -> None:
+    after = audit.decode_cursor(data.decode(), EPOCH, LANES)
+    assert all(lane <= LANES for lane in after)
+    assert audit.decode_cursor(audit.encode_cursor(EPOCH, after), EPOCH, LANES) == after
+
+
+# --- the head of an HTTP request
+
+
+class NotPlainError(Exception):
+    """The fast path leaves the head to aiohttp."""
+
+
+@cache
+def _fast_path() -> HttpFastPath:
+    return HttpFastPath(
+        {WRITE_PATH: lambda _: None},
+        check_host=lambda _, __: None,
+        count_failure=lambda _, __: None,
+        find_dialect=find_dialect,
+        body_bytes_max=BODY_BYTES_MAX,
+        varies_by_origin=False,
+    )
+
+
+async def _fast_path_head(data: bytes) -> None:
+    head_bytes = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
+    if head_bytes < 4:
+        raise NotPlainError
+    data = data[:head_bytes]  # as the connection does
+    head = _fast_path()._parse_head(data)
+    if head is None:
+        raise NotPlainError
+    assert head.path == WRITE_PATH
+    # aiohttp finds the next request behind the same number of bytes.
+    loop = asyncio.get_running_loop()
+    parser = http_parser.HttpRequestParser(BaseProtocol(loop), loop, 2**16)
+    messages, _, _ = parser.feed_data(data + b" " * head.body_bytes + NEXT_REQUEST)
+    assert [message.path for message, _ in messages] == [WRITE_PATH, "/next"]
+
+
 @cache
 def _credentials() -> tuple[Tokens, ApiKeys]:
     with tempfile.TemporaryDirectory() as directory:
@@ -212,6 +263,8 @@ TARGETS: Final = {
         Target("canonical-json", _canonical, (CanonicalError,)),
         Target("grpc", _grpc, (DecodeError, ApiError)),
         Target("cursor", _cursor, (ValueError,)),
+        Target("audit-cursor", _audit_cursor, (ValueError, HistoryChangedError)),
+        Target("fast-path-head", lambda data: asyncio.run(_fast_path_head(data)), (NotPlainError,), 0.5),
         Target("token", _token, (AuthError,)),
         Target("proof", _proof, (ProofError,)),
         Target("client-frame", _client_frame, ()),
