@@ -203,6 +203,12 @@ def _authorize(endpoint: Endpoint, call: Call) -> None:
 
 def _parse_parameters(call: Call, expected: tuple[Parameter, ...]) -> None:
     """Set the values of all parameters. Raises ApiError for one that is unknown, repeated or malformed."""
+    # Most writes have no query, and then there is nothing to parse.
+    sent = _parse_query(call, expected) if call.request.rel_url.raw_query_string else {}
+    call.parameters = {one.name: _parse_parameter(call, one, sent) for one in expected}
+
+
+def _parse_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
     queries = [one for one in expected if one.place == "query"]
     by_name = {one.name: one for one in queries} | {one.previous_name: one for one in queries if one.previous_name}
     sent: dict[str, Any] = {}
@@ -219,7 +225,7 @@ def _parse_parameters(call: Call, expected: tuple[Parameter, ...]) -> None:
             raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
         else:
             sent[parameter.name] = text
-    call.parameters = {one.name: _parse_parameter(call, one, sent) for one in expected}
+    return sent
 
 
 def _parse_parameter(call: Call, parameter: Parameter, sent: Mapping[str, Any]) -> Any:
