@@ -49,8 +49,10 @@ class _RowSource:
         self._upto = upto
         self._prefix = "" if policy is None else "brief_"
         self._policy = () if policy is None else (policy,)
-        self._positions: list[int] | None = None
-        """Next positions of several partitions; None before they are loaded."""
+        self._positions: list[int] = []
+        """Next positions of several partitions."""
+        self._has_more_positions = True
+        """Whether there may be positions that are not loaded yet."""
         self.number_column = 0 if policy is not None else 1 if query.stream is None else 2
         """Column of a row's number in the order that is read."""
 
@@ -69,14 +71,18 @@ class _RowSource:
         return rows, rows[-1][self.number_column] if len(rows) == limit else None
 
     def _fetch_of_partitions(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
-        """The same for records that touch any of several partitions. Their positions are loaded for a whole page."""
-        page_rows = self._query.limit + 1
+        """The same for records that touch any of several partitions. Their positions are loaded for a whole page.
+
+        Records of other policies have positions too, so a page of views may need more positions than it has rows.
+        """
         if not self._positions:
+            page_rows = self._query.limit + 1
             self._positions = yield from self._load_positions(after, page_rows)
+            self._has_more_positions = len(self._positions) == page_rows
         positions, self._positions = self._positions[:limit], self._positions[limit:]
         statement = "records_at" if not self._policy else "briefs_at"
         rows = yield Statement(statement, self._lane, positions, *self._policy)
-        return rows, positions[-1] if len(positions) == limit else None
+        return rows, positions[-1] if self._positions or self._has_more_positions else None
 
     def _load_positions(self, after: int, limit: int) -> QuerySteps[list[int]]:
         """Return the first positions of any of the partitions.

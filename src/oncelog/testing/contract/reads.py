@@ -204,6 +204,17 @@ class ReadContract(Contract):
                     assert (page.count, page.has_more, page.next) == (min(limit, 305), limit < 305, min(limit, 305))
                     assert len(self._read_views(log, partitions=partitions, limit=limit)) == 305
 
+    def test_in_brief_records_of_other_policies_do_not_end_a_page(self, tmp_path: Path) -> None:
+        other = replace(EVENTS, name="other")
+        with self.open_store(tmp_path, Settings(lanes=1)) as log:
+            log.run(log.store.declare([other]))
+            events = [event(number, partitions=("p",)) for number in range(1, 401)]
+            log.commit_items(*(replace(item, policy=other) if place % 4 else item for place, item in enumerate(events)))
+            for partitions in (("p",), ("p", "q"), ()):
+                for limit in (1, 20, 70, 99, 100, 101):
+                    views = self._read_views(log, partitions=partitions, limit=limit)
+                    assert [view[0] for view in views] == list(range(1, 401, 4))
+
     @staticmethod
     def _read_views(log: StoreDriver, **query: Any) -> list[RecordView]:
         """From page to page to the end, each page as many as it says."""
