@@ -114,6 +114,15 @@ async def test_invalid_cursor_is_named_as_it_was_sent(served: Serving, path: str
     assert (answer.status, answer.json["errors"][0]["path"]) == (400, name)
 
 
+@pytest.mark.parametrize("name", ["after", "after_height"])
+async def test_height_ahead_of_the_lane_is_named_as_it_was_sent(served: Serving, name: str) -> None:
+    answer = await get(served, "/v1/ledger/blocks/stream?organization=acme", **{name: 900})
+    assert (answer.status, answer.json["errors"][0]["path"]) == (409, name)
+    headers = {"Last-Event-ID": "900"}
+    resumed = await served.get(f"/v1/ledger/blocks/stream?organization=acme&{name}=1", headers=headers)
+    assert (resumed.status, resumed.json["errors"][0]["path"]) == (409, "Last-Event-ID")
+
+
 async def test_previous_names_are_deprecated_in_the_document(served: Serving) -> None:
     paths = (await served.get("/openapi.json")).json["paths"]
     described = paths["/v1/ledger/entities"]["get"]["parameters"]

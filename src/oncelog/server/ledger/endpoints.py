@@ -331,9 +331,11 @@ class LedgerEndpoints:
 
     async def _follow_blocks(self, call: Call) -> web.StreamResponse:
         last_event_id = call["Last-Event-ID"]
-        after = call["after"] if last_event_id is None else last_event_id
+        after, after_field = call["after"], call.get_sent_name("after")
+        if last_event_id is not None:
+            after, after_field = last_event_id, "Last-Event-ID"
         scope = self.service.check_watchable(*_get_scope(call), call.principal)
-        await self.service.check_height(scope, after, call["epoch"])
+        await self.service.check_height(scope, after, call["epoch"], after_field=after_field)
 
         def may_read(current: Principal) -> bool:
             return current.grants.may_read(scope.name)

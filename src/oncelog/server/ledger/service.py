@@ -452,18 +452,18 @@ class LedgerService:
         self._check_readable(scope, principal)
         return scope
 
-    async def check_height(self, scope: Scope, after: int, epoch: str) -> None:
-        """Raises ApiError for a height that the lane has not, or one of another history (CO-40)."""
+    async def check_height(self, scope: Scope, after: int, epoch: str, *, after_field: str = "after_height") -> None:
+        """Raise ApiError for a height that the lane does not have, or one of another history (CO-40)."""
         with translate_errors():
             heads = await self.log.heads()
         lane = self.log.state.lane(scope.name)
         height = heads[lane].height if lane in heads else 0
         if (epoch and epoch != self.log.epoch) or after > height:
             message = (
-                f"after_height: must be from 0 to {height}, the newest of the scope's lane, and of this history; "
+                f"{after_field}: must be from 0 to {height}, the newest of the scope's lane, and of this history; "
                 "read again from a height that you know"
             )
-            raise ApiError(HISTORY_CHANGED, message, field="after_height", epoch=self.log.epoch, height=height)
+            raise ApiError(HISTORY_CHANGED, message, field=after_field, epoch=self.log.epoch, height=height)
 
     async def follow_blocks(self, scope: Scope, after: int) -> AsyncGenerator[Sequence[ScopeBlock], None]:
         """Blocks after a height, and those to come, for a scope that `check_height` has let through."""
