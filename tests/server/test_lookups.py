@@ -9,7 +9,10 @@ import pytest
 from databases import BOTH_STORES
 from oncelog.core.chat import chat_scope
 from oncelog.core.deltas import deltas_scope
+from oncelog.engine.log import Log
+from oncelog.errors import StoreUnavailableError
 from oncelog.proof import decode, verify
+from oncelog.server.errors import UNREADABLE
 from server.auth.auth_material import token
 from server.deltas.delta_servers import change
 from server.running_server import Answer, Serving, event_id, item, serving
@@ -151,6 +154,13 @@ async def test_transaction_is_found_by_its_id_and_by_its_key(tmp_path: Path) -> 
             assert (await served.get(f"{path}{query}")).status == 400
 
 
+@pytest.mark.parametrize("key", ["ab", "0" * 32, "a" * 64])
+async def test_key_that_no_transaction_can_have_is_malformed(tmp_path: Path, key: str) -> None:
+    async with serving(tmp_path) as served:
+        answer = await served.get(f"/v1/ledger/outcome?organization=acme&idempotency_key={key}")
+    assert (answer.status, answer.json["errors"][0]["path"]) == (400, "idempotency_key"), answer.body
+
+
 @pytest.mark.rule("CO-22")
 async def test_transaction_look_up_needs_the_right_to_read_the_scope(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
@@ -182,3 +192,27 @@ async def test_delta_look_up_needs_the_right_to_read_the_gateway(tmp_path: Path)
         headers = {"Authorization": f"Bearer {token(grants={'read': ['deltas/other']})}"}
         answer = await served.get(f"/v1/sync/shop/deltas/{'0' * 64}", headers=headers)
     assert answer.status == 403
+
+
+async def test_look_up_in_a_log_that_cannot_be_read_may_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailableError("no connection")
+
+    async with serving(tmp_path) as served:
+        await served.commit(item(1, "a"))
+        sent, receipt, delta_id = await send(served), await write(served), await push(served)
+        paths = (
+            f"/v1/events/{event_id(1)}?partition=a",
+            f"/v1/chats/tea/messages/{sent['message_id']}",
+            f"/v1/chats/tea/messages/{MESSAGE_ID}",
+            f"/v1/ledger/outcome?organization=acme&tx_id={receipt['committed_tx_id']}",
+            f"/v1/ledger/outcome?organization=acme&idempotency_key={KEY}",
+            f"/v1/sync/shop/deltas/{delta_id}",
+        )
+        for name in ("prove", "lookup"):
+            monkeypatch.setattr(Log, name, fail)
+            answers = [await served.get(path) for path in paths]
+            assert [one.json["detail"] for one in answers] == [UNREADABLE] * len(paths)
+            assert all(one.headers["Retry-After"] == "1" for one in answers)

@@ -21,11 +21,12 @@ _SUPERSEDED: Final = "committed, but forgotten: a later write has committed unde
 
 
 async def find_outcome(log: Log, record: Record) -> Outcome:
-    """Return what became of the identity of a stored record."""
+    """Return what became of the identity of a stored record. Raises ApiError if the log cannot be read."""
     if not record.key:
         return Outcome(Status.COMMITTED, _NO_KEY, record, record.receipt)
     policy = log.policies[record.policy]
-    found = await log.lookup(record.key, policy=policy, scope=record.scope, client=record.client)
+    with translate_errors():
+        found = await log.lookup(record.key, policy=policy, scope=record.scope, client=record.client)
     if found.record is not None and found.record.receipt == record.receipt:
         return found
     return Outcome(Status.FORGOTTEN, _SUPERSEDED, record, record.receipt)

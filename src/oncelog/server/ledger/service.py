@@ -176,10 +176,8 @@ class LedgerService:
         if not 1 <= request.sequence <= SEQUENCE_MAX:
             raise _bad_request("sequence", f"must be from 1 to {SEQUENCE_MAX}, not {request.sequence}")
         key = request.key
-        if key and len(key) != KEY_BYTES:
-            raise _bad_request("idempotency_key", f"must have {KEY_BYTES} bytes, not {len(key)}", limit=KEY_BYTES)
-        if key and not any(key):
-            raise _bad_request("idempotency_key", "must not be all zero")
+        if key:
+            _check_key(key)
         try:
             check_operations(request.operations, self.limits.entity_value_bytes_max)
             self._check_writable(scope, principal)
@@ -409,6 +407,7 @@ class LedgerService:
             )
         scope = parse_scope(organization, vault)
         client = self.check_client_id(client_id, principal)
+        _check_key(key)
         self._check_readable(scope, principal)
         policy = self.log.policies[LEDGER.name]
         with translate_errors():
@@ -524,6 +523,13 @@ def _check_text(text: str, field: str, characters_max: int) -> None:
         )
     if "\0" in text:
         raise _bad_request(field, "must not have U+0000")
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) != KEY_BYTES:
+        raise _bad_request("idempotency_key", f"must have {KEY_BYTES} bytes, not {len(key)}", limit=KEY_BYTES)
+    if not any(key):
+        raise _bad_request("idempotency_key", "must not be all zero")
 
 
 def _bad_request(field: str, reason: str, **details: int) -> ApiError:
