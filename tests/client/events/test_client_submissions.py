@@ -225,3 +225,22 @@ async def test_failed_store_write_fails_all_submissions_of_the_same_id(monkeypat
         assert client.pending() == []
         await client.submit(counted(1), id=UUID(int=1))
         assert len(client.pending()) == 1
+
+
+async def test_each_submission_fails_while_the_store_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
+
+    def fail(*_arguments: Any) -> None:
+        raise StoreUnavailableError("the disk is full")
+
+    async with client_of(NOWHERE) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(store_module.ClientStore, "save_outbox", fail)
+            for number in range(3):
+                with pytest.raises(StoreUnavailableError, match="full"):
+                    await soon(client.submit(counted(number)))
+            assert client.pending() == []
+            assert client.status().last_error == "the disk is full"
+        await soon(client.until_status(lambda status: status.last_error != "the disk is full"))
+        await soon(client.submit(counted(4)))
+        assert len(client.pending()) == 1

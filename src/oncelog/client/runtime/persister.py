@@ -112,6 +112,8 @@ class BasePersister(ABC, Generic[Accepted, Changes]):
             await asyncio.shield(self._save_task)
         except StoreError as error:
             self._reject_waiting(waiting, error)
+            if not self._unsaved:
+                self._unsaved = None  # only submissions failed: the next ones need not wait for the store
             if self.last_error is None:
                 self._client_runtime.logger.warning("%s", error)
             self.last_error = str(error)
