@@ -39,8 +39,9 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def test_deprecated_module_path_has_the_public_names() -> None:
     for name in ("oncelog.doors", "oncelog.doors.identity"):
         sys.modules.pop(name, None)
-    with pytest.warns(DeprecationWarning, match=r"oncelog\.doors\.identity is deprecated"):
+    with pytest.warns(DeprecationWarning, match=r"oncelog\.doors\.identity is deprecated") as warnings:
         old = importlib.import_module("oncelog.doors.identity")
+    assert warnings[0].filename == __file__
     new = importlib.import_module("oncelog.server.auth.authenticator")
     assert old.Tokens is new.Tokens
     assert old.Authenticates is new.CredentialVerifier

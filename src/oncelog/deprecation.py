@@ -1,14 +1,20 @@
 """Deprecated names: they work for one release and warn. The changelog lists what replaces them."""
 
+import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
-from types import ModuleType
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any, Final
-from warnings import warn
+from warnings import warn_explicit
+
+_LIBRARY_FILES: Final = (f"{Path(__file__).parent}{os.sep}", "<frozen importlib", importlib.__file__)
+"""Beginnings of the file names of this package and of the import system, which are not the callers of a name."""
 
 _RENAMED_MODULES: Final = {
     "oncelog.doors": ("oncelog.server", {}),  # the package of the next one; imports of it alone were never documented
@@ -33,13 +39,23 @@ def find_renamed(module: str, renamed: Mapping[str, str], name: str) -> str:
     """
     if name not in renamed:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    warn_renamed(f"{module}.{name}", f"{module}.{renamed[name]}", stacklevel=4)
+    warn_renamed(f"{module}.{name}", f"{module}.{renamed[name]}")
     return renamed[name]
 
 
-def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warn the caller of the function that calls this one."""
-    warn(f"{old} is deprecated and will be removed in the next release; use {new}", DeprecationWarning, stacklevel)
+def warn_renamed(old: str, new: str) -> None:
+    """Warn the application at the line that calls this package, however many functions of the package are between."""
+    frame: FrameType = sys._getframe()  # noqa: SLF001 - `warnings` offers no other way before Python 3.12
+    while frame.f_code.co_filename.startswith(_LIBRARY_FILES) and frame.f_back is not None:
+        frame = frame.f_back
+    warn_explicit(
+        f"{old} is deprecated and will be removed in the next release; use {new}",
+        DeprecationWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def alias_property(old: str, new: str) -> Any:
@@ -78,7 +94,7 @@ class _RenamedModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         new, renamed = _RENAMED_MODULES[module.__name__]
         if renamed:
-            warn_renamed(module.__name__, new, stacklevel=6)
+            warn_renamed(module.__name__, new)
         source = import_module(new)
         public = [*getattr(source, "__all__", ())]
         names = {name: name for name in public} | renamed

@@ -67,10 +67,13 @@ async def test_invalid_committed_ids_are_refused(number: Any) -> None:
                 await method(number)
 
 
-def test_deprecated_name_of_the_path_still_works(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match=r"use Client\(path=…\)"):
-        client = Client(NOWHERE, store=tmp_path / "client.db", partitions=["a"])
-    assert client._runtime.store._file.path == str(tmp_path / "client.db")
+@pytest.mark.parametrize("kind", [Client, BlockingClient])
+def test_deprecated_name_of_the_path_still_works(kind: type[Client | BlockingClient], tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match=r"use Client\(path=…\)") as warned:
+        client: Any = kind(NOWHERE, store=tmp_path / "client.db", partitions=["a"])
+    assert [warning.filename for warning in warned] == [__file__]
+    runtime = getattr(client, "_client", client)._runtime
+    assert runtime.store._file.path == str(tmp_path / "client.db")
 
 
 def test_invalid_handlers_are_refused() -> None:
