@@ -284,7 +284,7 @@ class BatchState:
     # --- all or nothing
 
     def savepoint(self) -> Savepoint:
-        """Remembers how things stand, until `keep` or `undo`."""
+        """Remembers how things stand, until `release` or `rollback`."""
         self._undo_log.is_open = True
         return Savepoint(len(self.records), {number: lane.savepoint() for number, lane in self._lanes.items()})
 

@@ -89,7 +89,7 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
             orjson.dumps(self.row_id),
             _quote(self.table),
         )
-        # The clock as it is: one with a quote or a backslash is no clock, and passes neither `row_delta` nor the
+        # The clock as it is: one with a quote or a backslash is no clock, and passes neither `to_row_delta` nor the
         # comparison of `decode_canonical_push`.
         parts = (client, self.columns, hlc, row, table)
         identity = sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
@@ -350,7 +350,7 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
 def build_submission(
     scope: str, change: RowDelta, body: bytes, *, actor: str = "", rate: Rate | None = None
 ) -> Submission:
-    """The same of a delta that has been checked (`row_delta`), and its body."""
+    """The same of a delta that has been checked (`to_row_delta`), and its body."""
     return Submission(
         policy=DELTAS,
         scope=scope,

@@ -166,7 +166,7 @@ class Committer:
         if not isinstance(item, Submission):
             _check_item(item)
             return self._enqueue(item, None, 0, receiver)
-        # `size_of` and `_has_room` for what most writes are, without the calls: this is done for every one of them.
+        # `count_payload_bytes` and `_has_room` without the calls, for most writes: every write comes through here.
         size = count_payload_bytes(item) if item.operations or item.delta is not None else len(item.body)
         if size > self._body_bytes_max:
             return self._refuse_too_large(size)

@@ -431,7 +431,7 @@ class LeaseManager:
         lease.resolve(None)
 
     def _wake_waiters_threadsafe(self, lease: HeldLease) -> None:
-        """Call `_let_go` once the event loop is free again. For other threads."""
+        """Call `_wake_waiters` once the event loop is free again. For other threads."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the event loop has been closed
                 self._loop.call_soon_threadsafe(self._wake_waiters, lease)

@@ -90,7 +90,7 @@ class AuthGate:
         return principal.actor if principal.client_id is None and not self.is_open else principal.client_id
 
     def get_event_client(self, principal: Principal, requested: str | None) -> str | None:
-        """Return the client id under which events are stored (EV-1); None if the principal may not use `asked`.
+        """Return the client id under which events are stored (EV-1); None if the principal may not use `requested`.
 
         In development mode every client id may be used as it is. Raises ApiError for one that is too long.
         """

@@ -248,7 +248,7 @@ class CountedStream(Caller):
 
 
 class ConnectionLimiter:
-    """All connections of a server. Its owner calls `sweep` about once a second."""
+    """All connections of a server. Its owner calls `close_expired` about once a second."""
 
     def __init__(
         self,

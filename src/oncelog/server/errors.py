@@ -109,9 +109,9 @@ def shutdown_error() -> ApiError:
 
 
 def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -> ApiError:
-    """What a client is told when the log could not do what it was asked. Never success, never failure: try again.
+    """Return the error for a request that the log could not serve: its outcome is unknown, and it may be repeated.
 
-    Where nothing was to be written, `otherwise` is `UNREADABLE`.
+    For reads, pass `UNREADABLE` as the default message.
     """
     if isinstance(error, ApiError):
         return error

@@ -145,7 +145,7 @@ class HttpFastPath:
             raise shutdown_error()
 
     def new_protocol(self, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter) -> asyncio.Protocol:
-        """For a new connection behind a gate. `serve` makes the protocol to which it may be handed over."""
+        """Return the protocol of a new connection. `new_fallback` makes the one of aiohttp that may take it over."""
         return _FastConnection(self, new_fallback, limiter)
 
     def close_idle(self, since_s: float) -> None:

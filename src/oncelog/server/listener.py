@@ -55,7 +55,7 @@ def _bind_socket(family: int, kind: int, protocol: int, address: tuple[object, .
 
 
 class Listener:
-    """Accepts connections on `sockets` until it is closed. `serve` makes the protocol of each."""
+    """Accepts connections on `sockets` until it is closed. `new_protocol` makes the protocol of each."""
 
     def __init__(
         self,

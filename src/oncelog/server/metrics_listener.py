@@ -23,7 +23,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class MetricsListener:
     """Serves some paths of a server on another address, to at most `METRICS_CONNECTIONS_MAX` connections.
 
-    A further connection takes the place of the oldest one. Its owner calls `sweep` about once a second.
+    A further connection takes the place of the oldest one. Its owner calls `close_expired` about once a second.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ Transport = Any
 
 
 class PreauthLimiter(asyncio.Protocol):
-    """Protocol of one connection until it is authenticated. `serve` makes the protocol behind it."""
+    """Protocol of one connection until it is authenticated. `new_protocol` makes the protocol behind it."""
 
     def __init__(
         self,

@@ -187,7 +187,7 @@ def _list_side_files(target: Path) -> list[Path]:
 
 @contextmanager
 def _create_partial_copy(target: Path) -> Iterator[Path]:
-    """As `making`, and errors of SQLite's are told in our words."""
+    """As `open_partial_copy`, and errors of SQLite's are told in our words."""
     try:
         with open_partial_copy(target) as unfinished:
             yield unfinished

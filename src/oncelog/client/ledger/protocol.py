@@ -307,7 +307,10 @@ class LedgerProtocol:
     # --- where we stand
 
     def take_state_request(self) -> bool:
-        """Whether to ask the server for its state now. `on_state_received`, `_denied` or `_lost` has the answer."""
+        """Return whether to ask the server for its state now.
+
+        `on_state_received`, `on_state_denied` or `on_state_lost` takes the answer.
+        """
         if not self._wants_state or self._requested_from is not None or self.is_paused or self.forgotten is not None:
             return False
         if not self._queue and not self._is_first_question:

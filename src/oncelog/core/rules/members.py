@@ -155,7 +155,7 @@ def _add_owners(roster: Roster, change: int) -> Roster:
 
 
 def _find_oldest_member(scope: str, state: BatchState) -> tuple[str, Member]:
-    """Return the member that joined first. The read set has enough of the oldest ones (`Footprint.oldest`)."""
+    """Return the member that joined first. The read set has enough of the oldest ones (`ReadSet.oldest`)."""
     known = [(name, member) for (stream, name), member in state.members.items() if stream == scope and member]
     return min(known, key=lambda one: one[1].joined)
 

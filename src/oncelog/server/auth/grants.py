@@ -50,7 +50,7 @@ class _PartitionSet(Struct, frozen=True):
 class Grants(Struct, frozen=True):
     """The partitions that may be read and those that may be written; neither follows from the other.
 
-    Make one with `granted` or `decode_grants`. Partitions are compared in NFC (EV-6), in whatever form they come.
+    Make one with `parse_grants` or `decode_grants`. Partitions are compared in NFC (EV-6), in whatever form they come.
     """
 
     readable: _PartitionSet = _PartitionSet()

@@ -33,7 +33,7 @@ class Principal(Struct, frozen=True, kw_only=True):
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def get_event_client(self, requested: str | None) -> str | None:
-        """Return the client id under which the events of this principal are stored; None if it may not use `asked`.
+        """Return the client id under which the events of this principal are stored; None if it may not use `requested`.
 
         A credential with a client id has that one. Any other chooses names within its own actor: `user:ada` that asks
         for `laptop` is stored as `user:ada/laptop`, so that no choice reads as another principal's client. A slash in

@@ -343,7 +343,7 @@ class DeltasService:
 
 @contextmanager
 def _translate_history_errors() -> Iterator[None]:
-    """As `telling`, and of a cursor that is ahead of the log."""
+    """Do the same as `translate_errors`, also for a cursor ahead of the log."""
     with translate_errors():
         try:
             yield
@@ -378,7 +378,7 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
 
 
 def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
-    """Raises ApiError for too many, and for one of another client; `own` is None where everybody may be anybody."""
+    """Raise ApiError for too many deltas, and for one of another client than `own_client` (None: any client)."""
     if len(deltas) > PUSH_DELTAS_MAX:
         message = f"deltas: must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
         raise ApiError(error_codes.TOO_LARGE, message, field="deltas", limit=PUSH_DELTAS_MAX)

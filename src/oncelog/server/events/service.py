@@ -1,7 +1,7 @@
 """The Events API without its transport: authorization, results of requests, pages and metrics.
 
-The order is that of CO-18: shape (`reading`), authorization (here), and only then the log is asked. Who may not write
-a partition gets one and the same answer for every id, and nothing has been looked up for it (CO-22).
+The order is that of CO-18: shape (`decode`), authorization (here), and only then the log is asked. A principal that may
+not write a partition gets the same answer for every id, and nothing is looked up for it (CO-22).
 """
 
 from collections.abc import Sequence
@@ -71,9 +71,9 @@ class EventsService:
     def authorize(
         self, submit: Submit, principal: Principal, writable: set[tuple[str, ...]] | None = None
     ) -> list[Submission | RejectedItem]:
-        """The items, with a rejection in place of those that the principal may not write (EV-10).
+        """Return the items, with a rejection in place of those that the principal may not write (EV-10).
 
-        `known` are partitions that this principal, as it is now, may write: found here, and looked up the next time.
+        `writable` caches partitions that this principal may write with its current rights.
         """
         rate = self._rate
         have_own_ids = bool(self._tenants.event_scopes)
@@ -155,7 +155,8 @@ class EventsService:
     async def find_event(self, key: bytes, partitions: Sequence[str]) -> Outcome:
         """Return what became of the event of that id in these partitions. Raises ApiError if they have no such event.
 
-        An event of other partitions is answered like an unknown one.
+        An event of other partitions is answered like an unknown one. So is an event of a tenant with separate ids, if
+        none of the partitions belongs to that tenant: all its scopes would have to be searched.
         """
         for scope in self._tenants.list_event_scopes(tuple(partitions)):
             with translate_errors():

@@ -307,7 +307,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         return translated
 
     def _close_untracked(self) -> None:
-        """Close a connection whose own events are not all known any more (`own.RANGES_MAX`).
+        """Close a connection whose own events are not all known any more (`own_positions.RANGES_MAX`).
 
         Its client waits for a result. The npm package `insieme` reconnects after the error; it ignores a close.
         """

@@ -10,8 +10,8 @@ A subscriber has a scope: the partitions of its last `sync`. It is in one of the
 
 `delivered` says up to where the reader has got everything in its scope. An event that it submitted is never broadcast
 to it, in any mode; its place in the order is that of its answer. The positions of these events are kept for the life of
-the connection, as far as there is room (`own`). A reader that would have to catch up from before the positions that
-were forgotten is closed: it can sync again on another connection, without a loss.
+the connection, as far as there is room (`own_positions`). A reader that would have to catch up from before the
+positions that were forgotten is closed: it can sync again on another connection, without a loss.
 """
 
 import asyncio
