@@ -10,6 +10,7 @@ import pytest
 
 from deadlines import soon
 from oncelog.server import app as server_module
+from oncelog.server.http_server import HEADER_BYTES_MAX, LINE_BYTES_MAX
 from oncelog.server.openapi import build_document
 from server.raw_http import post, raw_connection, write
 from server.running_server import Serving, item, serving
@@ -105,3 +106,18 @@ async def test_answer_to_malformed_http_quotes_nothing_of_the_request(
         "error": {"code": "bad_request", "message": text, "details": {}},
     }
     assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"GET /" + b"a" * LINE_BYTES_MAX + b" HTTP/1.1\r\nHost: a", id="request-line"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nCookie: " + b"a" * (HEADER_BYTES_MAX + 1), id="header"),
+    ],
+)
+async def test_too_long_line_of_a_request_is_named(served: Serving, head: bytes) -> None:
+    async with raw_connection(served) as connection:
+        connection.send(head + b"\r\n\r\n")
+        status, _, body = await connection.answer()
+    assert status == 400
+    assert body["detail"] == "the request line or a header of the request is too long"

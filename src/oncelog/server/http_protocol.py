@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from oncelog import error_codes
@@ -15,6 +16,7 @@ from oncelog.server.problems import to_error_response
 
 MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
 """Fixed: aiohttp's own message quotes the request, and so the credential in it."""
+TOO_LONG_MESSAGE: Final = "the request line or a header of the request is too long"
 
 
 class HttpProtocol(RequestHandler):
@@ -70,7 +72,7 @@ class HttpProtocol(RequestHandler):
         super().handle_error(request, status, exc, message)  # logs, and raises if a response was begun
         is_malformed = status < web.HTTPInternalServerError.status_code
         code, text = (
-            (error_codes.BAD_REQUEST, MALFORMED_MESSAGE)
+            (error_codes.BAD_REQUEST, TOO_LONG_MESSAGE if isinstance(exc, LineTooLong) else MALFORMED_MESSAGE)
             if is_malformed
             else (error_codes.SERVER_ERROR, "the server is at fault")
         )
