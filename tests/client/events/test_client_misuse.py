@@ -76,6 +76,11 @@ def test_deprecated_name_of_the_path_still_works(kind: type[Client | BlockingCli
     assert runtime.store._file.path == str(tmp_path / "client.db")
 
 
+def test_path_and_its_deprecated_name_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="must not both be given"):
+        Client(NOWHERE, path=tmp_path / "client.db", store=tmp_path / "other.db", partitions=["a"])
+
+
 def test_invalid_handlers_are_refused() -> None:
     client: Any = client_of(NOWHERE)
     for register in (client.on_event, client.on_status, client.on_history_changed):

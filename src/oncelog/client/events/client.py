@@ -40,6 +40,7 @@ from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Transport, WebSocketTransport, normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import warn_renamed
+from oncelog.errors import SettingsError
 
 _STATE_BY_PHASE: Final = {
     EventsPhase.NONE: ConnectionState.OFFLINE,
@@ -80,6 +81,8 @@ class Client(BaseClient[EventsRuntime]):
         name of `path`.
         """
         if store is not None:
+            if path is not None:
+                raise SettingsError("path and store, its deprecated name, must not both be given")
             warn_renamed("Client(store=…)", "Client(path=…)")
             path = store
         self.url = normalize_url(url)
