@@ -13,6 +13,7 @@ from engine.observable_store import LoopClock
 from oncelog import Limits, SettingsError, StoreUnavailableError
 from oncelog import open as open_log
 from oncelog.storage.address import is_address, redact_address
+from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.postgres.connection import split_address
 from oncelog.storage.postgres.read_session import open_read_transaction
 
@@ -42,6 +43,23 @@ LONG_MS = 3_600_000
 def test_shown_address_hides_secrets_and_keeps_the_schema(address: str, said: str) -> None:
     assert redact_address(address) == said
     assert is_address(address) == (address != "app.db")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "mysql://u:secret@h/app",
+        "sqlite:///app.db",
+        "postgresql+asyncpg://u:secret@h/app",
+        "postgresqll://u:secret@h/app",
+    ],
+)
+async def test_other_scheme_is_refused_without_the_password(address: str) -> None:
+    for use in (open_log, create_inspector):
+        with pytest.raises(SettingsError, match="a log is a file or postgresql://") as refused:
+            use(address)
+        assert address.partition("://")[0] in str(refused.value)
+        assert "secret" not in str(refused.value)
 
 
 def test_address_with_several_hosts_is_split() -> None:

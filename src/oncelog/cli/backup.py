@@ -9,7 +9,7 @@ from oncelog.cli.terminal import FileArgument, ProgressMeter, translate_errors
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
 from oncelog.storage import backups
-from oncelog.storage.address import is_address
+from oncelog.storage.address import check_scheme, is_address
 
 Above = Annotated[
     int | None,
@@ -89,6 +89,8 @@ def restore(
 
 
 def _check_files(*logs: str) -> None:
+    for log in logs:
+        check_scheme(log)
     if any(map(is_address, logs)):
         raise OncelogError(
             "a log in a database is backed up with the database's own tools: pg_dump, or pg_basebackup and an archive "

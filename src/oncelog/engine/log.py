@@ -86,7 +86,7 @@ from oncelog.errors import (
     PolicyError,
 )
 from oncelog.file_modes import OWNER_ONLY, check_file_mode
-from oncelog.storage.address import POSTGRES_TIMEOUTS, create_postgres_store, is_address
+from oncelog.storage.address import POSTGRES_TIMEOUTS, check_scheme, create_postgres_store, is_address
 from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.memory import MemoryStore
 from oncelog.storage.sqlite import SqliteStore
@@ -824,4 +824,5 @@ def _build_store(
         return create_postgres_store(path, settings, clock=clock, jump_ms_max=jump_ms_max, timeouts_ms=timeouts_ms)
     if path == ":memory:":
         return MemoryStore(settings, clock=clock, jump_ms_max=jump_ms_max)
+    check_scheme(path)
     return SqliteStore(path, settings, clock=clock, jump_ms_max=jump_ms_max, driver=SqliteDriver(file_mode))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from oncelog.storage.store import Store
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
+_ANY_SCHEME_PATTERN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 BAD_ADDRESS: Final = "the address cannot be read; it should be like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 _PUBLIC_PARAMETERS: Final = ("host", "port", "search_path", "target_session_attrs")
 """Parameters of an address that may be shown."""
@@ -24,6 +25,15 @@ POSTGRES_TIMEOUTS: Final = ("connect_ms", "lane_ms", "commit_ms", "patience_ms")
 def is_address(store: str) -> bool:
     """Whether it names a database, not a file."""
     return store.lower().startswith(_SCHEMES)
+
+
+def check_scheme(store: str) -> None:
+    """Raise SettingsError for an address with another scheme. The message has no other part: it may have a password."""
+    other = _ANY_SCHEME_PATTERN.match(store)
+    if other is not None and not is_address(store):
+        raise SettingsError(
+            f"a log is a file or postgresql://USER@HOST/DATABASE, but the address begins with {other[0]}"
+        )
 
 
 def redact_address(store: str) -> str:
