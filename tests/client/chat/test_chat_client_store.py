@@ -158,6 +158,12 @@ async def test_invalid_message_is_refused_before_it_is_stored(
         assert ann.pending() == []
 
 
+async def test_single_text_as_members_is_refused() -> None:
+    async with client_of(NOWHERE) as ann:
+        with pytest.raises(CanonicalError, match=r"members: must be several texts, not 'user:bob'"):
+            await ann.create("tea", members="user:bob")
+
+
 async def test_client_can_be_opened_once() -> None:
     client = client_of(NOWHERE)
     with pytest.raises(ClosedError, match="not open"):

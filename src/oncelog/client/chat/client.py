@@ -53,6 +53,7 @@ from oncelog.client.runtime.status import ConnectionState
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Socket, normalize_url
 from oncelog.errors import (
+    CanonicalError,
     ClientError,
     IdReusedError,
     LimitExceededError,
@@ -318,6 +319,8 @@ class ChatClient(BaseClient[ChatRuntime]):
         """
         name = f"chat_{uuid4().hex}" if chat_id is None else chat_id  # ours, so that it is one however often it is sent
         check_chat_id(name)
+        if isinstance(members, str):  # iterable too, but its characters are no members
+            raise CanonicalError("members", f"must be several texts, not {members!r}")
         protocol = self._runtime.protocol
         details = await self._calls.create(name, members)
         own = next((member.role for member in details.members if member.user_id == protocol.user_id), None)
