@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from deadlines import soon, until
 from oncelog.server.http_fast_path import HttpFastPath
+from oncelog.server.http_protocol import HttpProtocol
 from server.auth.auth_material import token
 from server.raw_http import WRITE_PATH, RawConnection, post, raw_connection, write
 from server.running_server import Serving, serving
@@ -284,3 +286,20 @@ async def test_fast_path_serves_requests_if_the_internals_are_as_expected(
         assert await client.written() == 1
         await until(lambda: len(served.server._http.fast_path.connections) == 1)
     assert "the HTTP fast path" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"_reading_paused": False, "_buffer_paused": False}, False),
+        ({"_reading_paused": True, "_buffer_paused": False}, True),
+        ({"_reading_paused": False, "_buffer_paused": True}, True),
+        ({"_reading_paused": False}, False),
+        ({}, False),
+    ],
+)
+def test_version_of_aiohttp_without_flags_of_paused_reading_counts_as_reading(
+    flags: dict[str, bool], *, expected: bool
+) -> None:
+    is_reading_paused: Any = HttpProtocol.is_reading_paused
+    assert is_reading_paused.fget(SimpleNamespace(**flags)) is expected

@@ -46,9 +46,9 @@ class HttpProtocol(RequestHandler):
     def is_reading_paused(self) -> bool:
         """Whether aiohttp has stopped reading: for a body, or for pipelined requests that wait.
 
-        It has no public attribute for either.
+        It has no public attribute for either. A version without one of these counts as reading.
         """
-        return self._reading_paused or self._buffer_paused
+        return any(getattr(self, name, False) for name in ("_reading_paused", "_buffer_paused"))
 
     @contextmanager
     def call_on_loss(self, on_lost: Callable[[], None]) -> Iterator[None]:
