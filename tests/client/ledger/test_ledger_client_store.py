@@ -1,12 +1,16 @@
 """The store of the ledger client: durability, and files that are refused."""
 
+import asyncio
 import sqlite3
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from client.ledger.ledgers import HERE
+from client.ledger.ledgers import HERE, NOWHERE, ledger_of
 from client.ledger.model_ledger import operations_of
+from deadlines import WAIT_S, soon, until
 from oncelog.client.ledger.entries import QueuedWrite, SavedEntry, ScopeState, SettledWrite, StoreChanges
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import Written
@@ -179,3 +183,24 @@ def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
         modes.append(store._file.connection.execute("PRAGMA synchronous").fetchone()[0])
     assert modes == [2, 1, 2]
     store.close()
+
+
+async def test_cancelled_opening_leaves_no_task_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_loading, may_load = threading.Event(), threading.Event()
+    load = LedgerStore.load_scope
+
+    def load_later(*arguments: Any) -> Any:
+        is_loading.set()
+        assert may_load.wait(WAIT_S)
+        return load(*arguments)
+
+    monkeypatch.setattr(LedgerStore, "load_scope", load_later)
+    client = ledger_of(NOWHERE, tmp_path / "client.db")
+    opening = asyncio.create_task(client.__aenter__())
+    await until(is_loading.is_set)
+    opening.cancel()
+    await until(lambda: client._runtime.is_ended)
+    may_load.set()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(opening)
+    assert [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("oncelog ledger")] == []

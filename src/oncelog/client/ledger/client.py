@@ -92,10 +92,14 @@ class LedgerClient(BaseClient[LedgerRuntime], LedgerScope):
 
     async def _drain(self) -> None:
         """Wait for the answers of what has been sent, at most `close_timeout_ms`."""
-        await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
+        await self._end_scopes()
 
     async def _release(self) -> None:
+        await self._end_scopes()  # not drained if opening was cancelled, and a scope may have opened since
         await self._runtime.close_transport()
+
+    async def _end_scopes(self) -> None:
+        await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
 
     def _close_store(self) -> None:
         self._runtime.store.close()
