@@ -354,3 +354,16 @@ async def test_unreadable_partition_is_reported_and_does_not_block_submissions(t
             pending = await client.submit(counted(1))
             async with asyncio.timeout(WAIT_S):
                 assert isinstance(await pending.outcome(), Committed), "the right to write is separate"
+
+
+async def test_failure_of_the_last_save_does_not_leave_the_transport_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = SilentTransport()
+    client = client_of(NOWHERE, transport=transport)
+
+    async def fail(*_arguments: Any) -> None:
+        raise RuntimeError("unexpected")
+
+    with pytest.raises(RuntimeError, match="unexpected"):
+        async with client:
+            monkeypatch.setattr(client._outbox, "_save", fail)
+    assert transport.is_closed

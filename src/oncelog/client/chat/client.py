@@ -150,9 +150,11 @@ class ChatClient(BaseClient[ChatRuntime]):
 
     async def _release(self) -> None:
         await self._delivery_counts.close()
-        if self._runtime.is_ready:
-            await self._persister.finish()
-        await self._http.close()
+        try:
+            if self._runtime.is_ready:
+                await self._persister.finish()
+        finally:
+            await self._http.close()
 
     def _close_store(self) -> None:
         self._runtime.store.close()

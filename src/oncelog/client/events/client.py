@@ -121,9 +121,11 @@ class Client(BaseClient[EventsRuntime]):
         self._runtime.handlers.close()
 
     async def _release(self) -> None:
-        if self._runtime.is_ready:
-            await self._outbox.finish()
-        await self._transport.close()
+        try:
+            if self._runtime.is_ready:
+                await self._outbox.finish()
+        finally:
+            await self._transport.close()
 
     def _close_store(self) -> None:
         self._runtime.store.close()
