@@ -135,7 +135,7 @@ def shelf_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Twin:
     return Twin(
         source="shelf:Shelf",
         docstring="A shelf.",
-        base="oncelog.blocking:BlockingResource",
+        base="oncelog.blocking_base:BlockingResource",
         holds="shelf",
         is_resource=True,
         immediate=frozenset({"count"}),
@@ -147,7 +147,7 @@ def generate_shelf(twin: Twin) -> str:
     book = Twin(
         source="shelf:Book",
         docstring="A book.",
-        base="oncelog.blocking:BlockingObject",
+        base="oncelog.blocking_base:BlockingObject",
         holds="book",
         timeouts=frozenset({"wait_returned"}),
     )

@@ -1,6 +1,7 @@
 """A portal from blocking code into asyncio: one thread with an event loop, and calls that wait for their results.
 
-It knows nothing about Oncelog. The blocking classes of the library and of the clients call it (`oncelog.blocking`).
+It knows nothing about Oncelog. The blocking classes of the library and of the clients call it
+(`oncelog.blocking_base`).
 """
 
 import asyncio

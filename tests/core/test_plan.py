@@ -19,7 +19,8 @@ from core.item_builders import (
 )
 from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, Entity, Must, Relate, SetEntity, Unrelate
-from oncelog.core.plan import answer_known_key, plan
+from oncelog.core.plan import plan
+from oncelog.core.rules.duplicates import answer_known_key
 from oncelog.core.values import (
     Mode,
     Reason,

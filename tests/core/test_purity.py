@@ -22,6 +22,7 @@ ALLOWED = {
     "math",
     "msgspec",
     "oncelog",
+    "operator",
     "orjson",
     "re",
     "struct",

@@ -74,8 +74,8 @@ class Module:
 
 
 _CLOSED_BY_HANDLER: Final = "A handler that calls it …"
-_OBJECT: Final = "oncelog.blocking:BlockingObject"
-_CLIENT: Final = "oncelog.client.runtime.blocking:BlockingBaseClient"
+_OBJECT: Final = "oncelog.blocking_base:BlockingObject"
+_CLIENT: Final = "oncelog.client.runtime.blocking_base:BlockingBaseClient"
 MODULES: Final = (
     Module(
         name="oncelog.engine.blocking",

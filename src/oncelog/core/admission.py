@@ -4,7 +4,7 @@ from oncelog.core.values import Refused
 
 
 class Admission:
-    """The rates of one request. Its items take their tokens first; `plan` checks `refused` after the last one.
+    """The rates of one request. Its items take their tokens first; `plan` checks `refusal` after the last one.
 
     A bucket may be overdrawn by a request that has more new items than the burst, if the bucket was full before: no
     waiting would ever make room for such a request. The debt is paid back before the next token.
@@ -22,7 +22,7 @@ class Admission:
     def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
         """Return how long the request must wait for a bucket that one of its items takes a token of.
 
-        `before_us` is when the bucket would be full without that token, `missing_us` how long the token takes to come.
+        `full_at_us` is when the bucket would be full without that token, `wait_us` how long the token takes to come.
         """
         return min(self._full_at_us.setdefault(bucket, full_at_us) - now_us, wait_us)
 

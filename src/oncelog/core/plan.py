@@ -24,11 +24,10 @@ from oncelog.core.admission import Admission
 from oncelog.core.batch_state import BatchState, LaneDraft
 from oncelog.core.hlc import check_drift
 from oncelog.core.merge import RowDelta
-from oncelog.core.policy import OnReuse
 from oncelog.core.rules.audit import record_act
 from oncelog.core.rules.consumers import set_cursor
+from oncelog.core.rules.duplicates import answer_in_other_scope, answer_known
 from oncelog.core.rules.effects import compute_effects
-from oncelog.core.rules.event_ids import check_event_scope, iterate_other_identities
 from oncelog.core.rules.folds import fold_rows
 from oncelog.core.rules.leaps import decide_leap
 from oncelog.core.rules.leases import check_lease, claim, clear_lease, release, renew
@@ -37,7 +36,6 @@ from oncelog.core.rules.quotas import check_quota, count_write, restate_refusal
 from oncelog.core.rules.rates import take_tokens
 from oncelog.core.rules.sequences import advance_client, check_client_sequence
 from oncelog.core.rules.tombstones import drop_tombstones
-from oncelog.core.tenants import Tenants
 from oncelog.core.validation import check_item, check_request
 from oncelog.core.values import (
     NOT_KNOWN,
@@ -232,7 +230,7 @@ def _decide_maintenance(item: DropTombstones | FoldRows | Leap | RecordAct, stat
 def _decide_claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
     lane = state.get_policy_lane(item.policy, item.scope)
     remembered = state.keys.get(key_identity(item))
-    return (None if remembered is None else _answer_known(item, remembered, lane)) or claim(item, lane, state)
+    return (None if remembered is None else answer_known(item, remembered, lane)) or claim(item, lane, state)
 
 
 def _decide_submission(submission: Submission, state: BatchState, validate: Validate | None) -> Verdict:
@@ -244,9 +242,9 @@ def _decide_submission(submission: Submission, state: BatchState, validate: Vali
     lane = state.get_policy_lane(policy, submission.scope)
     identity = key_identity(submission)
     remembered = state.keys.get(identity) if submission.key else None
-    answer = None if remembered is None else _answer_known(submission, remembered, lane)
+    answer = None if remembered is None else answer_known(submission, remembered, lane)
     if state.tenants is not None and state.tenants.event_scopes and not isinstance(answer, Replayed):
-        answer = _answer_in_other_scope(submission, state.tenants, state) or answer
+        answer = answer_in_other_scope(submission, state.tenants, state) or answer
     if answer is None and policy.client_sequence:
         answer = check_client_sequence(submission, lane, state)
     if answer is None and policy.leased:
@@ -291,41 +289,6 @@ def _next_sequence(scope: str, last: int, state: BatchState) -> int:
 
 
 # --- the checks, in their order ----------------------------------------------------------------------
-
-
-def _answer_known(item: Submission | Claim, remembered: Remembered, lane: LaneDraft) -> Replayed | Refused | None:
-    """None if it has been forgotten."""
-    if not lane.remembers(item.policy.retention, remembered.receipt.log_time_ms):
-        return None
-    return answer_known_key(item, remembered)
-
-
-def _answer_in_other_scope(submission: Submission, tenants: Tenants, state: BatchState) -> Replayed | Refused | None:
-    """Answer an event that was committed in another scope of its id, and refuse a new one in a wrong scope.
-
-    Equal content has equal partitions, so it is the same event. Other content may be another tenant's.
-    """
-    for identity in iterate_other_identities(submission, tenants):
-        remembered = state.keys.get(identity)
-        if remembered is not None and remembered.fingerprint == submission.fingerprint:
-            return Replayed(remembered.receipt, erased=remembered.erased)
-    return check_event_scope(submission, tenants)
-
-
-def answer_known_key(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
-    """The answer of a known identity. All it takes is what is remembered of it, so that a cache can give it too.
-
-    The caller must know that the item is well formed, that its sender may have the answer (where only members may
-    write: still is one), and that the identity has not been forgotten by the lane's log time.
-    """
-    mismatch = remembered.fingerprint != item.fingerprint
-    if mismatch and item.policy.on_reuse is OnReuse.REFUSE:
-        return Refused(
-            Reason.IDENTITY_REUSED,
-            "this identity was used for a write with other content; nothing was written",
-            field="key",
-        )
-    return Replayed(remembered.receipt, mismatch, remembered.erased)
 
 
 def _check_expectation(submission: Submission, position: int, last_sequence: int) -> Refused | None:

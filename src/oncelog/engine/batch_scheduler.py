@@ -62,7 +62,7 @@ class BatchScheduler:
         """The processor time of this thread by then: of the first batch nothing can be said."""
         self._wakeup: asyncio.Future[None] | None = None
         self.is_waiting = False
-        """Somebody does: those who come are to be told by `arrived`."""
+        """Whether `wait` is active: the committer then calls `notify_arrival` for each new submission."""
 
     def start_batch(self) -> None:
         """A batch is about to be committed."""

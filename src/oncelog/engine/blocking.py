@@ -10,7 +10,7 @@ Any number of threads may share one; their writes meet in the same group commits
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
-from oncelog.blocking import BlockingObject
+from oncelog.blocking_base import BlockingObject
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import EVENTS, Policy

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from oncelog.blocking import BlockingObject, BlockingResource
+from oncelog.blocking_base import BlockingObject, BlockingResource
 from oncelog.engine.held_lease import HeldLease, Work, active_keys, mark_active
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log

@@ -1,10 +1,9 @@
 """The committer: forms batches (group commit), hands each to the store, and answers.
 
-While one transaction is being made durable, submissions queue for the next batch (`_form_batch`); a lone one commits at
-once. No timer decides anything. Equal submissions in flight wait for one outcome. When the queue is full, new writes
-are answered as busy, and what is already known is still answered. If a batch fails for a reason that is not the
-store's, it is bisected until the submission at fault fails alone. A write that the store cannot hold is refused for
-good.
+While one transaction is being made durable, submissions queue for the next batch (`_form_batch`). A lone submission
+commits at once. Equal submissions in flight wait for one outcome. When the queue is full, new writes are answered as
+busy, and retries of known writes are still answered. If a batch fails for a reason that is not the store's, it is
+bisected until the submission at fault fails alone. A write that the store cannot hold is refused for good.
 """
 
 import asyncio
@@ -19,8 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.operations import SetEntity
-from oncelog.core.plan import Validate, answer_known_key
+from oncelog.core.plan import Validate
 from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.rules.duplicates import answer_known_key
 from oncelog.core.rules.quotas import can_be_known_only
 from oncelog.core.validation import check_item
 from oncelog.core.values import (
@@ -166,7 +166,7 @@ class Committer:
         if not isinstance(item, Submission):
             _check_item(item)
             return self._enqueue(item, None, 0, receiver)
-        # `count_payload_bytes` and `_has_room` without the calls, for most writes: every write comes through here.
+        # `count_payload_bytes` and `_has_room` inlined for the usual write: this runs for every submission.
         size = count_payload_bytes(item) if item.operations or item.delta is not None else len(item.body)
         if size > self._body_bytes_max:
             return self._refuse_too_large(size)
@@ -209,7 +209,7 @@ class Committer:
         if remembered is None:
             return None
         if remembered.fingerprint != item.fingerprint and item.policy.name == EVENTS.name:
-            return None  # only the store knows whether another scope has the event (core.event_ids)
+            return None  # only the store knows whether another scope has the event (core.rules.event_ids)
         return answer_known_key(item, remembered)
 
     def _can_join(self, item: Submission, identity: KeyIdentity) -> bool:

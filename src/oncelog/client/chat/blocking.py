@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from uuid import UUID
 
-from oncelog.blocking import BlockingObject
+from oncelog.blocking_base import BlockingObject
 from oncelog.client.chat.client import LINES_DEFAULT, ChatClient
 from oncelog.client.chat.connector import ChatTransport
 from oncelog.client.chat.limits import ChatLimits
@@ -30,7 +30,7 @@ from oncelog.client.chat.values import (
     Status,
     Update,
 )
-from oncelog.client.runtime.blocking import BlockingBaseClient
+from oncelog.client.runtime.blocking_base import BlockingBaseClient
 from oncelog.client.runtime.tokens import Token
 from oncelog.deprecation import alias_method
 from oncelog.portal import Portal

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.values import TEXT_PLAIN, OutboxMessage, Outcome, Sent
-from oncelog.client.runtime.pending import BasePending
+from oncelog.client.runtime.pending_write import BasePending
 from oncelog.core.canonical import nfc
 from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
 from oncelog.deprecation import alias_method

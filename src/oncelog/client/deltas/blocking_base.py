@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from oncelog.blocking import AsyncResource
-from oncelog.client.runtime.blocking import BlockingBaseClient
+from oncelog.blocking_base import AsyncResource
+from oncelog.client.runtime.blocking_base import BlockingBaseClient
 from oncelog.errors import ClientError
 from oncelog.portal import Portal
 

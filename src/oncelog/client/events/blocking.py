@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from oncelog.blocking import BlockingObject
+from oncelog.blocking_base import BlockingObject
 from oncelog.client.events.blocking_base import BlockingEventsBase, wrap_handler
 from oncelog.client.events.client import Client
 from oncelog.client.events.limits import ClientLimits

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from oncelog.client.events.handlers import get_handler_name
-from oncelog.client.runtime.blocking import BlockingBaseClient
+from oncelog.client.runtime.blocking_base import BlockingBaseClient
 from oncelog.client.runtime.cancellation import call_in_thread
 from oncelog.errors import SettingsError
 

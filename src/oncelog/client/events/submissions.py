@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from oncelog.client.events.values import OutboxEntry, Outcome
-from oncelog.client.runtime.pending import BasePending
+from oncelog.client.runtime.pending_write import BasePending
 from oncelog.core.builders import event as submission_of
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
 from oncelog.errors import CanonicalError

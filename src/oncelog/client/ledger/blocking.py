@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from uuid import UUID
 
-from oncelog.blocking import BlockingObject
+from oncelog.blocking_base import BlockingObject
 from oncelog.client.ledger.client import LedgerClient
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.scope import LedgerScope
@@ -28,7 +28,7 @@ from oncelog.client.ledger.values import (
     Status,
     TransactionProof,
 )
-from oncelog.client.runtime.blocking import BlockingBaseClient
+from oncelog.client.runtime.blocking_base import BlockingBaseClient
 from oncelog.client.runtime.tokens import Token
 from oncelog.core.operations import Operation
 from oncelog.portal import Portal

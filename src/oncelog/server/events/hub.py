@@ -1,10 +1,10 @@
 """Fan-out: every record reaches the readers it concerns, in order, once, and each answer stands in its place.
 
-The hub is the one listener on lane 0 (delivery is by position, never by verdict). It encodes a broadcast once and puts
-the same bytes into the outbox of every reader whose scope meets the record's partitions, but for those that submitted
-it. An answer whose highest number is p stands after the broadcasts of lower numbers and before those of higher ones
-(EV-14): it enters its reader's outbox when the hub comes to p. If the hub is there before the verdict is told, a place
-is kept for it; what comes behind waits.
+The hub is the one listener on lane 0: delivery is by position, never by verdict. It encodes a broadcast once and puts
+the same bytes into the send queue of every reader whose scope meets the record's partitions, apart from the reader that
+submitted it. An answer whose highest number is p stands after the broadcasts of lower numbers and before those of
+higher ones (EV-14): the hub puts it into the send queue when it reaches p. If the hub gets there before the verdict, it
+keeps the place of the answer, and later broadcasts wait.
 """
 
 import asyncio
@@ -51,6 +51,7 @@ class PendingReply(Reply):
         Reply.__init__(self, reader.replies)
         self.reader = reader
         self.position = 0
+        """Position up to which every record has been delivered."""
         """The highest that is in it; 0 for none."""
         self.placed_at: int | None = None
         self.expected_keys: Sequence[tuple[bytes, bytes]] = ()
@@ -64,10 +65,10 @@ class EventsHub:
         self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None], native: Dialect = NATIVE
     ) -> None:
         self.position = 0
+        """Position up to which every record has been delivered."""
         self._position_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         """Positions that readers wait for, the lowest first."""
         self._waiter_order = itertools.count()
-        """Everything up to here has been delivered."""
         self._counts = counts
         self._on_fail = on_fail
         self._native = native
@@ -220,7 +221,7 @@ class EventsHub:
     # --- writing
 
     def schedule_flush(self, reader: EventReader) -> None:
-        """What is in its outbox is written at the end of this turn of the loop, together with what comes till then."""
+        """Write the send queue at the end of this turn of the loop, together with what is added until then."""
         self._coalescer.schedule(reader)
 
 

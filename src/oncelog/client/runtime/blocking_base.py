@@ -1,6 +1,6 @@
 """Base of the blocking clients."""
 
-from oncelog.blocking import AsyncResource, BlockingResource
+from oncelog.blocking_base import AsyncResource, BlockingResource
 from oncelog.client.runtime.client import build_closed_error
 
 
