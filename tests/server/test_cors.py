@@ -105,7 +105,7 @@ async def test_preflight_without_an_origin_allows_none(tmp_path: Path) -> None:
 async def test_options_without_a_preflight_header_is_not_allowed(tmp_path: Path) -> None:
     async with serving(tmp_path, origins=ORIGINS) as served:
         answer = await served.request("OPTIONS", "/v1/events", headers={"Origin": APP})
-        assert answer.refusal == (405, "bad_request")
+        assert answer.refusal == (405, "method_not_allowed")
         assert answer.headers["Allow"] == "GET,HEAD,POST"
         assert allowed(answer.headers) == readable(APP)
 

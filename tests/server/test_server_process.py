@@ -74,10 +74,13 @@ def documented_examples(served: Serving) -> list[tuple[str, str]]:
 async def test_documented_curl_examples_work(tmp_path: Path, kind: str) -> None:
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     async with serving(tmp_path, clock=ManualClock(DOCUMENTED_MS)) as served:
-        submit, read, read_next_page, follow, resume = documented_examples(served)
+        submit, read, read_next_page, follow, resume, look_up = documented_examples(served)
 
         for command, shown in (submit, read):
             assert await run_curl(command, environment) == (0, shown)
+
+        status, text = await run_curl(look_up[0], environment)
+        assert (status, json.loads(text)["status"]) == (0, "committed")
 
         await served.commit(*(item(number, "orders/1") for number in range(2, 251)))
         status, text = await run_curl(read_next_page[0], environment)

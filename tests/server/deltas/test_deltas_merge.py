@@ -94,9 +94,9 @@ async def test_write_after_a_delete_restores_the_row_with_its_columns_only(share
     await gateway.pushed(change(8, price=3))
     assert await gateway.rows() == {"r1": {"price": 3}}  # only the columns of the new delta
     one = await gateway.ok("GET", "rows/t", params={"rowId": "r1"})
-    assert one == {"rows": [{"rowId": "r1", "columns": {"price": 3}, "hlc": "8"}], "next": ""}
-    assert await gateway.ok("GET", "rows/t", params={"rowId": "r2"}) == {"rows": [], "next": ""}
-    assert await gateway.ok("GET", "rows/nowhere") == {"rows": [], "next": ""}
+    assert one == {"rows": [{"rowId": "r1", "columns": {"price": 3}, "hlc": "8"}], "hasMore": False, "next": ""}
+    assert await gateway.ok("GET", "rows/t", params={"rowId": "r2"}) == {"rows": [], "hasMore": False, "next": ""}
+    assert await gateway.ok("GET", "rows/nowhere") == {"rows": [], "hasMore": False, "next": ""}
 
 
 @pytest.mark.rule("DE-7", "DE-4", "DE-12")
