@@ -6,6 +6,7 @@ from typing import Any, Final
 import pytest
 
 from oncelog import error_codes
+from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
 from oncelog.server.errors import ApiError
 from oncelog.server.problems import PROBLEMS, TYPE_PREFIX, to_problem
 from server.running_server import Answer, Serving, serving
@@ -166,3 +167,14 @@ async def test_write_committed_before_a_restart_is_answered_with_its_receipt(tmp
         "assigned_sequence": 1,
         "already_committed": True,
     }
+
+
+def test_type_has_one_title_in_every_dialect() -> None:
+    errors = (
+        ApiError(error_codes.TOO_LARGE, "deltas: must be at most 1, not 2"),
+        ApiError(error_codes.BAD_REQUEST, "body: must have at most 70000 bytes", field="body", status=413),
+    )
+    found = [to_problem(error, DELTAS_PROBLEMS) for error in errors]
+    assert [(one["type"], one["title"], one["status"]) for one in found] == [
+        (TYPE_PREFIX + "too_large", "Request too large", 413)
+    ] * 2

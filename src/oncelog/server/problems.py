@@ -86,10 +86,12 @@ def get_status(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> in
 def to_problem(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> dict[str, Any]:
     """Return the problem document of an error."""
     code = dialect.spell_code(error)
+    kind = code.lower()
     field = error.details.get("field")
     problem: dict[str, Any] = {
-        "type": TYPE_PREFIX + code.lower(),
-        "title": PROBLEMS[error.code][1],
+        "type": TYPE_PREFIX + kind,
+        # A dialect may use a code of its own, or another common one, whose type has one title.
+        "title": PROBLEMS.get(kind, PROBLEMS[error.code])[1],
         "status": get_status(error, dialect),
         "detail": error.message,
         "code": code,
