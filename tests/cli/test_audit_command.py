@@ -3,12 +3,14 @@
 import json
 import os
 import pwd
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 import oncelog
 from cli.runner import COMMAND, RUNNER
+from cli.scripted_server import answer, scripted
 from cli.server_process import DEVELOPMENT, serving, start_command
 from databases import address_of
 from deadlines import wait_until
@@ -124,3 +126,16 @@ def test_a_server_is_asked(tmp_path: Path) -> None:
         wait_until(lambda: "read_only_on" in run("--url", server.url))
         (line,) = run("--url", server.url, "--json").splitlines()
         assert json.loads(line)["actor"] == "system:server"
+
+
+def test_a_busy_server_is_asked_again_only_with_follow() -> None:
+    refusals = ("server_busy", "forbidden")
+
+    def refuse(handler: BaseHTTPRequestHandler, number: int) -> None:
+        answer(handler, 503, {"error": {"code": refusals[number - 1], "message": "no", "details": {}}})
+
+    for options, count in ([], 1), (["--follow"], 2):
+        with scripted(refuse) as (url, received):
+            found = RUNNER.invoke(COMMAND, ["audit", "--url", url, *options])
+        assert (found.exit_code, len(received)) == (2, count)
+        assert refusals[count - 1] in found.stderr

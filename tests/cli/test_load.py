@@ -250,3 +250,17 @@ def test_load_counts_busy_answers_without_failing() -> None:
         status, figures = figures_of(url, "--retries", "0")
     assert (status, figures["errors"], figures["lost"]) == (0, {"server_busy": 1}, 0)
     assert figures["events"] >= 1
+
+
+def test_load_counts_a_last_refusal_that_comes_too_late_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "GRACE_S", 60)
+    requests = list[int]()
+
+    def refuse(_ids: list[str], request: int) -> dict[str, Any]:
+        requests.append(request)
+        return {"code": "server_busy", "message": "too much", "details": {"retry_after_ms": 3_600_000}}
+
+    with faulty_server(refuse) as url:
+        status, figures = figures_of(url, "--retries", "0", clock=lambda: 0.2 if requests else 0.0)
+    assert (status, figures["errors"], figures["events"]) == (1, {"server_busy": 1}, 0)
+    assert "no answer but server_busy" in figures["problems"][0]

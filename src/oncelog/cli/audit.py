@@ -129,9 +129,11 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
     retrier = Retrier(remote)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         while True:
-            page = await retrier.run(lambda: _fetch_page(session, remote, query))
             if follow:
+                page = await retrier.run(lambda: _fetch_page(session, remote, query))
                 retrier.mark_connected()
+            else:
+                page = await _fetch_page(session, remote, query)
             for found in page["acts"]:
                 _write(show(found))
             query["after"] = page["cursor"]

@@ -314,23 +314,24 @@ class _Worker:
         payload = b'{"events":[%b]}' % b",".join(event.text for event in events)
         outcome, is_first = "no answer", True
 
-        def count_problem(problem: OncelogError) -> None:
+        async def request() -> Envelope:
             nonlocal outcome, is_first
-            is_first = False
-            if isinstance(problem, ServerRefusedError):
-                self._tally.errors[problem.code] += 1
-                outcome = f"no answer but {problem}"
-            else:
+            try:
+                return await self._request(payload)
+            except ServerRefusedError as error:
+                self._tally.errors[error.code] += 1
+                outcome, is_first = f"no answer but {error}", False
+                raise
+            except LostError:
                 self._tally.errors[LOST_CODE] += 1
+                is_first = False
+                raise
 
         sent_s = time.perf_counter()
-        retrier = Retrier(self._remote, max(0.0, deadline_s - sent_s), count_problem)
+        retrier = Retrier(self._remote, max(0.0, deadline_s - sent_s), on_problem=lambda _: None)
         try:
-            message = await retrier.run(lambda: self._request(payload))
-        except GaveUpError:
-            self._count_lost(events, outcome)
-        except ServerRefusedError as error:
-            count_problem(error)
+            message = await retrier.run(request)
+        except (GaveUpError, ServerRefusedError):
             self._count_lost(events, outcome)
         else:
             if is_first and not events[0].committed_id:
