@@ -24,7 +24,7 @@ def build_closed_error() -> Exception:
 class Portal:
     """Runs coroutines on a thread of its own. Any number of threads may call.
 
-    `closed` makes the error of a call that comes after the portal is closed, or was under way at that moment.
+    `build_closed_error` makes the error of a call that comes after the portal is closed, or was under way then.
     """
 
     def __init__(self, name: str = "portal", build_closed_error: Callable[[], Exception] = build_closed_error) -> None:

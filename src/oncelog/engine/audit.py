@@ -228,7 +228,7 @@ class AuditScan:
         return min(_READ_RECORDS, SCAN_RECORDS_MAX - self._read_count)
 
     def add(self, records: Sequence[Record], requested: int) -> AuditPage | None:
-        """Take the records of a read that asked for `asked`, and return the page once it is complete."""
+        """Take the records of a read that asked for `requested` records, and return the page once it is complete."""
         for record in records:
             entry = decode_audit_entry(record)
             if self._filter.matches(entry):

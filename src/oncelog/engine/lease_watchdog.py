@@ -139,7 +139,7 @@ class LeaseWatchdog:
         """The level of the next failure: WARNING for the first one in a row."""
 
     def watch(self, group: LeaseGroup) -> None:
-        """Watch the rounds of a group until `forget`. Called on the event loop."""
+        """Watch the rounds of a group until `unwatch`. Called on the event loop."""
         if self._store.create_sibling() is None:
             return  # no other process or thread can take over
         self._loop = asyncio.get_running_loop()

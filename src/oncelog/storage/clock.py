@@ -73,7 +73,7 @@ class ClockMark(Struct, frozen=True):
         return now
 
     def propose(self, clock: Clock, jump_ms_max: int = JUMP_MS_MAX) -> "tuple[ClockMark, ClockJumpedError | None]":
-        """As `after`; behind a jump the error, and the time that must be right: retries are still answered."""
+        """As `advance`; behind a jump the error, and the time that must be right: retries are still answered."""
         try:
             return self.advance(clock, jump_ms_max), None
         except ClockJumpedError as jumped:

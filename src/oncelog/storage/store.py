@@ -459,7 +459,7 @@ class Store(Protocol):
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
         """A page of the records of one policy, whose bodies are texts; of a lane or of partitions in it.
 
-        `show` is called in a thread that may not be the caller's, never with none.
+        `encode` is called in a thread that may not be the caller's, never with none.
         """
 
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:

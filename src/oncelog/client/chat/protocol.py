@@ -1,12 +1,12 @@
 """The client's side of the Chat API, without I/O. Times are given to it, in milliseconds of a clock that never jumps.
 
 Frames go in (`receive`), frames to be sent come out (`outgoing`), and so does what is to be kept and told
-(`take_changes`). A connection is begun by `begin` and ended by `lost`, as often as it takes. `tick` is to be called at
+(`take_changes`). `connect` begins a connection and `disconnect` ends it, any number of times. `tick` is to be called at
 `next_at_ms`.
 
 Over each connection: who we are; then the list of our chats, which whoever drives this asks for over HTTP
-(`wants_list`, `listed`); then all chats in which there is something new are caught up with; and in each of them, behind
-that, what lies in the outbox is sent. So an attempt of before that had arrived is found before it is made again.
+(`wants_list`, `apply_list`); then all chats in which there is something new are caught up with; and in each of them,
+behind that, what lies in the outbox is sent. So an attempt of before that had arrived is found before it is made again.
 """
 
 import logging

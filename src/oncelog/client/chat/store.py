@@ -71,7 +71,7 @@ class ChatStore:
     # --- writing
 
     def assign_numbers(self, drafts: Sequence[OutboxMessage]) -> list[OutboxMessage]:
-        """The same with the next numbers: they are the outbox's once `write` has saved them."""
+        """The same with the next numbers: they are the outbox's once `save` has saved them."""
         first = self._next_number
         self._next_number += len(drafts)
         return [

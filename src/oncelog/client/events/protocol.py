@@ -1,8 +1,8 @@
 """The client's side of the Events API, without I/O and without a clock.
 
 Frames go in (`receive`), frames to be sent come out (`outgoing`), and so does what the application is to have: events
-in their order (`take_events`), outcomes of its submissions (`take_settled`). A connection is begun by `begin` and ended
-by `lost`, as often as it takes.
+in their order (`take_events`), outcomes of its submissions (`take_settled`). `connect` begins a connection and
+`disconnect` ends it, any number of times.
 
 One request is under way at a time, and what is submitted meanwhile goes with the next: submissions are committed in the
 order in which they were made, and many cost little more than one.

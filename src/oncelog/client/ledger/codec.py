@@ -110,7 +110,7 @@ def decode_block(block: pb.Block) -> LedgerBlock:
 def decode_write_proof(
     success: pb.WriteSuccess, scope: str, client_id: str, key: bytes, *, request_hash: bytes, body: bytes
 ) -> TransactionProof:
-    """The proof that came with a write: of the record that we know it must be. `said` is its request hash."""
+    """The proof that came with a write: of the record that we know it must be. `request_hash` is its request hash."""
     proof, block_header = success.transaction_proof, decode_header(success.block_header)
     record = Record(
         lane=block_header.lane,

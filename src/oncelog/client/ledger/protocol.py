@@ -1,6 +1,7 @@
 """What a client does about its writes in one scope: what to send next, what an answer means, which number is whose.
 
-It does no I/O and reads no clock: the shell (`stream`) calls it, saves what it says and sends what it says. The rules:
+It does no I/O and reads no clock: the shell (`write_stream`) calls it, saves what it says and sends what it says. The
+rules:
 
 - The writes without an outcome stand in a queue, in their callers' order, and have dense numbers from `last` + 1 on,
   where `last` is the highest that is known to be committed. One whose number has been passed keeps it until it is

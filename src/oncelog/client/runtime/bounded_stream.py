@@ -23,7 +23,7 @@ class BoundedStream(Generic[T]):
         accepts: Callable[[T], bool] = lambda _one: True,
         get_size: Callable[[T], int] = lambda _one: 0,
     ) -> None:
-        """Limits with their names. Beyond one the reader gets the error that `lost` makes of it."""
+        """Limits with their names. Beyond one the reader gets the error that `new_overflow_error` makes of it."""
         self._on_close = on_close
         self._count_max = count_max
         self._bytes_max = bytes_max

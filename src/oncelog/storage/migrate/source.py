@@ -84,7 +84,7 @@ class MigrationSource:
     # --- the end: nobody else writes
 
     def lock(self) -> None:
-        """Keeps all others from writing, until `mark` or `unlock`."""
+        """Keeps all others from writing, until `save_marker` or `unlock`."""
         if SqliteDriver().get_file_id(self._path) != self._file_id:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
         self._connection.execute("BEGIN IMMEDIATE")

@@ -155,8 +155,8 @@ class MigrationTarget:
     async def save_slice(self, part: RecordSlice) -> None:
         """All of a slice, or nothing of it.
 
-        Its COMMIT waits for no disk and no standby: that of `replace` does, which comes after all of them. What a
-        server loses before that is copied again by the next run.
+        Its COMMIT waits for no disk and no standby: that of `replace_side_state` does, which comes after all of them.
+        What a server loses before that is copied again by the next run.
         """
         async with self._connection.transaction():
             await self._connection.execute("SET LOCAL synchronous_commit = off")

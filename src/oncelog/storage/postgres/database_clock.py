@@ -55,7 +55,7 @@ class DatabaseClock:
     def propose(
         self, database_ms: int, confirmations: int, stored: tuple[int | None, int | None]
     ) -> tuple[ClockMark, Exception | None]:
-        """The mark of a commit made now, and what stands in its way. `kept` is what was written down on this boot."""
+        """The mark of a commit made now, and what stands in its way. `stored` is what was saved on this boot."""
         mark = self._get_newest_mark(confirmations, stored)
         return mark.propose(ClockSnapshot(self.now_ms(database_ms), self._clock), self._jump_ms_max)
 

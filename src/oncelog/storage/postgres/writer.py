@@ -35,7 +35,7 @@ class _UnknownOutcomeError(Exception):
 
 
 class Writer:
-    """Not for two tasks at once: whoever writes takes its turn (`turn`)."""
+    """Not for two tasks at once: a task that writes holds `lock`."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], name: str, timeouts: Timeouts) -> None:
         self._connect = connect

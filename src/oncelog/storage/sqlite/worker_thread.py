@@ -47,8 +47,8 @@ class WorkerThread:
     def submit(self, function: Callable[..., T], *arguments: Any, start_now: bool = False) -> "asyncio.Future[T]":
         """Does something when everything before it has ended. If nobody waits for it any more by then it is left out.
 
-        With `at_once` it has begun when this returns, if nothing is before it. Else the event loop's thread would keep
-        the interpreter, without which nothing begins, for as long as it has something to do.
+        With `start_now` it has begun when this returns, if nothing is before it. Else the event loop's thread would
+        keep the interpreter, without which nothing begins, for as long as it has something to do.
         """
         if self._is_stopped:
             raise RuntimeError(f"the thread {self._thread.name} has been stopped")

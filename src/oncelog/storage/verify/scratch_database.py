@@ -85,7 +85,7 @@ class ScratchDatabase:
         return snapshot
 
     def save(self, changes: Changes, stored: Snapshot) -> None:
-        """Save the changed entries. `there` is what `load` returned."""
+        """Save the changed entries. `stored` is what `load` returned."""
         save_tables(self._connection, changes, self._settings.lanes, stored)
 
     def add_unknown(self, lane: int, scope: str, sequence: int, is_erased: bool, delta_id: bytes | None) -> None:

@@ -48,8 +48,8 @@ def verify(
 ) -> Iterator[Finding]:
     """Goes through a log. The last finding is Passed; raises InconsistencyError at the first lie.
 
-    `beside` is the directory of a log in a file: the temporary file is made there unless the options or `TMPDIR` name
-    another one.
+    `log_directory` is the directory of a log in a file: the temporary file is made there unless the options or
+    `TMPDIR` name another one.
     """
     with translate_damage():
         yield from _verify(source, head, options, list_directories(options.temp_dir, log_directory))

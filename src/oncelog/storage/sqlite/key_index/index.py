@@ -85,8 +85,8 @@ CATCH_UP_KEYS_MAX: Final = 1000
 class KeyIndex:
     """One process's view of the index. Used inside transactions only, by one thread.
 
-    Within a transaction call `catch_up` first; `find` then is complete. What the transaction adds is told by `stage`
-    before `maintain`, and counts from `confirm` on, after COMMIT. After any error throw the whole index away.
+    Within a transaction call `catch_up` first; `find_places` then is complete. What the transaction adds is told by
+    `stage` before `maintain`, and counts from `confirm` on, after COMMIT. After any error throw the whole index away.
     """
 
     def __init__(self, secret: bytes, seal_keys: int = SEAL_KEYS) -> None:
