@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import oncelog
-from databases import address_of, query
+from databases import POSTGRES, address_of, query
 from oncelog.core.rules.audit import ERASE, READ_ONLY_ON, act_key
 from oncelog.core.values import RecordAct
 from oncelog.storage.inspect.factory import create_inspector
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.rule("CO-43")
 STREAM = "org/1"
 
 
-@pytest.fixture(params=["file", "database"])
+@pytest.fixture(params=["file", POSTGRES])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "log.db") if request.param == "file" else address_of(tmp_path)
 
