@@ -54,7 +54,7 @@ class Limiter(ConnectionLimiter):
 
     @property
     def reasons(self) -> dict[str, int]:
-        return {reason: count for reason, count in self._counts.connections_refused.items() if count}
+        return {reason: count for reason, count in self.counts.connections_refused.items() if count}
 
 
 def principal(actor: str) -> Principal:

@@ -26,12 +26,11 @@ from oncelog.server.connection_limiter import ConnectionLimiter, to_connection_l
 from oncelog.server.deltas.schemas import TableSchemas, combine_validators
 from oncelog.server.endpoint import Endpoint
 from oncelog.server.event_validator import load_validator
-from oncelog.server.http_server import HttpServer, format_address
+from oncelog.server.http_server import HttpServer, MetricsListener, format_address
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.limits import INSIEME_FRAME_BYTES
 from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
-from oncelog.server.metrics_listener import MetricsListener
 from oncelog.server.open_files import raise_limit
 from oncelog.server.openapi import build_document
 from oncelog.server.operator_endpoints import METRICS_PATH, OperatorHandler, list_endpoints
@@ -118,10 +117,7 @@ class Server:
                 "/healthz": self._operators.handle_healthz,
                 "/readyz": self._operators.handle_readyz,
             },
-            timeout_ms=limits.connect_timeout_ms,
-            now_ms=self._clock.elapsed_ms,
-            counts=self.counts,
-            log_limiter=self._log_limiter,
+            self._limiter,
         )
         self._http = HttpServer(
             settings,
@@ -130,7 +126,6 @@ class Server:
             self._certificate,
             self.ledger.list_fast_routes(),
             self.counts,
-            self._log_limiter,
         )
         self._checks = PeriodicChecks(self._list_checks)
         loaders: list[Callable[[], None]] = [self._certificate.load, self._authenticator.reload]
@@ -213,7 +208,7 @@ class Server:
             if self.grpc_service is not None:
                 await self.grpc_service.start()
         except BaseException:
-            await self.metrics_listener.stop()
+            await self.metrics_listener.close()
             await self._http.close()
             await self.log.close()
             raise
@@ -273,7 +268,7 @@ class Server:
         self.apis.close_all()
         await self._linger(linger_end_s)
         await self._http.close()
-        await self.metrics_listener.stop()
+        await self.metrics_listener.close()
         if grpc_stop is not None:
             await grpc_stop
         await self.log.close()

@@ -185,6 +185,11 @@ class Connection(Caller):
         if self.counted_address is not None:
             self._limiter.hold(self, held_bytes)
 
+    def refuse(self, reason: str, close: Callable[[], None] | None = None) -> None:
+        """Close the connection, and count why."""
+        self._limiter.count_refusal(reason, self.address)
+        (close or self.abort)()
+
     def abort(self) -> None:
         """Close the connection now."""
         self._abort()
@@ -259,8 +264,8 @@ class ConnectionLimiter:
     ) -> None:
         self.limits = limits
         self.now_ms = now_ms
-        self._counts = counts or Counts()
-        self._log_limiter = log_limiter or LogLimiter(now_ms)
+        self.counts = counts or Counts()
+        self.log_limiter = log_limiter or LogLimiter(now_ms)
         self._connections: dict[Connection, None] = {}
         self._by_address: defaultdict[str, set[Caller]] = defaultdict(set)
         self._by_principal: defaultdict[str, set[Connection | CountedStream]] = defaultdict(set)
@@ -283,7 +288,7 @@ class ConnectionLimiter:
     @property
     def preauth_count(self) -> int:
         """The number of connections before authentication."""
-        return self._counts.unauthenticated_connections
+        return self.counts.unauthenticated_connections
 
     # --- new connections
 
@@ -371,7 +376,7 @@ class ConnectionLimiter:
         if group is not None:
             self.hold(connection, 0)
             connection.counted_address = None
-            self._counts.unauthenticated_connections -= 1
+            self.counts.unauthenticated_connections -= 1
             del self._unauthenticated[connection]
             own = self._unauthenticated_of[group]
             del own[connection]
@@ -402,12 +407,7 @@ class ConnectionLimiter:
             if connection.has_requested:
                 connection.abort()  # an idle keep-alive connection, as of a health check
             else:
-                self.refuse(connection, "timeout")
-
-    def refuse(self, connection: Connection, reason: str) -> None:
-        """Close a connection, and count why."""
-        self.count_refusal(reason, connection.address)
-        connection.abort()
+                connection.refuse("timeout")
 
     def are_all_closed(self) -> bool:
         """Return whether no connection is open any more."""
@@ -442,7 +442,7 @@ class ConnectionLimiter:
         own[connection] = None
         if 2 * len(own) > self.limits.evictable_max:
             self._largest_address = address
-        self._counts.unauthenticated_connections += 1
+        self.counts.unauthenticated_connections += 1
 
     def _limit_unauthenticated(self) -> None:
         """Make room for one more unauthenticated connection."""
@@ -465,7 +465,7 @@ class ConnectionLimiter:
         """Close the first of the connections in favour of another one. Returns whether there is one."""
         first = next(connections, None)
         if first is not None:
-            self.refuse(first, "evicted")
+            first.refuse("evicted")
         return first is not None
 
     def _remove_closed(self, connections: Iterable[Connection]) -> None:
@@ -480,8 +480,8 @@ class ConnectionLimiter:
 
     def count_refusal(self, reason: str, address: str, **fields: str) -> None:
         """Count and log a connection that is refused or closed."""
-        self._counts.connections_refused[reason] += 1
-        self._log_limiter.warn("a connection was refused or closed", reason=reason, address=address, **fields)
+        self.counts.connections_refused[reason] += 1
+        self.log_limiter.warn("a connection was refused or closed", reason=reason, address=address, **fields)
 
 
 def to_connection_limits(limits: ApiLimits, *, is_development: bool) -> ConnectionLimits:

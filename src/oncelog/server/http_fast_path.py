@@ -21,7 +21,7 @@ from msgspec import Struct
 from oncelog import error_codes
 from oncelog.server.connection_limiter import Caller, ForwardedRequest
 from oncelog.server.errors import ApiError, shutdown_error
-from oncelog.server.http_headers import RESPONSE_HEADERS
+from oncelog.server.http_protocol import RESPONSE_HEADERS
 from oncelog.server.http_requests import JSON, parse_bearer
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.preauth_limiter import PreauthLimiter

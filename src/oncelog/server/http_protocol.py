@@ -1,22 +1,31 @@
-"""The HTTP protocol of a connection: aiohttp's, with error responses and an end of streams of the server's own."""
+"""The HTTP protocol of a connection: aiohttp's, with headers, error responses, log lines and an end of streams of the
+server's own."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from oncelog import error_codes
 from oncelog.server.errors import ApiError
-from oncelog.server.http_headers import RESPONSE_HEADERS
+from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.problems import to_error_response
 
+SERVER_NAME: Final = "oncelog"
+"""The value of `Server`. It names no version: a version tells an attacker which faults to try."""
+RESPONSE_HEADERS: Final = {"Server": SERVER_NAME, "X-Content-Type-Options": "nosniff"}
+"""Headers of every response, including the error responses of aiohttp. `nosniff` keeps browsers from taking stored text
+for HTML or a script."""
+LOGGER_NAME: Final = "oncelog.server.http"
 MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
 """Fixed: aiohttp's own message quotes the request, and so the credential in it."""
 TOO_LONG_MESSAGE: Final = "the request line or a header of the request is too long"
+_CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 class HttpProtocol(RequestHandler):
@@ -80,3 +89,42 @@ class HttpProtocol(RequestHandler):
         response.headers.update(RESPONSE_HEADERS)
         response.force_close()
         return response
+
+
+async def add_response_headers(_: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Add the headers to a response of a handler (`on_response_prepare`)."""
+    response.headers.update(RESPONSE_HEADERS)
+
+
+def new_http_logger(log_limiter: LogLimiter) -> logging.Logger:
+    """Return the logger that aiohttp writes to for one server, below `oncelog.doors`."""
+    http_logger = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one for each server, and not one of the process
+    http_logger.parent = logging.getLogger("oncelog.doors")
+    http_logger.addFilter(_ClientErrorFilter(log_limiter))
+    return http_logger
+
+
+class _ClientErrorFilter(logging.Filter):
+    """Replaces records of malformed requests.
+
+    The bytes of the request are left out: a client that used a wrong port may have sent a token.
+    """
+
+    def __init__(self, log_limiter: LogLimiter) -> None:
+        super().__init__()
+        self._log_limiter = log_limiter
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep errors of the server; write those of a client as a rate-limited line."""
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is None or not issubclass(kind, _CLIENT_ERRORS):
+            return True
+        # aiohttp: "Error handling request from %s", with the address.
+        address = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        self._log_limiter.log(
+            min(record.levelno, logging.WARNING),
+            "received data is not valid HTTP",
+            address=address,
+            error=kind.__name__,
+        )
+        return False

@@ -1,4 +1,4 @@
-"""HTTP and WebSocket on one port: aiohttp's application behind the listener, and the fast path in front of it."""
+"""The ports of a server: HTTP and WebSocket on one, and metrics on another where the settings ask for it."""
 
 import asyncio
 import logging
@@ -9,16 +9,12 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from oncelog.errors import SettingsError
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.connection_limiter import Connection
+from oncelog.server.connection_limiter import ConnectionLimiter, ConnectionLimits
 from oncelog.server.endpoint import Endpoint, EndpointRouter
 from oncelog.server.http_fast_path import FastHandler, HttpFastPath
-from oncelog.server.http_headers import add_response_headers
-from oncelog.server.http_log import new_http_logger
-from oncelog.server.http_protocol import HttpProtocol
-from oncelog.server.listener import Listener, bind
-from oncelog.server.log_limiter import LogLimiter
+from oncelog.server.http_port import CLOSE_TIMEOUT_S, Handler, HttpPort
+from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.metrics import Counts
 from oncelog.server.middleware import RequestMiddleware, find_dialect
 from oncelog.server.preauth_limiter import PreauthLimiter
@@ -31,8 +27,6 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 KEEP_ALIVE_S: Final = 75.0
 """How long a connection without a request is kept for the next one."""
-CLOSE_TIMEOUT_S: Final = 1.0
-"""Longest wait for a client that does not read, when the server stops."""
 LINE_BYTES_MAX: Final = 64 * 1024
 """Longest request line. A relationship of three names of 1,024 characters, percent-encoded, needs 36 KiB of it, and the
 token of its page 16 KiB."""
@@ -40,8 +34,8 @@ HEADER_BYTES_MAX: Final = 32 * 1024
 """Longest header. A token of the allowed length needs more than aiohttp's default."""
 
 
-class HttpServer:
-    """Serves endpoints over HTTP until it is closed."""
+class HttpServer(HttpPort):
+    """Serves endpoints over HTTP until it is closed: aiohttp's application with the fast path in front of it."""
 
     def __init__(
         self,
@@ -51,13 +45,11 @@ class HttpServer:
         certificate: ServerCertificate,
         fast_routes: Mapping[str, FastHandler],
         counts: Counts,
-        log_limiter: LogLimiter,
     ) -> None:
+        super().__init__(gate.limiter, gate.find_peer_address)
         self._settings = settings
         self._gate = gate
         self._certificate = certificate
-        self._counts = counts
-        self._log_limiter = log_limiter
         frame_bytes_max = settings.api_limits.frame_bytes_max
         self._middleware = RequestMiddleware(gate, counts, body_bytes_max=frame_bytes_max)
         self._router = EndpointRouter(auth_gate, counts, find_caller=gate.find_caller, admit_stream=gate.admit_stream)
@@ -69,10 +61,6 @@ class HttpServer:
             body_bytes_max=frame_bytes_max,
             varies_by_origin=gate.varies_by_origin,
         )
-        self.runner: web.AppRunner | None = None
-        self._listener: Listener | None = None
-        self.urls: list[str] = []
-        """Addresses that are listened on."""
 
     async def start(self, endpoints: Iterable[Endpoint]) -> None:
         """Listen. Raises SettingsError if the address cannot be used."""
@@ -84,40 +72,25 @@ class HttpServer:
         if settings.development:
             WebChat().add_routes(app)
         app.on_response_prepare.append(self._gate.add_cors_headers)
-        app.on_response_prepare.append(add_response_headers)
-        # aiohttp waits for it twice. Accepted requests have been waited for before.
-        self.runner = web.AppRunner(app, shutdown_timeout=min(CLOSE_TIMEOUT_S, settings.shutdown_ms / 1000))
-        await self.runner.setup()
-        assert self.runner.server is not None  # noqa: S101 - it has been set up
-        new_protocol = partial(
-            HttpProtocol,
-            self.runner.server,
-            loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # no access log
-            logger=new_http_logger(self._log_limiter),
+        await self._listen(
+            app,
+            settings.host,
+            settings.port,
+            tls=self._certificate.context,
+            # aiohttp waits for it twice. Accepted requests have been waited for before.
+            shutdown_timeout_s=min(CLOSE_TIMEOUT_S, settings.shutdown_ms / 1000),
             keepalive_timeout=KEEP_ALIVE_S,
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=LINE_BYTES_MAX,
             # `read_body` decompresses, up to its limit; aiohttp would do it for unauthenticated callers too.
             auto_decompress=False,
         )
-        try:
-            sockets = await bind(settings.host, settings.port)
-        except OSError as error:
-            place = f"{settings.host}:{settings.port}"
-            raise SettingsError(f"cannot listen on {place}: {error.strerror or error}") from error
-        self._listener = Listener(
-            sockets,
-            self._gate.limiter,
-            partial(self._new_protocol, self._choose_path(new_protocol)),
-            find_address=self._gate.find_peer_address,
-            tls=self._certificate.context,
-            log_limiter=self._log_limiter,
-            refusal_counts=self._counts.connections_refused,
-        )
-        self._listener.start()
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs that the server listens on."""
         scheme = "http" if self._certificate.context is None else "https"
-        self.urls = [f"{scheme}://{format_address(socket.getsockname())}" for socket in self._listener.sockets]
+        return [f"{scheme}://{format_address(address)}" for address in self.addresses]
 
     def _choose_path(
         self, new_protocol: Callable[[], asyncio.Protocol]
@@ -131,13 +104,7 @@ class HttpServer:
             aiohttp.__version__,
             difference,
         )
-        return lambda _: new_protocol()
-
-    def _new_protocol(
-        self, new_protocol: Callable[[PreauthLimiter], asyncio.Protocol], connection: Connection
-    ) -> PreauthLimiter:
-        count_refusal = partial(self._gate.limiter.count_refusal, "too_large", connection.address)
-        return PreauthLimiter(connection, new_protocol, count_refusal)
+        return super()._choose_path(new_protocol)
 
     @property
     def is_busy(self) -> bool:
@@ -154,18 +121,41 @@ class HttpServer:
         self._router.is_closing = self._gate.is_closing = True
         self.fast_path.start_shutdown()
 
-    def close_listener(self) -> None:
-        """Accept no more connections."""
-        if self._listener is not None:
-            self._listener.close()
-
     async def close(self) -> None:
         """Close all connections."""
         self.close_listener()
         self.fast_path.close_all()
-        if self.runner is not None:
-            runner, self.runner = self.runner, None
-            await runner.cleanup()
+        await super().close()
+
+
+class MetricsListener(HttpPort):
+    """Serves metrics and health without credentials, for Prometheus, on a network that only Prometheus reaches.
+
+    At most `METRICS_CONNECTIONS_MAX` connections are open; a further one takes the place of the oldest. The owner calls
+    `close_expired` about once a second.
+    """
+
+    def __init__(self, routes: Mapping[str, Handler], shared: ConnectionLimiter) -> None:
+        counts = Counts()
+        # Refusals are counted with those of the server's port; the gauge of unauthenticated connections is not shared.
+        counts.connections_refused = shared.counts.connections_refused
+        limits = ConnectionLimits(total_max=METRICS_CONNECTIONS_MAX, timeout_ms=shared.limits.timeout_ms)
+        limiter = ConnectionLimiter(limits, shared.now_ms, counts, shared.log_limiter)
+        super().__init__(limiter, lambda address: (address or "", False))
+        self._routes = routes
+        self.close_expired = limiter.close_expired
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises SettingsError if the address cannot be used."""
+        app = web.Application()
+        for path, handler in self._routes.items():
+            app.router.add_get(path, handler)
+        await self._listen(app, host, port, purpose=" for metrics")
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 before the start."""
+        return next((address[1] for address in self.addresses), 0)
 
 
 def format_address(address: tuple[str, int] | str) -> str:

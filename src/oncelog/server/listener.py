@@ -9,11 +9,10 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from oncelog.server.connection_limiter import Connection, ConnectionLimiter
-from oncelog.server.log_limiter import LogLimiter
 
 BACKLOG: Final = 4096
 """Connections that the system keeps until they are accepted. The system may have a lower limit (`somaxconn`)."""
@@ -29,29 +28,13 @@ async def bind(host: str, port: int) -> list[socket.socket]:
     """Return listening sockets for all addresses of a host. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            sockets.append(_bind_socket(family, kind, protocol, address))
-    except BaseException:
-        for opened in sockets:
-            opened.close()
-        raise
+    with ExitStack() as opened:
+        for family, _, _, _, address in dict.fromkeys(found):
+            bound = opened.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
+            bound.setblocking(False)
+            sockets.append(bound)
+        opened.pop_all()
     return sockets
-
-
-def _bind_socket(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.setblocking(False)
-        bound.bind(address)
-        bound.listen(BACKLOG)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
 
 
 class Listener:
@@ -65,8 +48,6 @@ class Listener:
         *,
         find_address: AddressLookup,
         tls: ssl.SSLContext | None,
-        log_limiter: LogLimiter,
-        refusal_counts: dict[str, int],
     ) -> None:
         self.sockets = sockets
         self._limiter = limiter
@@ -74,8 +55,6 @@ class Listener:
         self._find_address = find_address
         self._tls = tls
         self._accepts_per_turn = limiter.limits.accepts_per_turn(listeners=len(sockets), with_tls=tls is not None)
-        self._log_limiter = log_limiter
-        self._refusal_counts = refusal_counts
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -108,8 +87,10 @@ class Listener:
             self._start_connection(accepted, peer)
 
     def _pause(self, server_socket: socket.socket, error: OSError) -> None:
-        self._refusal_counts["open_files"] += 1
-        self._log_limiter.warn("a connection cannot be accepted: raise the limit of open files", error=error.strerror)
+        self._limiter.counts.connections_refused["open_files"] += 1
+        self._limiter.log_limiter.warn(
+            "a connection cannot be accepted: raise the limit of open files", error=error.strerror
+        )
         self._loop.remove_reader(server_socket.fileno())
         self._pauses[server_socket] = self._loop.call_later(NO_FILES_PAUSE_S, self._resume, server_socket)
 
@@ -142,8 +123,10 @@ class Listener:
             connection.close()
             accepted.close()
             if not is_counted:
-                self._refusal_counts["tls_handshake"] += 1
-                self._log_limiter.warn("a TLS handshake failed", address=connection.address, error=type(error).__name__)
+                self._limiter.counts.connections_refused["tls_handshake"] += 1
+                self._limiter.log_limiter.warn(
+                    "a TLS handshake failed", address=connection.address, error=type(error).__name__
+                )
         except BaseException:
             connection.close()
             accepted.close()

@@ -43,16 +43,11 @@ class RequestMiddleware:
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request. While the server is being stopped, each answer is the last one of its connection."""
-        connection = self._gate.limiter.find_connection(request.transport)
-        if connection is not None:
-            connection.start_request()
         self._gate.open_requests[id(request)] = request.content
         try:
             response = await self._respond(request, handler)
         finally:
             self._gate.open_requests.pop(id(request), None)
-            if connection is not None:
-                connection.finish_request(request.content)
         if self._gate.is_closing and not response.prepared:
             response.force_close()
         return response

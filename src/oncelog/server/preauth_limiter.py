@@ -26,19 +26,12 @@ Transport = Any
 class PreauthLimiter(asyncio.Protocol):
     """Protocol of one connection until it is authenticated. `new_protocol` makes the protocol behind it."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        new_protocol: Callable[["PreauthLimiter"], asyncio.Protocol],
-        count_refusal: Callable[[], None],
-        bytes_max: int = HEAD_BYTES_MAX,
-    ) -> None:
+    def __init__(self, connection: Connection, new_protocol: Callable[["PreauthLimiter"], asyncio.Protocol]) -> None:
         self.connection = connection
         self._new_protocol = new_protocol
-        self._count_refusal = count_refusal
         self._refuse: Callable[[], None] | None = None
         """How a WebSocket is closed. None for HTTP."""
-        self._bytes_max = self._bytes_max_default = bytes_max
+        self._bytes_max = HEAD_BYTES_MAX
         self._bytes = 0
         self._unread_bytes = 0
         """At least so many bytes of responses wait for the client to read."""
@@ -64,7 +57,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._bytes = 0
         if self._inner is None or not self._inner.is_reading_paused:
             self._hold()  # otherwise the requests that wait behind this one are still held
-        self._bytes_max = bytes_max or self._bytes_max_default
+        self._bytes_max = bytes_max or HEAD_BYTES_MAX
         self._refuse = refuse
         self._ignored_body = None
         if self._is_removed:
@@ -149,8 +142,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._grace_timer = None
         is_answering = self.connection.idle_since_ms is None and self._refuse is None
         if not self._is_removed and not is_answering:
-            self._count_refusal()
-            (self._refuse or self.connection.abort)()
+            self.connection.refuse("too_large", self._refuse)
 
     def _resume(self) -> None:
         if self._grace_timer is not None:
