@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.admission import Admission
 from oncelog.core.identity import compute_lane
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import Order, Policy, Retention
 from oncelog.core.values import (
     Changes,
-    ClientEntry,
-    ClientIdentity,
     ConsumerIdentity,
     EntityIdentity,
     KeyIdentity,
@@ -87,36 +85,23 @@ class Overlay(Generic[K, V]):
         self.changes[key] = value
 
 
-class LaneSavepoint(NamedTuple):
-    """What changes in a lane while a batch is worked out."""
+class LaneDraft(Struct, gc=False):
+    """A lane's head while the batch is decided."""
 
+    number: int
+    head: LaneHead
+    """The head before the batch."""
+    log_time_ms: int
+    """Log time of the batch in this lane. It never goes back."""
+    height: int
     position: int
     eviction_time_ms: int
     fence: int
-    is_touched: bool
-
-
-class LaneDraft:
-    """A lane's head while the batch is being worked out. `log_time_ms` is this batch's and never goes back."""
-
-    __slots__ = ("_head", "eviction_time_ms", "fence", "height", "is_touched", "log_time_ms", "number", "position")
-
-    def __init__(self, number: int, head: LaneHead, now_ms: int) -> None:
-        self._head = head
-        self.number = number
-        self.log_time_ms = max(head.log_time_ms, now_ms)
-        self.height = head.height + 1
-        self.position = head.position
-        self.eviction_time_ms = head.eviction_time_ms
-        self.fence = head.fence
-        self.is_touched = False
-
-    def touch(self) -> None:
-        """Something in the lane has changed, a record or side state: its head is to be saved."""
-        self.is_touched = True
+    is_touched: bool = False
+    """Whether a record or side state of the lane has changed, so that its head is to be saved."""
 
     def advance_position(self) -> int:
-        """The lane grows by a record."""
+        """Return the position of the next record."""
         self.is_touched = True
         self.position += 1
         return self.position
@@ -124,34 +109,22 @@ class LaneDraft:
     @property
     def highest_number(self) -> int:
         """The highest number of any order in the lane."""
-        return max(self.position, self.fence, self._head.revision)
+        return max(self.position, self.fence, self.head.revision)
 
     def leap(self, above: int) -> None:
         """Position, height, fencing number and revision continue above a number, with a record at the next one."""
         self.is_touched = True
         self.position = self.height = above + 1
         self.fence = above
-        self._head = replace(self._head, revision=above)
+        self.head = replace(self.head, revision=above)
 
     def remembers(self, retention: Retention, since_ms: int) -> bool:
-        """False if what was last seen at `since_ms` has been forgotten."""
+        """Return False if the lane has forgotten what it last saw at `since_ms`."""
         return retention.remembers(since_ms, self.log_time_ms, self.eviction_time_ms)
 
-    def savepoint(self) -> LaneSavepoint:
-        """What changes while a batch is worked out, to be put back by `restore`."""
-        return LaneSavepoint(self.position, self.eviction_time_ms, self.fence, self.is_touched)
-
-    def rollback(self, savepoint: LaneSavepoint | None) -> None:
-        """Back to an earlier `state`; None is the state before anything happened."""
-        head = self._head
-        savepoint = savepoint or LaneSavepoint(head.position, head.eviction_time_ms, head.fence, is_touched=False)
-        self.position, self.eviction_time_ms, self.fence, self.is_touched = savepoint
-
-    def build_head(self) -> LaneHead | None:
-        """The head to save, or None if nothing in the lane has changed."""
-        head = self._head
-        if not self.is_touched:
-            return None
+    def build_head(self) -> LaneHead:
+        """Return the head to save."""
+        head = self.head
         return LaneHead(
             position=self.position,
             log_time_ms=self.log_time_ms,
@@ -163,11 +136,42 @@ class LaneDraft:
         )
 
 
+class Admission:
+    """The rates of one request that they admit as a whole or not at all.
+
+    The items of the request take their tokens first; `plan` checks `refusal` after the last one.
+
+    A bucket may be overdrawn by a request that has more new items than the burst, if the bucket was full before: no
+    waiting would ever make room for such a request. The debt is paid back before the next token.
+    """
+
+    __slots__ = ("_full_at_us", "_longest_wait_us", "refusal")
+
+    def __init__(self) -> None:
+        self._full_at_us: dict[object, int] = {}
+        """When each bucket would have been full, before the request."""
+        self._longest_wait_us = 0
+        self.refusal: Refused | None = None
+        """The refusal with the longest wait; None while the request is admitted."""
+
+    def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
+        """Return how long the request must wait for a bucket that one of its items takes a token of.
+
+        `full_at_us` is when the bucket would be full without that token, `wait_us` how long the token takes to come.
+        """
+        return min(self._full_at_us.setdefault(bucket, full_at_us) - now_us, wait_us)
+
+    def refuse(self, refusal: Refused, wait_us: int) -> None:
+        """Refuse the request, unless a longer wait is known already."""
+        if wait_us > self._longest_wait_us:
+            self._longest_wait_us, self.refusal = wait_us, refusal
+
+
 class Savepoint(NamedTuple):
-    """How things stood: the number of records, and the lanes that had been touched."""
+    """The number of records, and copies of the lanes."""
 
     records: int
-    lanes: dict[int, LaneSavepoint]
+    lanes: dict[int, LaneDraft]
 
 
 class BatchState:
@@ -184,7 +188,6 @@ class BatchState:
         self.admission: Admission | None = None
         """Set while a request is decided that the rates admit as a whole or not at all."""
         self._lanes: dict[int, LaneDraft] = {}
-        self._lane_zero: LaneDraft | None = None
         self._stream_lanes: dict[str, LaneDraft] = {}
         self._undo_log = _UndoLog()
         self.records: list[Record] = []
@@ -212,47 +215,32 @@ class BatchState:
     # --- lanes
 
     def get_policy_lane(self, policy: Policy, scope: str) -> LaneDraft:
-        """The lane that a policy's writes in a scope go to."""
+        """Return the lane of a policy's writes in a scope: lane 0, the global log, unless the order is the stream."""
         if policy.order is _STREAM:
             return self.get_stream_lane(scope)
-        return self._lane_zero or self.get_lane_zero()
-
-    def get_lane_zero(self) -> LaneDraft:
-        """The lane of all that is in no stream: the global log."""
-        if self._lane_zero is None:
-            self._lane_zero = self._get_or_create_lane(0)
-        return self._lane_zero
+        return self._lanes.get(0) or self.get_lane(0)
 
     def get_stream_lane(self, stream: str) -> LaneDraft:
-        """The lane of a stream."""
+        """Return the lane of a stream."""
         lane = self._stream_lanes.get(stream)
         if lane is None:
-            lane = self._stream_lanes[stream] = self._get_or_create_lane(compute_lane(stream, self.settings.lanes))
+            lane = self._stream_lanes[stream] = self.get_lane(compute_lane(stream, self.settings.lanes))
         return lane
 
     def get_lane(self, number: int) -> LaneDraft:
         """Return a lane by its number, which must be one of the log's."""
-        return self._get_or_create_lane(number)
-
-    def list_lanes(self) -> list[LaneDraft]:
-        """Every lane of the log, whether or not it has been written to."""
-        return [self._get_or_create_lane(number) for number in range(self.settings.lanes + 1)]
-
-    def _get_or_create_lane(self, number: int) -> LaneDraft:
         lane = self._lanes.get(number)
         if lane is None:
             head = self._heads.get(number) or LaneHead()
-            lane = self._lanes[number] = LaneDraft(number, head, self.now_ms)
+            log_time_ms = max(head.log_time_ms, self.now_ms)
+            height = head.height + 1
+            lane = LaneDraft(number, head, log_time_ms, height, head.position, head.eviction_time_ms, head.fence)
+            self._lanes[number] = lane
         return lane
 
-    # --- what is remembered, as far as it has not been forgotten
-
-    def find_client(self, policy: Policy, identity: ClientIdentity, lane: LaneDraft) -> ClientEntry | None:
-        """Where a client stands; None for one never seen or forgotten."""
-        entry = self.clients.get(identity)
-        if entry is None or not lane.remembers(policy.retention, entry.last_seen_ms):
-            return None
-        return entry
+    def list_lanes(self) -> list[LaneDraft]:
+        """Return every lane of the log, whether or not it has records."""
+        return [self.get_lane(number) for number in range(self.settings.lanes + 1)]
 
     # --- internal records
 
@@ -284,26 +272,25 @@ class BatchState:
     # --- all or nothing
 
     def savepoint(self) -> Savepoint:
-        """Remembers how things stand, until `release` or `rollback`."""
+        """Begin to log changes, until `release` or `rollback`."""
         self._undo_log.is_open = True
-        return Savepoint(len(self.records), {number: lane.savepoint() for number, lane in self._lanes.items()})
+        return Savepoint(len(self.records), {number: replace(lane) for number, lane in self._lanes.items()})
 
     def release(self) -> None:
-        """What has changed since the mark stays."""
+        """Keep the changes since the savepoint."""
         self._undo_log.is_open = False
         self._undo_log.entries.clear()
 
     def rollback(self, savepoint: Savepoint) -> None:
-        """As if nothing had happened since the mark."""
+        """Undo all changes since the savepoint."""
         self._undo_log.rollback()
         self.release()
         del self.records[savepoint.records :]
-        for number, lane in self._lanes.items():
-            lane.rollback(savepoint.lanes.get(number))
+        self._lanes = savepoint.lanes
+        self._stream_lanes.clear()
 
     def collect_changes(self) -> Changes:
-        """Everything to be saved."""
-        heads = {number: lane.build_head() for number, lane in self._lanes.items()}
+        """Return everything to be saved."""
         tables: list[Any] = [overlay.changes for overlay in get_state_tables(self)]
-        touched = {number: head for number, head in heads.items() if head is not None}
-        return Changes(*[*tables, self.records, touched, self.leap_above])
+        heads = {number: lane.build_head() for number, lane in self._lanes.items() if lane.is_touched}
+        return Changes(*[*tables, self.records, heads, self.leap_above])

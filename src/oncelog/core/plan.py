@@ -20,8 +20,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.admission import Admission
-from oncelog.core.batch_state import BatchState, LaneDraft
+from oncelog.core.batch_state import Admission, BatchState, LaneDraft
 from oncelog.core.hlc import check_drift
 from oncelog.core.merge import RowDelta
 from oncelog.core.rules.audit import record_act

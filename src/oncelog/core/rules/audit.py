@@ -19,7 +19,7 @@ from oncelog.core.identity import compute_lane, frame
 from oncelog.core.internal_records import check_internal_record
 from oncelog.core.limits import ACT_KEY_BYTES
 from oncelog.core.policy import AUDIT_POLICY, RESTORE_POLICY
-from oncelog.core.rules.quotas import check_act_limits, count_act, is_charged
+from oncelog.core.rules.quotas import check_act_limits, count_in_stream, is_charged
 from oncelog.core.stored_bytes import act_bytes
 from oncelog.core.values import (
     Committed,
@@ -96,7 +96,7 @@ def act_identity(item: RecordAct) -> KeyIdentity:
 def check_act_quota(act: RecordAct, state: BatchState, member: MemberIdentity | None = None) -> Refused | None:
     """Refuse an act of a client whose audit record does not fit, together with the member that the act adds.
 
-    The record is a new write of the tenants of its stream, also for their rates: `count_admitted_act` takes the token.
+    The record is a new write of the tenants of its stream, also for their rates: `members` takes the token.
     """
     if state.tenants is None:
         return None
@@ -112,7 +112,8 @@ def append_act(act: RecordAct, lane: LaneDraft, state: BatchState, key: bytes = 
     lane.advance_position()
     record = state.append_internal(lane, AUDIT_POLICY, act.actor, _encode_body(act, lane), scope=act.scope, key=key)
     if state.tenants is not None and is_charged(act.actor):
-        count_act(act.scope, act_bytes(act.scope, act.actor, key, record.body), state.tenants, state)
+        size = act_bytes(act.scope, act.actor, key, record.body)
+        count_in_stream(act.scope, state, size=size, records=1)
     return record
 
 

@@ -13,7 +13,7 @@ from oncelog.core.canonical import canonical
 from oncelog.core.limits import LEASE_MEMORY_MS
 from oncelog.core.policy import OnReuse
 from oncelog.core.rules.audit import LEASE_RELEASED, append_act
-from oncelog.core.rules.quotas import check_quota, count_claim
+from oncelog.core.rules.quotas import check_quota, count_in_stream
 from oncelog.core.values import (
     NOT_KNOWN,
     Applied,
@@ -52,7 +52,7 @@ def claim(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused:
     refused = check_quota(item, state)
     if refused is not None:
         return refused
-    count_claim(item, state)
+    count_in_stream(item.scope, state, takes_token=True)
     lane.fence += 1
     until_ms = lane.log_time_ms + item.lease_ms
     granted = Lease(lane.fence, item.holder, until_ms, item.fingerprint)
@@ -144,7 +144,7 @@ def _has_other_content(lease: Lease, item: Claim | Submission) -> bool:
 
 def _put_lease(identity: KeyIdentity, lease: Lease, lane: LaneDraft, state: BatchState) -> None:
     state.leases.put(identity, lease)
-    lane.touch()
+    lane.is_touched = True
 
 
 def _refuse_busy(lease: Lease, item: Claim | Submission, lane: LaneDraft) -> Refused:

@@ -18,7 +18,7 @@ from oncelog.core.rules.audit import (
     append_act,
     check_act_quota,
 )
-from oncelog.core.rules.quotas import can_be_known_only, count_admitted_act, count_member, is_charged
+from oncelog.core.rules.quotas import can_be_known_only, count_in_stream, count_member, is_charged
 from oncelog.core.rules.rates import take_stream_token
 from oncelog.core.values import (
     NOT_KNOWN,
@@ -181,7 +181,7 @@ def _check_limits(item: OpenStream | SetMember, change: _RosterChange, state: Ba
 def _put_admitted_change(change: _RosterChange, state: BatchState) -> Applied:
     """Write a change that passed the limits, and take a token of the tenants' rates for a client."""
     if is_charged(change.act.actor):
-        count_admitted_act(change.act.scope, state)
+        count_in_stream(change.act.scope, state, takes_token=True)
     return _put_change(change, state)
 
 
@@ -218,5 +218,5 @@ def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
     if item.sequence <= (state.acknowledged.get(identity) or 0):
         return Applied(changed=False)
     state.acknowledged.put(identity, item.sequence)
-    state.get_stream_lane(item.scope).touch()
+    state.get_stream_lane(item.scope).is_touched = True
     return Applied(changed=True)

@@ -10,10 +10,10 @@ from typing import Final, TypeGuard
 
 from msgspec.structs import replace
 
-from oncelog.core.batch_state import BatchState
+from oncelog.core.batch_state import Admission, BatchState
 from oncelog.core.limits import QUOTA_RETRY_AFTER_MS
 from oncelog.core.policy import Order
-from oncelog.core.rules.rates import compute_token_times
+from oncelog.core.rules.rates import refuse_for_wait, take_token
 from oncelog.core.stored_bytes import member_bytes, record_bytes, submission_bytes, utf8_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage
 from oncelog.core.values import (
@@ -32,7 +32,6 @@ from oncelog.core.values import (
 )
 
 _STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
-_MILLISECOND_US: Final = 1000
 _NO_USAGE: Final = Usage()
 SYSTEM_ACTOR_PREFIX: Final = "system:"
 """Begins the actor of internal work (CO-20)."""
@@ -75,16 +74,15 @@ def collect_usage_keys(
 def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) -> Refused | None:
     """Refuse a new write that does not fit. `growth` is what its effects add to the side state of its stream.
 
-    Work under a lease was let in when it was claimed.
+    Work under a lease was admitted when it was claimed.
     """
     if state.tenants is None or (isinstance(item, Submission) and item.fence):
         return None
     size = submission_bytes(item) if isinstance(item, Submission) else _estimate_claim_bytes(item)
     owners = state.tenants.list_for(item.scope, ()) if growth else ()
     for tenant in _list_tenants(item, state.tenants):
-        usage = state.usage.get(tenant.prefix) or _NO_USAGE
         more = size + growth if tenant in owners else size
-        refused = _check_storage(tenant, usage, more, 1) or _check_rate(tenant, usage, state)
+        refused = _check_tenant(tenant, state, more, records=1, takes_token=True)
         if refused is not None:
             return refused
     return None
@@ -107,47 +105,40 @@ def count_write(submission: Submission, state: BatchState, growth: int = 0) -> N
     """Count a record that is committed, and the side state that it adds to its stream."""
     if state.tenants is None:
         return
-    size = submission_bytes(submission)
-    owners = state.tenants.list_for(submission.scope, ()) if growth else ()
-    for tenant in _list_tenants(submission, state.tenants):
-        usage = state.usage.get(tenant.prefix) or _NO_USAGE
-        more = size + growth if tenant in owners else size
-        full_at_us = usage.full_at_us if submission.fence else _compute_full_at_us(tenant, usage, state.now_ms)
-        state.usage.put(tenant.prefix, Usage(max(0, usage.bytes + more), usage.records + 1, full_at_us))
+    tenants = _list_tenants(submission, state.tenants)
+    _add_usage(tenants, state, submission_bytes(submission), records=1, takes_token=not submission.fence)
+    if growth:
+        count_in_stream(submission.scope, state, size=growth)
 
 
-def count_act(scope: str, size: int, tenants: Tenants, state: BatchState) -> None:
-    """Count the audit record of a client's act. It takes no token: `count_admitted_act` does for acts that need one."""
-    for tenant in tenants.list_for(scope, ()):
-        usage = state.usage.get(tenant.prefix) or _NO_USAGE
-        state.usage.put(tenant.prefix, replace(usage, bytes=usage.bytes + size, records=usage.records + 1))
+def count_in_stream(
+    scope: str, state: BatchState, *, size: int = 0, records: int = 0, takes_token: bool = False
+) -> None:
+    """Add bytes and records to the usage of a stream's tenants, and take a token of their rates.
 
-
-def count_claim(item: Claim, state: BatchState) -> None:
-    """New work is let in: it takes of the rate, and the record that it comes to does not."""
-    if state.tenants is None:
-        return
-    _take_tokens(_list_tenants(item, state.tenants), state)
-
-
-def count_admitted_act(scope: str, state: BatchState) -> None:
-    """Take a token of the rates of a stream's tenants for a client's act. `count_act` counts its record."""
+    A claim takes a token, and the record of the claimed work takes none. An addition of a member or a new role takes a
+    token, and its audit record takes none. A negative size gives back the bytes of dropped side state.
+    """
     if state.tenants is not None:
-        _take_tokens(state.tenants.list_for(scope, ()), state)
+        _add_usage(state.tenants.list_for(scope, ()), state, size, records=records, takes_token=takes_token)
 
 
-def _take_tokens(tenants: Iterable[Tenant], state: BatchState) -> None:
+def _add_usage(tenants: Iterable[Tenant], state: BatchState, size: int, *, records: int, takes_token: bool) -> None:
     for tenant in tenants:
         usage = state.usage.get(tenant.prefix) or _NO_USAGE
-        if tenant.new_writes_per_second_max:
-            state.usage.put(tenant.prefix, replace(usage, full_at_us=_compute_full_at_us(tenant, usage, state.now_ms)))
+        full_at_us = usage.full_at_us
+        if takes_token and tenant.new_writes_per_second_max:
+            full_at_us, _ = _take_token(tenant, usage, state.now_ms)
+        after = Usage(max(0, usage.bytes + size), usage.records + records, full_at_us)
+        if after != usage:
+            state.usage.put(tenant.prefix, after)
 
 
 def check_act_limits(scope: str, state: BatchState, *, act_bytes: int, member: MemberIdentity | None) -> Refused | None:
     """Refuse an act that does not fit into the tenants of its stream, or whose record gets no token of their rates.
 
-    `act` is the size of the act's audit record, 0 where it does not count. `member` is a member that the act adds. A
-    member counts as a record, unless it was a member before.
+    `act_bytes` is the size of the act's audit record, 0 where it does not count. `member` is a member that the act
+    adds. A member counts as a record, unless it was a member before.
     """
     if state.tenants is None:
         return None
@@ -155,38 +146,18 @@ def check_act_limits(scope: str, state: BatchState, *, act_bytes: int, member: M
     size = act_bytes + (member_bytes(member) if member is not None and is_new else 0)
     records = (act_bytes > 0) + is_new
     for tenant in state.tenants.list_for(scope, ()):
-        usage = state.usage.get(tenant.prefix) or _NO_USAGE
-        refused = _check_storage(tenant, usage, size, records)
-        if refused is None and act_bytes:
-            refused = _check_rate(tenant, usage, state)
+        refused = _check_tenant(tenant, state, size, records=records, takes_token=act_bytes > 0)
         if refused is not None:
             return refused
     return None
 
 
 def count_member(identity: MemberIdentity, state: BatchState) -> None:
-    """Count a new member of a stream."""
-    tenants = _list_new_member_tenants(identity, state)
-    for tenant in tenants:
-        usage = state.usage.get(tenant.prefix) or _NO_USAGE
-        more = Usage(usage.bytes + member_bytes(identity), usage.records + 1, usage.full_at_us)
-        state.usage.put(tenant.prefix, more)
-    if tenants:
-        state.past_members.put(identity, True)
-
-
-def _list_new_member_tenants(identity: MemberIdentity, state: BatchState) -> tuple[Tenant, ...]:
-    """Return the tenants that a member counts for; none if it was a member before: the log has kept its row."""
+    """Count a new member of a stream, unless it was a member before: the log has kept its row."""
     if state.tenants is None or state.past_members.get(identity):
-        return ()
-    return state.tenants.list_for(identity[0], ())
-
-
-def release_state(scope: str, size: int, state: BatchState) -> None:
-    """Give back the bytes of side state that is dropped from a stream."""
-    for tenant in () if state.tenants is None else state.tenants.list_for(scope, ()):
-        usage = state.usage.get(tenant.prefix) or _NO_USAGE
-        state.usage.put(tenant.prefix, replace(usage, bytes=max(0, usage.bytes - size)))
+        return
+    count_in_stream(identity[0], state, size=member_bytes(identity), records=1)
+    state.past_members.put(identity, True)
 
 
 def reclaim_erased_bytes(
@@ -225,8 +196,9 @@ def _estimate_claim_bytes(item: Claim) -> int:
     return record_bytes(utf8_bytes(item.scope) + len(item.key), (), 1)
 
 
-def _check_storage(tenant: Tenant, usage: Usage, size: int, records: int) -> Refused | None:
+def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int, takes_token: bool) -> Refused | None:
     """Refuse a write beyond a quota. A tenant over its quota may still write if that frees more bytes than it takes."""
+    usage = state.usage.get(tenant.prefix) or _NO_USAGE
     for name, limit, has, more in (
         ("bytes_max", tenant.bytes_max, usage.bytes, size),
         ("records_max", tenant.records_max, usage.records, records),
@@ -241,40 +213,18 @@ def _check_storage(tenant: Tenant, usage: Usage, size: int, records: int) -> Ref
                 tenant=tenant.prefix,
                 limit=limit,
             )
-    return None
-
-
-def _check_rate(tenant: Tenant, usage: Usage, state: BatchState) -> Refused | None:
     per_second = tenant.new_writes_per_second_max
-    if not per_second:
+    if not takes_token or not per_second:
         return None
-    before_us, _, missing_us = _compute_token_times(tenant, usage, state.now_ms)
-    admission = state.admission
-    if admission is not None:
-        missing_us = admission.compute_wait_us(tenant.prefix, before_us, missing_us, state.now_ms * _MILLISECOND_US)
-    if missing_us <= 0:
-        return None
-    retry_after_ms = -(-missing_us // _MILLISECOND_US)
-    refused = Refused(
-        Reason.RATE_LIMITED,
-        f"new_writes_per_second_max of the tenant {tenant.prefix!r} is {per_second}; try again in {retry_after_ms} ms",
-        field="new_writes_per_second_max",
-        retry_after_ms=retry_after_ms,
-        tenant=tenant.prefix,
-        limit=per_second,
+    _, wait_us = _take_token(tenant, usage, state.now_ms, state.admission)
+    used_up = f"new_writes_per_second_max of the tenant {tenant.prefix!r} is {per_second}"
+    return refuse_for_wait(
+        wait_us, state.admission, used_up, "new_writes_per_second_max", tenant=tenant.prefix, limit=per_second
     )
-    if admission is None:
-        return refused
-    admission.refuse(refused, missing_us)
-    return None
 
 
-def _compute_full_at_us(tenant: Tenant, usage: Usage, now_ms: int) -> int:
-    return _compute_token_times(tenant, usage, now_ms)[1] if tenant.new_writes_per_second_max else usage.full_at_us
-
-
-def _compute_token_times(tenant: Tenant, usage: Usage, now_ms: int) -> tuple[int, int, int]:
-    """As `rates.compute_token_times`, by the time of the batch: the lanes of a tenant each have a separate time.
+def _take_token(tenant: Tenant, usage: Usage, now_ms: int, admission: Admission | None = None) -> tuple[int, int]:
+    """As `rates.take_token`, by the time of the batch: the lanes of a tenant each have a separate time.
 
     That of another process may be behind by a little, and then there is less in the bucket. Where it is far behind, as
     on a machine whose clock was set back before it came, the bucket seems much further from full than it can be, and
@@ -282,5 +232,4 @@ def _compute_token_times(tenant: Tenant, usage: Usage, now_ms: int) -> tuple[int
     """
     per_second = tenant.new_writes_per_second_max
     burst = tenant.new_writes_at_once_max or per_second
-    now_us = now_ms * _MILLISECOND_US
-    return compute_token_times(usage.full_at_us, now_us, per_second, burst, is_bounded=True)
+    return take_token(tenant.prefix, usage.full_at_us, now_ms, per_second, burst, admission, is_bounded=True)

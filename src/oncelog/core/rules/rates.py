@@ -8,8 +8,7 @@ all. That time is rounded up to whole microseconds: every store computes the sam
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from oncelog.core.admission import Admission
-from oncelog.core.batch_state import BatchState, LaneDraft
+from oncelog.core.batch_state import Admission, BatchState, LaneDraft
 from oncelog.core.limits import RATE_MAX, WHOLE_REQUEST_ITEMS_MAX
 from oncelog.core.values import (
     Bucket,
@@ -51,7 +50,7 @@ def take_stream_token(item: OpenStream, state: BatchState) -> Refused | None:
     lane = state.get_stream_lane(identity[0])
     refused = _take_each([(item.rate, identity)], lane, state, None)
     if refused is None:
-        lane.touch()
+        lane.is_touched = True
     return refused
 
 
@@ -59,24 +58,18 @@ def _take_each(
     rates: Iterable[tuple[Rate, RateIdentity]], lane: LaneDraft, state: BatchState, admission: Admission | None
 ) -> Refused | None:
     taken: list[tuple[RateIdentity, Bucket]] = []
-    now_us = lane.log_time_ms * _MILLISECOND_US
-    missing_us = 0
+    longest_wait_us = 0
     for rate, identity in rates:
         bucket = state.rates.get(identity)
         full_at_us = 0 if bucket is None else bucket.full_at_us
-        before_us, after_us, missing = compute_token_times(full_at_us, now_us, rate.per_second, rate.burst)
-        if admission is not None:
-            missing = admission.compute_wait_us(identity, before_us, missing, now_us)
+        after_us, wait_us = take_token(identity, full_at_us, lane.log_time_ms, rate.per_second, rate.burst, admission)
         taken.append((identity, Bucket(after_us)))
-        missing_us = max(missing_us, missing)
-    if missing_us > 0:
-        refused = refuse_rate_limited(-(-missing_us // _MILLISECOND_US))
-        if admission is None:
-            return refused
-        admission.refuse(refused, missing_us)
-    for identity, after in taken:
-        state.rates.put(identity, after)
-    return None
+        longest_wait_us = max(longest_wait_us, wait_us)
+    refused = refuse_for_wait(longest_wait_us, admission, "the limit of new writes is used up")
+    if refused is None:
+        for identity, after in taken:
+            state.rates.put(identity, after)
+    return refused
 
 
 def _iterate_rates(submission: Submission) -> Iterator[tuple[Rate, RateIdentity]]:
@@ -86,31 +79,58 @@ def _iterate_rates(submission: Submission) -> Iterator[tuple[Rate, RateIdentity]
         yield submission.stream_rate, stream_rate_identity(submission)
 
 
-def compute_token_times(
-    full_at_us: int, now_us: int, per_second: int, burst: int, *, is_bounded: bool = False
-) -> tuple[int, int, int]:
-    """Return when a bucket is full, when it is after one more token, and how long that token takes to come.
+def take_token(
+    bucket: object,
+    full_at_us: int,
+    now_ms: int,
+    per_second: int,
+    burst: int,
+    admission: Admission | None = None,
+    *,
+    is_bounded: bool = False,
+) -> tuple[int, int]:
+    """Return when a bucket is full after one more token, and how long the write must wait for that token.
 
-    The wait is 0 or less if the token is there. With `is_bounded` a bucket that seems much further from full than it
-    can be, by its burst or by the debt of one request, counts as full, for times that may go back.
+    The wait is 0 or less if the token is there, or if a request that is admitted as a whole may overdraw the bucket.
+    With `is_bounded` a bucket that seems much further from full than it can be, by its burst or by the debt of one
+    request, counts as full, for times that may go back.
     """
     token_us = -(-_SECOND_US // per_second)
+    now_us = now_ms * _MILLISECOND_US
     before_us = max(full_at_us, now_us)
     if is_bounded and before_us - now_us > max(burst, WHOLE_REQUEST_ITEMS_MAX) * token_us + CLOCK_BACK_US_MAX:
         before_us = now_us
     after_us = before_us + token_us
-    return before_us, after_us, after_us - now_us - burst * token_us
+    wait_us = after_us - now_us - burst * token_us
+    if admission is not None:
+        wait_us = admission.compute_wait_us(bucket, before_us, wait_us, now_us)
+    return after_us, wait_us
+
+
+def refuse_for_wait(
+    wait_us: int, admission: Admission | None, used_up: str, field: str = "", *, tenant: str = "", limit: int = 0
+) -> Refused | None:
+    """Refuse a new write that must wait for a token; None if it need not wait.
+
+    In a request that is admitted as a whole, `admission` keeps the refusal until all items have taken their tokens.
+    """
+    if wait_us <= 0:
+        return None
+    retry_after_ms = -(-wait_us // _MILLISECOND_US)
+    refused = Refused(
+        Reason.RATE_LIMITED,
+        f"{used_up}; try again in {retry_after_ms} ms",
+        field=field,
+        retry_after_ms=retry_after_ms,
+        tenant=tenant,
+        limit=limit,
+    )
+    if admission is None:
+        return refused
+    admission.refuse(refused, wait_us)
+    return None
 
 
 def is_full(bucket: Bucket, log_time_ms: int) -> bool:
     """True once a bucket counts as absent."""
     return bucket.full_at_us <= log_time_ms * _MILLISECOND_US
-
-
-def refuse_rate_limited(retry_after_ms: int) -> Refused:
-    """Return the refusal of a new write that may be sent again after a time."""
-    return Refused(
-        Reason.RATE_LIMITED,
-        f"the limit of new writes is used up; try again in {retry_after_ms} ms",
-        retry_after_ms=retry_after_ms,
-    )

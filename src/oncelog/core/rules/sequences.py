@@ -9,8 +9,9 @@ def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchS
 
     Only for a submission whose key is unknown: a known key has been answered by its key, whatever its number.
     """
-    entry = state.find_client(submission.policy, client_identity(submission), lane)
-    last = entry.sequence if entry else 0
+    entry = state.clients.get(client_identity(submission))
+    is_known = entry is not None and lane.remembers(submission.policy.retention, entry.last_seen_ms)
+    last = entry.sequence if entry is not None and is_known else 0
     sequence = submission.client_sequence
     if sequence == last + 1:
         return None

@@ -17,7 +17,7 @@ from oncelog.core.hlc import HLC_MAX, format_hlc
 from oncelog.core.identity import delta_id
 from oncelog.core.merge import Op, Row, RowDelta, Stamp
 from oncelog.core.rules.audit import APPLICATION_ACTOR, COMPACT, append_act
-from oncelog.core.rules.quotas import release_state
+from oncelog.core.rules.quotas import count_in_stream
 from oncelog.core.stored_bytes import row_bytes
 from oncelog.core.values import Applied, DropTombstones, RecordAct, Tombstone
 
@@ -81,7 +81,7 @@ def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
     for tombstone in dropped:
         identity = (item.scope, tombstone.table, tombstone.row_id)
         if state.tenants is not None:
-            release_state(item.scope, row_bytes(identity, state.rows.get(identity)), state)
+            count_in_stream(item.scope, state, size=-row_bytes(identity, state.rows.get(identity)))
         state.rows.put(identity, None)
     state.horizons.put(item.scope, max(state.horizons.get(item.scope) or 0, *map(_compute_horizon, dropped)))
     act = RecordAct(
