@@ -16,8 +16,11 @@ import oncelog.testing.cluster
     [
         ("oncelog", "Room", "DiskLimits"),
         ("oncelog.client", "State", "ConnectionState"),
+        ("oncelog.client", "Rejected", "Refused"),
+        ("oncelog.client", "Rejection", "RefusedEvent"),
         ("oncelog.client.chat", "State", "ConnectionState"),
         ("oncelog.client.deltas", "State", "ConnectionState"),
+        ("oncelog.client.deltas", "ChangesLostError", "UpdatesLostError"),
         ("oncelog.testing.cluster", "State", "ClusterState"),
         ("oncelog.testing.cluster", "Wire", "TcpLink"),
         ("oncelog.testing.cluster", "Wires", "TcpLinks"),

@@ -20,7 +20,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 import model
-from oncelog.client import Client, ClientLimits, Committed, ConnectionState, Pending, Rejection, Status
+from oncelog.client import Client, ClientLimits, Committed, ConnectionState, Pending, RefusedEvent, Status
 from oncelog.client.runtime.websocket import Socket, WebSocketTransport, normalize_url
 from oncelog.errors import LostError, OncelogError
 
@@ -103,7 +103,7 @@ class TodoApp(App[None]):
         self._list_name = list_name
         self._own: dict[str, Pending] = {pending.id: pending for pending in client.pending()}
         """Submissions that the table does not show yet."""
-        self._rejected: list[Rejection] = []
+        self._rejected: list[RefusedEvent] = []
         self.items: list[model.Item] = []
         """What is on the screen."""
 
@@ -132,8 +132,8 @@ class TodoApp(App[None]):
         # The cursor first: whatever is at or below it is in the table by now.
         self._own = {key: one for key, one in self._own.items() if not _is_in_table(one, status.cursor)}
         self.items = model.with_pending(self._table.items(), [one.event for one in self._own.values()])
-        if status.rejected != len(self._rejected):
-            self._rejected = await self._client.rejected()
+        if status.refused != len(self._rejected):
+            self._rejected = await self._client.refused()
         if len(self.query("#items, #status")) < 2:
             return  # the client goes on while the screen is being taken down
         options = [Option(_line(item), item.id) for item in self.items]
@@ -154,7 +154,7 @@ class TodoApp(App[None]):
     def _status_line(self, status: Status) -> str:
         state = "○ switched off" if self._switch.is_off else STATES.get(status.state, "○ offline")
         waiting = f" · {status.pending} waiting" if status.pending else ""
-        rejected = f" · {status.rejected} rejected" if status.rejected else ""
+        rejected = f" · {status.refused} rejected" if status.refused else ""
         is_wrong = status.state in (ConnectionState.REFUSED, ConnectionState.CLOSED)
         why = f" · {_printable(status.last_error)}" if is_wrong and status.last_error else ""
         return f"{state} · event {status.cursor}{waiting}{rejected}{why}"
@@ -178,7 +178,7 @@ class TodoApp(App[None]):
         """Away with it; and a rejected one has been seen."""
         option = self.query_one("#items", OptionList).highlighted_option
         if option is not None and option.id is not None and option.id.startswith(_REJECTED):
-            await self._client.forget_rejected(option.id.removeprefix(_REJECTED))
+            await self._client.forget_refused(option.id.removeprefix(_REJECTED))
         item = self._highlighted()
         if item is not None:
             await self._submit(model.event_of(model.REMOVED, item.id, self._me))
@@ -230,7 +230,7 @@ def _line(item: model.Item) -> Content:
     )
 
 
-def _rejected_line(rejection: Rejection) -> Content:
+def _rejected_line(rejection: RefusedEvent) -> Content:
     change = model.change_of(rejection.event)
     text = "?" if change is None else change.text or change.kind
     return Content.assemble((f"✗ {_printable(text)}  {_printable(str(rejection.outcome))}", "$text-error"))

@@ -18,7 +18,8 @@ OncelogError
 │   ├── ProtocolError             the server says something that no server says
 │   ├── IdReusedError             another submission with this id waits in the outbox
 │   ├── StoreInUseError           another client has the file open
-│   └── PartitionsChangedError    the file belongs to other partitions
+│   ├── PartitionsChangedError    the file belongs to other partitions
+│   └── UpdatesLostError          a reader of updates or changes fell behind: subscribe again, then read what there is
 ├── WorkError                 of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
 │   ├── ConflictError             its key was used for something else
 │   ├── InFlightError             another caller does it right now
@@ -273,3 +274,10 @@ class PartitionsChangedError(ClientError):
             "Use another file, or give `reset`, which removes what was made of them, to begin again"
         )
         self.partitions = partitions
+
+
+class UpdatesLostError(ClientError):
+    """A reader of `updates` or `changes` fell behind and gets no more. Subscribe again, then read what there is."""
+
+    def __init__(self, limit_name: str, limit: int) -> None:
+        super().__init__(f"updates were lost: {limit_name} is {limit}, and more updates arrived before they were read")

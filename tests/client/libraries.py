@@ -74,7 +74,7 @@ class EventsLibrary:
 
     async def settle(self, client: Client) -> Refusals:
         await event_clients.settled(client)
-        return {one.event["type"]: self._message_of(one.outcome) for one in await client.rejected()}
+        return {one.event["type"]: self._message_of(one.outcome) for one in await client.refused()}
 
     async def write(self, client: Client, text: str) -> str:
         outcome = await event_clients.outcome(client, {"type": text})
@@ -150,7 +150,7 @@ class DeltasLibrary:
             status = await soon(client.until_status(lambda status: not status.pending or status.refusal is not None))
             if status.refusal is not None:
                 refusals[status.refusal.row_id] = f"{status.refusal.code}: {status.refusal.message}"
-                await client.discard(status.refusal.delta_id)
+                await client.withdraw(status.refusal.delta_id)
         await soon(client.synced())
         return refusals
 

@@ -141,7 +141,7 @@ class Application:
         os.write(OUT, b"settled\n")
         await client.reached(int(await commands.readline()))
         stands = {
-            "rejected": [[one.id, one.outcome.reason] for one in await client.rejected()],
+            "rejected": [[one.id, one.outcome.reason] for one in await client.refused()],
             "set_aside": [str(one) for one in await client.set_aside()],
             "pending": client.status().pending,
         }

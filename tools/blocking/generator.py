@@ -135,8 +135,9 @@ class ClassWriter:
             elif member.decorator_list:
                 raise GenerationError(f"{self._twin.source}.{name} has decorators")
             else:
-                self._module.add_imports(module, member.args)
-                self._module.add_imports(module, member.returns)
+                for part in (member.args, member.returns):
+                    self._module.add_imports(module, part)
+                    self._module.add_imports(source, part)  # for the types that it gives to a generic base
                 yield self._write_method(member)
 
     def _write_alias(self, name: str, value: ast.expr) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The async classes, as syntax trees."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -59,13 +59,42 @@ def iterate_members(
 ) -> Iterator[tuple[SourceModule, Function | ast.Assign]]:
     """The methods and assignments of a class and of its bases without a blocking twin, with their modules."""
     for member in node.body:
-        if isinstance(member, Function | ast.Assign):
+        if isinstance(member, Function | ast.Assign) and not _is_abstract(member):
             yield source, member
     for base in node.bases:
         name = get_base_name(base)
         found = None if has_twin(name) else source.find_class(name)
         if found is not None:
-            yield from iterate_members(*found, has_twin)
+            arguments = _find_type_arguments(base, found[1])
+            for module, member in iterate_members(*found, has_twin):
+                yield module, _TypeSubstitution(arguments).visit(member)
+
+
+def _is_abstract(member: Function | ast.Assign) -> bool:
+    return isinstance(member, Function) and "abstractmethod" in map(ast.unparse, member.decorator_list)
+
+
+class _TypeSubstitution(ast.NodeTransformer):
+    """Replaces type variables by types."""
+
+    def __init__(self, arguments: Mapping[str, ast.expr]) -> None:
+        self._arguments = arguments
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace one name."""
+        return self._arguments.get(node.id, node)
+
+
+def _find_type_arguments(base: ast.expr, node: ast.ClassDef) -> dict[str, ast.expr]:
+    """Return the type variables of a generic class, each with the type that a subclass gives it."""
+    parameters = [ast.unparse(name) for found in node.bases for name in _get_type_arguments(found)]
+    return dict(zip(parameters, _get_type_arguments(base), strict=False))
+
+
+def _get_type_arguments(base: ast.expr) -> list[ast.expr]:
+    if not isinstance(base, ast.Subscript):
+        return []
+    return base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
 
 
 def get_base_name(base: ast.expr) -> str:

@@ -162,6 +162,7 @@ the store's thread, and must not use the client: that would wait for itself.
                 base="oncelog.client.events.blocking_base:BlockingEventsBase",
                 holds="client",
                 client="events",
+                inherits=frozenset({"forget_rejected"}),
                 immediate=frozenset({"status"}),
                 any_time=frozenset({"on_event", "on_status", "on_history_changed", "reconnect_now"}),
                 timeouts=frozenset({"reached", "until_live", "until_settled"}),
@@ -172,7 +173,7 @@ the store's thread, and must not use the client: that would wait for itself.
                 },
                 texts={
                     "close": (_CLOSED_BY_HANDLER, "Raises RuntimeError in a handler."),
-                    "until_status": ("that is so.", "that is so; the condition is called in another thread."),
+                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
                     "on_event": ("it may be async.", "it must not be async, and is called in a thread."),
                 },
             ),
@@ -194,8 +195,9 @@ Any number of threads may share one.
                 docstring="A scope of a ledger, for code without an event loop: the methods of `LedgerScope`.",
                 base=_OBJECT,
                 holds="scope",
+                timeouts=frozenset({"until_live", "until_settled"}),
                 omits=frozenset({"open", "end"}),
-                texts={"until_status": ("that is so.", "that is so; the condition is called in another thread.")},
+                texts={"until_status": ("meets a condition,", "meets a condition, which is called in another thread,")},
                 attributes={"organization": "str", "vault": "str"},
             ),
             Twin(
@@ -205,7 +207,11 @@ Any number of threads may share one.
                 holds="client",
                 client="ledger",
                 omits=frozenset({"scopes"}),
-                texts={"close": (_CLOSED_BY_HANDLER, "")},
+                timeouts=frozenset({"until_live", "until_settled"}),
+                texts={
+                    "close": (_CLOSED_BY_HANDLER, ""),
+                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
+                },
             ),
         ),
     ),
@@ -227,6 +233,7 @@ Any number of threads may share one.
                 holds="client",
                 client="deltas",
                 immediate=frozenset({"status"}),
+                timeouts=frozenset({"until_live", "until_settled"}),
                 arguments={
                     "edit": ("function", "self._forbid_reentry"),
                     "transact": ("function", "self._forbid_reentry"),
@@ -234,7 +241,7 @@ Any number of threads may share one.
                 texts={
                     "close": (_CLOSED_BY_HANDLER, ""),
                     "changes": ("`async for change in client.changes()`", "`for change in client.changes()`"),
-                    "until_status": ("that is so.", "that is so; the condition is called in another thread."),
+                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
                 },
             ),
         ),
@@ -268,7 +275,7 @@ Any number of threads may share one.
                 timeouts=frozenset({"until_live", "until_settled"}),
                 texts={
                     "close": (_CLOSED_BY_HANDLER, ""),
-                    "until_status": ("that is so.", "that is so; the condition is called in another thread."),
+                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
                 },
             ),
         ),

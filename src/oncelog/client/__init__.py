@@ -10,8 +10,8 @@ from oncelog.client.events.values import (
     Fault,
     HistoryChange,
     Outcome,
-    Rejected,
-    Rejection,
+    Refused,
+    RefusedEvent,
     SetAside,
     Status,
 )
@@ -31,7 +31,7 @@ _LATER: Final = {
 """What a command that only speaks to a server does not need at its start: threads, SQLite, a client's store."""
 
 
-_RENAMED: Final = {"State": "ConnectionState"}
+_RENAMED: Final = {"Rejected": "Refused", "Rejection": "RefusedEvent", "State": "ConnectionState"}
 """Deprecated names."""
 
 
@@ -55,8 +55,8 @@ __all__ = [
     "HistoryChange",
     "Outcome",
     "Pending",
-    "Rejected",
-    "Rejection",
+    "Refused",
+    "RefusedEvent",
     "SetAside",
     "Socket",
     "Status",

@@ -48,9 +48,16 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
             assert ann.transact(both) == "done"
             ann.until_status(lambda status: status.pending == 0 and status.state is ConnectionState.LIVE)
             assert ann.pending() == []
-            ann.retry()
+            ann.reconnect_now()
             with pytest.raises(ClientError):
+                ann.withdraw("00" * 32)
+            with pytest.warns(DeprecationWarning, match="discard"), pytest.raises(ClientError):
                 ann.discard("00" * 32)
+            with pytest.warns(DeprecationWarning, match="retry"):
+                ann.retry()
+            ann.until_live(WAIT_S)
+            ann.until_settled(WAIT_S)
+            assert ann.refused() == []
             assert ann.status().cursor <= 44
         with pytest.raises(ClosedError):
             ann.put("products", "1", {})
@@ -99,6 +106,6 @@ def test_refusals_are_reported(tmp_path: Path) -> None:
         made = ann.put("products", "1", {"price": "much"})
         assert next(ann.refusals()).delta_id == made
         assert made is not None
-        ann.discard(made)
+        ann.withdraw(made)
         ann.until_status(lambda status: not status.is_resetting)
         assert ann.row("products", "1") is None

@@ -15,12 +15,12 @@ from client.deltas.faulty_relay import FaultyRelay
 from databases import BOTH_STORES
 from deadlines import soon, until
 from oncelog.client.deltas import (
-    ChangesLostError,
     ConnectionState,
     DeltaRefusedError,
     DeltasClient,
     DeltasLimits,
     Edits,
+    UpdatesLostError,
 )
 from oncelog.client.deltas.client import _get_system_wall_ms
 from oncelog.core.values import Rate
@@ -128,6 +128,9 @@ async def test_pushes_are_split_when_the_gateway_refuses_their_size(tmp_path: Pa
         large = await ann.put("products", "large", {"text": "x" * 5000})
         refusal = await soon(anext(ann.refusals()))
         assert (refusal.delta_id, refusal.code, refusal.row_id) == (large, "TOO_LARGE", "large")
+        await ann.forget_refused()
+        await soon(ann.synced())
+        assert len(await rows_of(ann)) == 30
 
 
 async def test_pushes_are_split_when_the_gateway_limits_the_rate(
@@ -187,15 +190,20 @@ async def test_refused_delta_blocks_later_deltas_and_not_earlier_ones(tmp_path: 
         with pytest.raises(DeltaRefusedError, match="INVALID") as raised:
             await soon(ann.synced())
         assert raised.value.refusal.delta_id == bad
+        assert (ann.refused(), ann.status().refused) == ([refusal], 1)
+        for call in (ann.send_again("00" * 32), ann.forget_refused("00" * 32)):
+            with pytest.raises(ClientError, match=r"delta 0{64} is not refused"):
+                await call
         assert await ann.row("products", "1") == {"price": "much"}
         with pytest.raises(ClientError, match="1 of the deltas are not in the outbox"):
-            await ann.discard("00" * 32)
+            await ann.withdraw("00" * 32)
         with pytest.raises(ClientError, match="64 hexadecimal digits"):
-            await ann.discard("x")
+            await ann.withdraw("x")
         changes = ann.changes()
         assert bad is not None
-        await ann.discard(bad)
+        await ann.withdraw(bad)
         await soon(ann.synced())
+        await ann.forget_refused()
         change = await soon(anext(changes))
         assert (change.before, change.after, change.is_local) == ({"price": "much"}, {"price": 1}, False)
         assert await rows_of(ann) == await server_rows(served)
@@ -215,8 +223,9 @@ async def test_refusal_is_cleared_when_the_delta_is_accepted(tmp_path: Path) -> 
         await soon(ann.until_status(lambda status: status.refusal is not None))
         schema_file(tmp_path, products={"name": "text"})
         served.server.reload()
-        ann.retry()
+        await ann.send_again(ann.refused()[0].delta_id)
         await soon(ann.until_status(lambda status: status.refusal is None))
+        await soon(ann.until_settled())
         await soon(ann.synced())
         assert await server_rows(served) == {("products", "1"): {"name": "Tea"}}
 
@@ -342,12 +351,12 @@ async def test_slow_reader_of_changes_gets_changes_lost_error() -> None:
         slow, other = ann.changes(), ann.changes("others")
         for number in range(4):
             await ann.put("products", str(number), {})
-        with pytest.raises(ChangesLostError, match="changes_max is 3"):
+        with pytest.raises(UpdatesLostError, match="changes_max is 3"):
             await soon(anext(slow))
-        with pytest.raises(ChangesLostError):
+        with pytest.raises(UpdatesLostError):
             await anext(slow)
         await ann.put("others", "1", {"text": "x" * 2000})
-        with pytest.raises(ChangesLostError, match="changes_bytes_max is 1000"):
+        with pytest.raises(UpdatesLostError, match="changes_bytes_max is 1000"):
             await soon(anext(other))
 
 

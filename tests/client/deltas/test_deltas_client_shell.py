@@ -234,7 +234,7 @@ async def test_client_that_may_only_push_continues_after_a_restore() -> None:
             await soon(ann.until_status(lambda status: status.pending == 0))
         assert gateway.rows().keys() == {("products", "2"), ("products", "3")}
         may_read = True
-        ann.retry()
+        ann.reconnect_now()
         await soon(ann.synced())
         assert await rows_of(ann) == gateway.rows()
         assert str(ann.status().history_change).count("epoch 2") == 1
@@ -255,7 +255,7 @@ async def test_delta_discarded_during_its_push_leaves_no_refusal() -> None:
         made = await ann.put("products", "1", {"a": BAD})
         await soon(is_pushing.wait())
         assert made is not None
-        await ann.discard(made)
+        await ann.withdraw(made)
         await ann.put("products", "2", {"a": 1})
         gate.set()
         await soon(ann.synced())
@@ -279,7 +279,7 @@ async def test_edits_during_a_reset_are_not_lost() -> None:
         gateway.back_up()
         gateway.restore()
         wire.move()
-        ann.retry()
+        ann.reconnect_now()
         await soon(is_reading.wait())
         assert ann.status().is_resetting
         await ann.put("products", "1", {"a": 2})

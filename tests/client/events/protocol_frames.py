@@ -5,7 +5,7 @@ from typing import Any
 
 from client.events.model_server import entry_of, frame
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
-from oncelog.client.events.values import Committed, Event, OutboxEntry, Rejected
+from oncelog.client.events.values import Committed, Event, OutboxEntry, Refused
 
 
 def sent(protocol: EventsProtocol) -> list[Any]:
@@ -103,7 +103,7 @@ def taken(protocol: EventsProtocol) -> list[int]:
     return [one.committed_id for one in protocol.take_events(1000)[0]]
 
 
-def outcomes(protocol: EventsProtocol) -> dict[int, Committed | Rejected]:
+def outcomes(protocol: EventsProtocol) -> dict[int, Committed | Refused]:
     return {one.entry.number: one.outcome for one in protocol.take_settled()}
 
 

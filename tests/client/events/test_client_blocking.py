@@ -14,7 +14,7 @@ import pytest
 from client.events.event_clients import LIMITS, NOWHERE, counted
 from databases import BOTH_STORES
 from deadlines import WAIT_S, wait_until
-from oncelog.client import BlockingClient, Committed, ConnectionState, Draft, Event, Rejected, Status
+from oncelog.client import BlockingClient, Committed, ConnectionState, Draft, Event, Refused, Status
 from oncelog.errors import CanonicalError, ClosedError, StoreInUseError
 from oncelog.portal import Portal
 from server.running_server import serving
@@ -176,7 +176,7 @@ def test_close_ends_all_waits_with_closed_error(tmp_path: Path) -> None:
         with suppress(ClosedError):  # the loop began after the client was closed
             assert loop.result(WAIT_S) == []
     client.close()
-    for call in (lambda: client.submit(counted(2)), client.rejected, client.set_aside, pending.outcome):
+    for call in (lambda: client.submit(counted(2)), client.refused, client.set_aside, pending.outcome):
         with pytest.raises(ClosedError):
             call()
     assert client.status().state is ConnectionState.CLOSED
@@ -193,14 +193,18 @@ def test_client_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     assert [one.name for one in set(threading.enumerate()) - before if one.name.startswith("oncelog")] == []
 
 
-def test_rejection_is_kept_until_it_is_forgotten(url: str) -> None:
+def test_refused_event_is_kept_until_it_is_forgotten(url: str) -> None:
     with client_of(url) as client:
         found = client.submit(counted(1), expected_committed_id=9).outcome(WAIT_S)
-        assert isinstance(found, Rejected)
-        (rejection,) = client.rejected()
+        assert isinstance(found, Refused)
+        (rejection,) = client.refused()
         assert rejection.outcome == found
-        client.forget_rejected(rejection.id)
-        assert client.rejected() == []
+        with pytest.warns(DeprecationWarning, match="forget_rejected"):
+            client.forget_rejected()  # forgets none, as it always did
+        assert client.status().refused == 1
+        with pytest.warns(DeprecationWarning, match="forget_rejected"):
+            client.forget_rejected(rejection.id)
+        assert client.refused() == []
         with pytest.raises(CanonicalError):
             client.submit("none")
 

@@ -33,7 +33,7 @@ from oncelog.client import (
     Committed,
     ConnectionState,
     Draft,
-    Rejected,
+    Refused,
     Status,
 )
 from server.running_server import api_key, item, serving
@@ -276,7 +276,7 @@ async def test_outbox_is_sent_in_requests_as_small_as_the_server_allows(tmp_path
         await client.submit_many([Draft(counted(number)) for number in range(25)])
         async with serving(tmp_path, port=port, request_events_max=3):
             await settled(client)
-            assert client.status().rejected == 0
+            assert client.status().refused == 0
             assert await take(client.events(), 25) == list(range(1, 26))
 
 
@@ -290,7 +290,7 @@ async def test_only_the_event_above_the_frame_limit_is_rejected(tmp_path: Path, 
             await settled(client)
         found = [one.result for one in pending]
         large = found.pop(3)
-        assert isinstance(large, Rejected)
+        assert isinstance(large, Refused)
         assert large.reason == "too_large"
         assert [one.committed_id for one in found if isinstance(one, Committed)] == [1, 2, 3, 4, 5]
 

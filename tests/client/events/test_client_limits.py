@@ -7,7 +7,7 @@ import pytest
 from client.events.event_clients import client_of, committed, counted, live, settled, take
 from databases import BOTH_STORES
 from deadlines import soon, until
-from oncelog.client import Committed, ConnectionState, Draft, Rejected, Status
+from oncelog.client import Committed, ConnectionState, Draft, Refused, Status
 from oncelog.testing.clock import ManualClock
 from server.running_server import serving
 
@@ -62,7 +62,7 @@ async def test_event_above_the_frame_limit_is_rejected_and_those_behind_are_comm
         large = await client.submit({"type": "large", "text": "x" * 30_000})
         behind = await client.submit_many([Draft(counted(number)) for number in range(1, 300)])
         await settled(client)
-        assert isinstance(large.result, Rejected)
+        assert isinstance(large.result, Refused)
         assert large.result.reason == "too_large"
         assert all(isinstance(one.result, Committed) for one in behind)
         assert served.server.counts.requests["events", "websocket", "too_large"] >= 1

@@ -143,7 +143,7 @@ async def test_closed_client_raises_closed_error_and_keeps_its_outbox(tmp_path: 
         for one in waiting:
             with pytest.raises(ClosedError):
                 await one
-    for call in (client.submit(counted(2)), client.until_settled(), client.rejected(), client.start_over()):
+    for call in (client.submit(counted(2)), client.until_settled(), client.refused(), client.start_over()):
         with pytest.raises(ClosedError):
             await call
     with pytest.raises(ClosedError, match="opened once"):
@@ -249,7 +249,7 @@ async def test_message_above_the_limit_of_the_client_rejects_no_submission(serve
         client.on_event(print)
         await until(lambda: "message_bytes_max (2000)" in str(client.status().last_error))
         await client.submit(counted(1))
-        assert await client.rejected() == []
+        assert await client.refused() == []
         assert len(client.pending()) == 1
 
 

@@ -149,7 +149,7 @@ async def test_apply_can_change_row_and_text_factories(tmp_path: Path) -> None:
         async with asyncio.timeout(WAIT_S):
             await pending.outcome()
             await client.reached(1)
-        assert await client.rejected() == []
+        assert await client.refused() == []
         assert client.status().set_aside == 0
 
 

@@ -26,7 +26,7 @@ from client.events.protocol_frames import (
 )
 from oncelog.client.events import protocol as protocols
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
-from oncelog.client.events.values import Committed, Event, Rejected
+from oncelog.client.events.values import Committed, Event, Refused
 from oncelog.errors import ProtocolError
 
 # --- connecting and catching up ------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_rejected_event_has_its_reason_and_the_others_commit() -> None:
     rejected = {"id": bad.id, "status": "rejected", "reason": "validation_failed", "errors": errors}
     answer(protocol, one_sent(protocol, "submit_events"), rejected, result(good, 1))
     found = outcomes(protocol)
-    assert isinstance(found[1], Rejected)
+    assert isinstance(found[1], Refused)
     assert found[1].errors[0].current_committed_id == 7
     assert str(found[1]) == "validation_failed; expected_committed_id: it is 7"
     assert found[2] == Committed(1, 5001)

@@ -24,7 +24,7 @@ from client.events.protocol_frames import (
 )
 from oncelog.client.events import protocol as protocols
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
-from oncelog.client.events.values import Committed, OutboxEntry, Rejected
+from oncelog.client.events.values import Committed, OutboxEntry, Refused
 from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 from oncelog.errors import ProtocolError, ServerRefusedError
 
@@ -197,7 +197,7 @@ def test_bad_request_is_split_until_the_invalid_event_is_alone() -> None:
     settled = outcomes(protocol)
     assert settled.keys() == set(range(1, 8))
     rejected = settled.pop(5)
-    assert isinstance(rejected, Rejected)
+    assert isinstance(rejected, Refused)
     assert rejected.reason == "bad_request"
     assert [one.committed_id for one in settled.values() if isinstance(one, Committed)] == [1, 2, 3, 4, 5, 6]
     assert taken(protocol) == [1, 2, 3, 4, 5, 6]
@@ -230,7 +230,7 @@ def test_too_large_message_is_split_until_the_large_event_is_alone() -> None:
     settled = outcomes(protocol)
     assert settled.keys() == set(range(1, 6))
     rejected = settled.pop(2)
-    assert isinstance(rejected, Rejected)
+    assert isinstance(rejected, Refused)
     assert rejected.reason == protocols.TOO_LARGE
     assert all(isinstance(one, Committed) for one in settled.values())
 

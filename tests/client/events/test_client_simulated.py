@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from client.events.model_server import POISON, REJECTED, Connection, ModelServer, entry_of
 from oncelog.client.events import protocol as protocols
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
-from oncelog.client.events.values import Committed, OutboxEntry, Rejected, SettledEntry
+from oncelog.client.events.values import Committed, OutboxEntry, Refused, SettledEntry
 from oncelog.errors import ProtocolError, ServerRefusedError
 
 PARTITIONS: Final = ("a", "b", "c")
@@ -228,10 +228,10 @@ class World:
         kind = settled.entry.body.decode()
         committed = self.server.by_id.get(settled.entry.id)
         if POISON in kind:
-            assert isinstance(settled.outcome, Rejected)
+            assert isinstance(settled.outcome, Refused)
             assert settled.outcome.reason == "bad_request"
         elif REJECTED in kind:
-            assert isinstance(settled.outcome, Rejected)
+            assert isinstance(settled.outcome, Refused)
             assert settled.outcome.reason == "validation_failed"
         else:
             assert committed is not None

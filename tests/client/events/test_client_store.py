@@ -11,7 +11,7 @@ from client.events.model_server import entry_of
 from deadlines import WAIT_S
 from oncelog.client.events.store import SCHEMA, ClientStore, StoredClient
 from oncelog.client.events.submissions import Draft, PreparedEvent, prepare
-from oncelog.client.events.values import Committed, Event, Fault, OutboxEntry, Rejected, SetAside, SettledEntry
+from oncelog.client.events.values import Committed, Event, Fault, OutboxEntry, Refused, SetAside, SettledEntry
 from oncelog.errors import (
     CorruptError,
     NewerSchemaError,
@@ -23,7 +23,7 @@ from oncelog.errors import (
 from scripts import read_line, start_script
 
 HERE = Path(__file__).parent
-REJECTED = Rejected("validation_failed", (Fault("event", "not so", 7),))
+REJECTED = Refused("validation_failed", (Fault("event", "not so", 7),))
 
 
 @pytest.fixture
@@ -127,23 +127,23 @@ def test_settled_entries_leave_the_outbox_and_rejections_stay_until_forgotten(op
     store.save_outbox([], [SettledEntry(first, Committed(1, 2)), SettledEntry(third, REJECTED)], 77)
     store, kept = opened()
     assert kept.outbox == [second]
-    assert kept.rejected == 1
-    (rejection,) = store.load_rejected()
+    assert kept.refused == 1
+    (rejection,) = store.load_refused()
     assert (rejection.id, rejection.partitions, rejection.outcome) == (third.id, ("a",), REJECTED)
     assert rejection.event == {"type": "t", "number": 3}
     assert rejection.rejected_at_ms == 77
-    assert store.forget_rejected(["00000000-0000-0000-0000-00000000ffff"]) == 1
-    assert store.forget_rejected([third.id]) == 0
-    assert opened()[1].rejected == 0
+    assert store.forget_refused(["00000000-0000-0000-0000-00000000ffff"]) == 1
+    assert store.forget_refused([third.id]) == 0
+    assert opened()[1].refused == 0
 
 
 def test_all_rejections_can_be_forgotten_at_once(opened: Opened) -> None:
     store, _ = opened()
     entries = accept(store, 1, 2)
     store.save_outbox([], [SettledEntry(one, REJECTED) for one in entries], 1)
-    assert [one.id for one in store.load_rejected()] == [one.id for one in entries]
-    assert store.forget_rejected(None) == 0
-    assert store.load_rejected() == []
+    assert [one.id for one in store.load_refused()] == [one.id for one in entries]
+    assert store.forget_refused([]) == 0
+    assert store.load_refused() == []
 
 
 def test_outbox_numbers_are_never_reused(opened: Opened) -> None:
@@ -155,7 +155,7 @@ def test_outbox_numbers_are_never_reused(opened: Opened) -> None:
     assert third.number == 3
     store.save_outbox([], [SettledEntry(third, Committed(3, 3))], 1)
     store, _ = opened()
-    store.forget_rejected(None)
+    store.forget_refused([])
     assert accept(store, 4)[0].number == 4
 
 
@@ -437,7 +437,7 @@ def test_closed_store_raises_store_unavailable(opened: Opened) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreUnavailableError, match="closed"):
-        store.load_rejected()
+        store.load_refused()
 
 
 def test_tables_of_the_application_are_unchanged(path: Path) -> None:

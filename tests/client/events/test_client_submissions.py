@@ -11,7 +11,7 @@ import pytest
 from client.events.event_clients import NOWHERE, client_of, committed, counted, outcome, take
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, until
-from oncelog.client import Client, ClientLimits, Committed, Draft, Event, Rejected
+from oncelog.client import Client, ClientLimits, Committed, Draft, Event, Refused
 from oncelog.client.events import store as store_module
 from oncelog.client.runtime import backoff
 from oncelog.errors import (
@@ -76,9 +76,9 @@ async def test_submissions_with_the_same_id_are_one_event_with_one_outcome(clien
     assert await committed(client, counted(2)) == 2
     assert await take(client.events(), 2) == [1, 2]
     found = await outcome(client, counted(3), id=one)
-    assert isinstance(found, Rejected)
+    assert isinstance(found, Refused)
     assert found.reason == "validation_failed"
-    (rejection,) = await client.rejected()
+    (rejection,) = await client.refused()
     assert (rejection.id, rejection.event) == (str(one), counted(3))
 
 
@@ -102,30 +102,34 @@ async def test_pending_id_with_another_event_is_refused() -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("EV-17")
-async def test_rejections_are_kept_until_the_application_forgets_them(tmp_path: Path) -> None:
+async def test_refused_events_are_kept_until_the_application_forgets_them(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     async with serving(tmp_path, api_keys=True) as served:
         key = api_key(served, "laptop", read=["a"], write=["a"])
         async with client_of(served.url, store, client_id="laptop", token=key.text) as client:
             forbidden = await outcome(client, counted(1), ["b"])
-            assert isinstance(forbidden, Rejected)
+            assert isinstance(forbidden, Refused)
             assert forbidden.reason == "forbidden"
             stale = await outcome(client, counted(2), expected_committed_id=99)
-            assert isinstance(stale, Rejected)
+            assert isinstance(stale, Refused)
             assert stale.errors[0].current_committed_id == 0
             assert await committed(client, counted(3)) == 1
-            assert client.status().rejected == 2
+            assert client.status().refused == 2
         async with client_of(served.url, store, client_id="laptop", token=key.text) as client:
-            assert client.status().rejected == 2
-            first, second = await client.rejected()
+            assert client.status().refused == 2
+            first, second = await client.refused()
             assert (first.outcome, first.event, first.partitions) == (forbidden, counted(1), ("b",))
-            await client.forget_rejected(first.id)
-            assert [one.id for one in await client.rejected()] == [second.id]
-            assert client.status().rejected == 1
-            await client.forget_rejected()  # without ids: forgets none
-            assert client.status().rejected
-            await client.forget_all_rejected()
-            assert client.status().rejected == 0
+            await client.forget_refused(first.id)
+            assert [one.id for one in await client.refused()] == [second.id]
+            assert client.status().refused == 1
+            with pytest.warns(DeprecationWarning, match="forget_rejected"):
+                await client.forget_rejected()  # forgets none, as it always did
+            with pytest.warns(DeprecationWarning, match="Status.rejected"):
+                assert client.status().rejected == 1
+            with pytest.warns(DeprecationWarning, match="Client.rejected"):
+                assert await client.rejected() == [second]
+            await client.forget_refused()  # without ids: forgets all
+            assert client.status().refused == 0
 
 
 @pytest.mark.parametrize(

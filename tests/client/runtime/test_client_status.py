@@ -48,6 +48,20 @@ async def test_ledger_scope_reports_an_unreachable_server_and_pending_writes() -
         await writing
 
 
+async def test_ledger_client_waits_until_its_writes_are_settled_and_ends_pauses_on_request(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, ledger_of(address_of(served)) as client:
+        client.reconnect_now()  # without a pause it does nothing
+        writing = asyncio.ensure_future(client.write(set_entity("a", b"1")))
+        await soon(client.until_settled())
+        written(await soon(writing))
+        await soon(client.until_live())
+        client.reconnect_now()
+    with pytest.raises(ClosedError):
+        await client.until_settled()
+    with pytest.raises(ClosedError):
+        client.reconnect_now()
+
+
 async def test_ledger_scope_is_live_while_its_writes_are_answered(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as client:
         written(await soon(client.write(set_entity("a", b"1"))))

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Final
 
-from oncelog.client.chat.errors import UpdatesLostError
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.values import (
     EXPIRED,
@@ -27,6 +26,7 @@ from oncelog.client.chat.values import (
     Update,
 )
 from oncelog.client.runtime.status import ConnectionState
+from oncelog.errors import UpdatesLostError
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:

@@ -307,32 +307,6 @@ class BlockingChatClient(BlockingBaseClient):
         """
         return self._client.status()
 
-    def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `ChatClient.until_status`.
-
-        Returns the first status that is so; the condition is called in another thread. Raises ClosedError if the client
-        is closed.
-        """
-        return self._portal.call(self._client.until_status, condition)
-
-    def until_live(self, timeout_s: float | None = None) -> None:
-        """As `ChatClient.until_live`.
-
-        Returns when everything that the server had has arrived, and lies in the file.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_live)
-
-    def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `ChatClient.until_settled`.
-
-        Returns when every message has its outcome.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_settled)
-
     def reconnect_now(self) -> None:
         """As `ChatClient.reconnect_now`.
 
@@ -346,3 +320,29 @@ class BlockingChatClient(BlockingBaseClient):
         End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
         """
         super().close()
+
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `ChatClient.until_status`.
+
+        Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
+        if the client is closed.
+        """
+        return self._portal.call(self._client.until_status, condition)
+
+    def until_live(self, timeout_s: float | None = None) -> None:
+        """As `ChatClient.until_live`.
+
+        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_live)
+
+    def until_settled(self, timeout_s: float | None = None) -> None:
+        """As `ChatClient.until_settled`.
+
+        Wait until every write has its outcome. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

@@ -84,7 +84,7 @@ class HttpChatTransport:
         return await self._calls.list_chats()
 
 
-class ChatClient(BaseClient[ChatRuntime]):
+class ChatClient(BaseClient[ChatRuntime, Status]):
     """One device of one user, with a file of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
@@ -406,20 +406,10 @@ class ChatClient(BaseClient[ChatRuntime]):
             last_error=self._persister.last_error or connector.last_error or protocol.block_reason,
         )
 
-    async def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """Returns the first status that is so. Raises ClosedError if the client is closed."""
-        return await self._runtime.wait_for(self.status, condition)
-
-    async def until_live(self) -> None:
-        """Returns when everything that the server had has arrived, and lies in the file."""
+    def _is_live(self) -> bool:
+        """Whether everything that the server had is in the file."""
         protocol = self._runtime.protocol
-        await self._runtime.wait_until(
-            lambda: protocol.is_live and not protocol.has_changes and not self._persister.is_busy
-        )
-
-    async def until_settled(self) -> None:
-        """Returns when every message has its outcome."""
-        await self._runtime.wait_until(lambda: not self._runtime.pending)
+        return protocol.is_live and not protocol.has_changes and not self._persister.is_busy
 
     def reconnect_now(self) -> None:
         """Ends the pause before the next attempt: the application knows that the network is back."""

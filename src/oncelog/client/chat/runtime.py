@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from oncelog.client.chat.change_set import ChangeSet
-from oncelog.client.chat.errors import UpdatesLostError
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.outbox import Pending
 from oncelog.client.chat.protocol import ChatProtocol
@@ -69,7 +68,7 @@ class ChatRuntime(ClientRuntime):
     def new_update_stream(self) -> BoundedStream[Update]:
         """A reader, from now on."""
         limit = ("updates_max", self.limits.updates_max)
-        stream = BoundedStream[Update](self._streams.remove, count_max=limit, new_overflow_error=UpdatesLostError)
+        stream = BoundedStream[Update](self._streams.remove, count_max=limit)
         self._streams.append(stream)
         return stream
 

@@ -213,8 +213,6 @@ class Status(BaseStatus, frozen=True, kw_only=True):
 
     user_id: str = ""
     """Who we are, as the server says; empty before the first connection."""
-    refused: int = 0
-    """Refused messages that the application has not seen to."""
     epoch: str = ""
     history_change: HistoryChange | None = None
     """The last one since the client was opened."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from oncelog.client.deltas.errors import ChangesLostError, DeltaRefusedError
+from oncelog.client.deltas.errors import DeltaRefusedError
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.values import (
     DELETE,
@@ -15,6 +15,7 @@ from oncelog.client.deltas.values import (
     Status,
 )
 from oncelog.client.runtime.status import ConnectionState
+from oncelog.errors import UpdatesLostError
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _LATER: Final = {
     "Edits": "oncelog.client.deltas.edits",
 }
 
-_RENAMED: Final = {"State": "ConnectionState"}
+_RENAMED: Final = {"ChangesLostError": "UpdatesLostError", "State": "ConnectionState"}
 """Deprecated names."""
 
 
@@ -43,7 +44,6 @@ __all__ = [
     "DELETE",
     "BlockingDeltasClient",
     "Change",
-    "ChangesLostError",
     "ConnectionState",
     "Deletion",
     "DeltaRefusedError",
@@ -55,4 +55,5 @@ __all__ = [
     "PendingDelta",
     "Refusal",
     "Status",
+    "UpdatesLostError",
 ]

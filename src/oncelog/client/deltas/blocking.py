@@ -21,6 +21,7 @@ from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import Change, Deletion, HistoryChange, LocalRow, PendingDelta, Refusal, Status
 from oncelog.client.runtime.tokens import Token
 from oncelog.core.canonical import JsonValue
+from oncelog.deprecation import alias_method
 
 
 class BlockingDeltasClient(BlockingDeltasBase):
@@ -130,7 +131,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
 
         Every change from this call on, of one table or of all: `for change in client.changes()`.
 
-        Raises ChangesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
+        Raises UpdatesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
         """
         return self._iterate(self._portal.run(self._client.changes, table))
 
@@ -157,14 +158,6 @@ class BlockingDeltasClient(BlockingDeltasBase):
         """
         return self._client.status()
 
-    def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `DeltasClient.until_status`.
-
-        Returns the first status that is so; the condition is called in another thread. Raises ClosedError if the client
-        is closed.
-        """
-        return self._portal.call(self._client.until_status, condition)
-
     def refusals(self) -> Iterator[Refusal]:
         """As `DeltasClient.refusals`.
 
@@ -179,22 +172,49 @@ class BlockingDeltasClient(BlockingDeltasBase):
         """
         return self._iterate(self._portal.run(self._client.history_changes))
 
-    def discard(self, *delta_ids: str) -> None:
-        """As `DeltasClient.discard`.
+    def refused(self) -> list[Refusal]:
+        """As `DeltasClient.refused`.
 
-        Takes deltas out of the outbox. Then all rows are read anew from the gateway, with the rest of it over them.
+        Return the refused delta, if there is one: the outbox stops there, so there is at most one.
+        """
+        return self._portal.run(self._client.refused)
 
-        Until that is done the rows still have what was discarded. What had been sent may be committed all the same.
+    def send_again(self, delta_id: str) -> None:
+        """As `DeltasClient.send_again`.
+
+        Send a refused delta again at once. Raises ClientError if it is not refused.
+        """
+        self._portal.call(self._client.send_again, delta_id)
+
+    def forget_refused(self, *delta_ids: str) -> None:
+        """As `DeltasClient.forget_refused`.
+
+        Withdraw refused deltas that the application has seen to; all of them if no id is given.
+
+        Raises ClientError if one of them is not refused.
+        """
+        self._portal.call(self._client.forget_refused, *delta_ids)
+
+    def withdraw(self, *delta_ids: str) -> None:
+        """As `DeltasClient.withdraw`.
+
+        Take pending deltas out of the outbox. Then the client reads all rows again, and applies the other deltas.
+
+        Until then the rows still have the withdrawn columns. A delta that had been sent may still be committed.
         Raises ClientError if one of them is not in the outbox.
         """
-        self._portal.call(self._client.discard, *delta_ids)
+        self._portal.call(self._client.withdraw, *delta_ids)
 
-    def retry(self) -> None:
-        """As `DeltasClient.retry`.
+    discard = alias_method("BlockingDeltasClient.discard", "withdraw")
 
-        Ends all pauses: what was refused, or could not be reached, is tried at once.
+    def reconnect_now(self) -> None:
+        """As `DeltasClient.reconnect_now`.
+
+        End all pauses: a refused delta, or a gateway that could not be reached, is tried again at once.
         """
-        self._portal.run(self._client.retry)
+        self._portal.run(self._client.reconnect_now)
+
+    retry = alias_method("BlockingDeltasClient.retry", "reconnect_now")
 
     def close(self) -> None:
         """As `DeltasClient.close`.
@@ -202,3 +222,29 @@ class BlockingDeltasClient(BlockingDeltasBase):
         End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
         """
         super().close()
+
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `DeltasClient.until_status`.
+
+        Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
+        if the client is closed.
+        """
+        return self._portal.call(self._client.until_status, condition)
+
+    def until_live(self, timeout_s: float | None = None) -> None:
+        """As `DeltasClient.until_live`.
+
+        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_live)
+
+    def until_settled(self, timeout_s: float | None = None) -> None:
+        """As `DeltasClient.until_settled`.
+
+        Wait until every write has its outcome. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

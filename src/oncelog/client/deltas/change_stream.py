@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from oncelog.client.deltas.errors import ChangesLostError
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.values import Change
 from oncelog.client.runtime.bounded_stream import BoundedStream
@@ -16,7 +15,6 @@ class ChangeStream(BoundedStream[Change]):
             on_close,
             count_max=("changes_max", limits.changes_max),
             bytes_max=("changes_bytes_max", limits.changes_bytes_max),
-            new_overflow_error=ChangesLostError,
             accepts=lambda change: table in (None, change.table),
             get_size=lambda change: change.bytes,
         )

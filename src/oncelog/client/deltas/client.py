@@ -14,7 +14,7 @@ import os
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Final, TypeVar
 
 from oncelog.client.deltas.change_stream import ChangeStream
@@ -43,6 +43,7 @@ from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import find_gateway_fault
+from oncelog.deprecation import alias_method
 from oncelog.errors import ClientError, SettingsError
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ ROWS_PAGE: Final = 500
 UNLIMITED: Final = 2**62
 
 
-class DeltasClient(BaseClient[DeltasRuntime]):
+class DeltasClient(BaseClient[DeltasRuntime, Status]):
     """One client of one gateway, with a file of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
@@ -199,7 +200,7 @@ class DeltasClient(BaseClient[DeltasRuntime]):
     def changes(self, table: str | None = None) -> ChangeStream:
         """Every change from this call on, of one table or of all: `async for change in client.changes()`.
 
-        Raises ChangesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
+        Raises UpdatesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
         """
         self._runtime.check_open()
         if table is not None:
@@ -260,16 +261,13 @@ class DeltasClient(BaseClient[DeltasRuntime]):
             pending_bytes=sync_state.pending_bytes,
             cursor=sync_state.cursor,
             epoch=sync_state.epoch,
+            refused=0 if push_protocol.refusal is None else 1,
             refusal=push_protocol.refusal,
             clock_wait_ms=push_protocol.clock_wait_ms,
             is_resetting=sync_state.is_reset_wanted,
             history_change=puller.history_change,
             last_error=pull_protocol.last_error or push_protocol.last_error,
         )
-
-    async def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """Returns the first status that is so. Raises ClosedError if the client is closed."""
-        return await self._runtime.wait_for(self.status, condition)
 
     def refusals(self) -> AsyncIterator[Refusal]:
         """The refusal that there is, and each that comes: one at a time, since the outbox stops there."""
@@ -290,10 +288,36 @@ class DeltasClient(BaseClient[DeltasRuntime]):
 
     # --- what is refused
 
-    async def discard(self, *delta_ids: str) -> None:
-        """Takes deltas out of the outbox. Then all rows are read anew from the gateway, with the rest of it over them.
+    def refused(self) -> list[Refusal]:
+        """Return the refused delta, if there is one: the outbox stops there, so there is at most one."""
+        refusal = self.status().refusal
+        return [] if refusal is None else [refusal]
 
-        Until that is done the rows still have what was discarded. What had been sent may be committed all the same.
+    async def send_again(self, delta_id: str) -> None:
+        """Send a refused delta again at once. Raises ClientError if it is not refused."""
+        self._check_refused((delta_id,))
+        self.reconnect_now()
+
+    async def forget_refused(self, *delta_ids: str) -> None:
+        """Withdraw refused deltas that the application has seen to; all of them if no id is given.
+
+        Raises ClientError if one of them is not refused.
+        """
+        self._check_refused(delta_ids)
+        names = delta_ids or [refusal.delta_id for refusal in self.refused()]
+        if names:
+            await self.withdraw(*names)
+
+    def _check_refused(self, delta_ids: Collection[str]) -> None:
+        self._runtime.check_open()
+        unknown = set(delta_ids) - {refusal.delta_id for refusal in self.refused()}
+        if unknown:
+            raise ClientError(f"delta {min(unknown)} is not refused")
+
+    async def withdraw(self, *delta_ids: str) -> None:
+        """Take pending deltas out of the outbox. Then the client reads all rows again, and applies the other deltas.
+
+        Until then the rows still have the withdrawn columns. A delta that had been sent may still be committed.
         Raises ClientError if one of them is not in the outbox.
         """
         pusher, puller = self._pusher, self._puller
@@ -311,10 +335,14 @@ class DeltasClient(BaseClient[DeltasRuntime]):
         if count != len(set(ids)):
             raise ClientError(f"{len(set(ids)) - count} of the deltas are not in the outbox")
 
-    def retry(self) -> None:
-        """Ends all pauses: what was refused, or could not be reached, is tried at once."""
+    discard = alias_method("DeltasClient.discard", "withdraw")
+
+    def reconnect_now(self) -> None:
+        """End all pauses: a refused delta, or a gateway that could not be reached, is tried again at once."""
         self._pusher.skip_pause()
         self._puller.skip_pause()
+
+    retry = alias_method("DeltasClient.retry", "reconnect_now")
 
 
 def _check_gateway(gateway: str) -> str:

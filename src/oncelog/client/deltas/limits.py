@@ -24,7 +24,7 @@ class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
     page_rows: int = 500
     """Rows of a snapshot that are asked for at a time."""
     changes_max: int = 10_000
-    """Changes that wait for one reader of `changes`. Beyond it the reader gets ChangesLostError."""
+    """Changes that wait for one reader of `changes`. Beyond it the reader gets UpdatesLostError."""
     changes_bytes_max: int = 64 * MIB
     """Of the values in them."""
     answer_timeout_ms: int = 60_000

@@ -21,10 +21,11 @@ from oncelog.client.events.client import Client
 from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.store import Apply, Reset
 from oncelog.client.events.submissions import Draft, Pending
-from oncelog.client.events.values import Event, HistoryChange, Outcome, Rejection, SetAside, Status
+from oncelog.client.events.values import Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.tokens import Token
 from oncelog.client.runtime.websocket import Transport
 from oncelog.core.canonical import JsonValue
+from oncelog.deprecation import alias_method
 from oncelog.portal import Portal
 
 
@@ -162,26 +163,23 @@ class BlockingClient(BlockingEventsBase):
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending)]
 
-    def rejected(self) -> list[Rejection]:
-        """As `Client.rejected`.
+    def refused(self) -> list[RefusedEvent]:
+        """As `Client.refused`.
 
-        What the server has refused for good, oldest first, until `forget_rejected`.
+        Return the submissions that the server has refused for good, oldest first, until `forget_refused`.
         """
-        return self._portal.call(self._client.rejected)
+        return self._portal.call(self._client.refused)
 
-    def forget_rejected(self, *ids: UUID | str) -> None:
-        """As `Client.forget_rejected`.
+    def forget_refused(self, *ids: UUID | str) -> None:
+        """As `Client.forget_refused`.
 
-        The application has seen to these.
+        Remove refused submissions that the application has seen to; all of them if no id is given.
         """
-        self._portal.call(self._client.forget_rejected, *ids)
+        self._portal.call(self._client.forget_refused, *ids)
 
-    def forget_all_rejected(self) -> None:
-        """As `Client.forget_all_rejected`.
+    rejected = alias_method("BlockingClient.rejected", "refused")
 
-        The application has seen to all.
-        """
-        self._portal.call(self._client.forget_all_rejected)
+    forget_all_rejected = alias_method("BlockingClient.forget_all_rejected", "forget_refused")
 
     def on_event(self, handler: Callable[[Event], None], *, name: str | None = None) -> Callable[[Event], None]:
         """As `Client.on_event`.
@@ -245,14 +243,6 @@ class BlockingClient(BlockingEventsBase):
         """
         return self._client.status()
 
-    def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `Client.until_status`.
-
-        Returns the first status that is so; the condition is called in another thread. Raises ClosedError if the client
-        is closed.
-        """
-        return self._portal.call(self._client.until_status, condition)
-
     def on_status(self, handler: Callable[[Status], None]) -> None:
         """As `Client.on_status`.
 
@@ -286,24 +276,6 @@ class BlockingClient(BlockingEventsBase):
         """
         self._portal.call(self._client.start_over, since, reset=reset)
 
-    def until_live(self, timeout_s: float | None = None) -> None:
-        """As `Client.until_live`.
-
-        Returns when the client has caught up, and all of it has been handed over (if somebody takes it).
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_live)
-
-    def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `Client.until_settled`.
-
-        Returns when every submission has its outcome.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_settled)
-
     def reconnect_now(self) -> None:
         """As `Client.reconnect_now`.
 
@@ -319,3 +291,29 @@ class BlockingClient(BlockingEventsBase):
         Raises RuntimeError in a handler.
         """
         super().close()
+
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `Client.until_status`.
+
+        Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
+        if the client is closed.
+        """
+        return self._portal.call(self._client.until_status, condition)
+
+    def until_live(self, timeout_s: float | None = None) -> None:
+        """As `Client.until_live`.
+
+        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_live)
+
+    def until_settled(self, timeout_s: float | None = None) -> None:
+        """As `Client.until_settled`.
+
+        Wait until every write has its outcome. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

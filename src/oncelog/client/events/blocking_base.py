@@ -2,13 +2,16 @@
 
 import asyncio
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
+from uuid import UUID
 
 from oncelog.client.events.handlers import get_handler_name
 from oncelog.client.runtime.blocking_base import BlockingBaseClient
 from oncelog.client.runtime.cancellation import call_in_thread
+from oncelog.deprecation import warn_renamed
 from oncelog.errors import SettingsError
 
 _in_handler: Final[ContextVar[bool]] = ContextVar("in_handler", default=False)
@@ -22,6 +25,16 @@ class BlockingEventsBase(BlockingBaseClient):
         if _in_handler.get():
             raise RuntimeError("close must not be called by a handler: it would wait for itself")
         super().close()
+
+    @abstractmethod
+    def forget_refused(self, *ids: UUID | str) -> None:
+        """As `Client.forget_refused`."""
+
+    def forget_rejected(self, *ids: UUID | str) -> None:
+        """Deprecated: use `forget_refused`, which forgets all without an id. This method forgets none."""
+        warn_renamed("BlockingClient.forget_rejected", "BlockingClient.forget_refused")
+        if ids:
+            self.forget_refused(*ids)
 
 
 def wrap_handler(handler: Callable[[Any], None]) -> Callable[[Any], Any]:

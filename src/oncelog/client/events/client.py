@@ -25,7 +25,7 @@ from oncelog.client.events.protocol import EventsPhase
 from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
 from oncelog.client.events.submissions import Draft, Pending
-from oncelog.client.events.values import Event, HistoryChange, Rejection, SetAside, Status
+from oncelog.client.events.values import Event, HistoryChange, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import (
     check_client_id,
@@ -39,7 +39,7 @@ from oncelog.client.runtime.status import ConnectionState
 from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Transport, WebSocketTransport, normalize_url
 from oncelog.core.canonical import JsonValue
-from oncelog.deprecation import warn_renamed
+from oncelog.deprecation import alias_method, warn_renamed
 from oncelog.errors import SettingsError
 
 _STATE_BY_PHASE: Final = {
@@ -52,7 +52,7 @@ _STATE_BY_PHASE: Final = {
 }
 
 
-class Client(BaseClient[EventsRuntime]):
+class Client(BaseClient[EventsRuntime, Status]):
     """One client of one server, with a store of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
@@ -174,22 +174,25 @@ class Client(BaseClient[EventsRuntime]):
         """All submissions without an outcome, those of an earlier run too."""
         return list(self._runtime.pending.values())
 
-    async def rejected(self) -> list[Rejection]:
-        """What the server has refused for good, oldest first, until `forget_rejected`."""
-        return await self._runtime.call_store(self._runtime.store.load_rejected)
+    async def refused(self) -> list[RefusedEvent]:
+        """Return the submissions that the server has refused for good, oldest first, until `forget_refused`."""
+        return await self._runtime.call_store(self._runtime.store.load_refused)
+
+    async def forget_refused(self, *ids: UUID | str) -> None:
+        """Remove refused submissions that the application has seen to; all of them if no id is given."""
+        runtime = self._runtime
+        names = [str(one).lower() for one in ids]
+        runtime.refused_count = await runtime.call_store(runtime.store.forget_refused, names)
+        runtime.wake_waiters()
+
+    rejected = alias_method("Client.rejected", "refused")
+    forget_all_rejected = alias_method("Client.forget_all_rejected", "forget_refused")
 
     async def forget_rejected(self, *ids: UUID | str) -> None:
-        """The application has seen to these."""
-        await self._forget_rejected([str(one).lower() for one in ids])
-
-    async def forget_all_rejected(self) -> None:
-        """The application has seen to all."""
-        await self._forget_rejected(None)
-
-    async def _forget_rejected(self, ids: list[str] | None) -> None:
-        runtime = self._runtime
-        runtime.rejected_count = await runtime.call_store(runtime.store.forget_rejected, ids)
-        runtime.wake_waiters()
+        """Deprecated: use `forget_refused`, which forgets all without an id. This method forgets none."""
+        warn_renamed("Client.forget_rejected", "Client.forget_refused")
+        if ids:
+            await self.forget_refused(*ids)
 
     # --- events
 
@@ -267,7 +270,7 @@ class Client(BaseClient[EventsRuntime]):
         runtime = self._runtime
         kept = {
             "pending": len(runtime.pending),
-            "rejected": runtime.rejected_count,
+            "refused": runtime.refused_count,
             "set_aside": runtime.set_aside_count,
             "cursor": runtime.cursor,
         }
@@ -295,10 +298,6 @@ class Client(BaseClient[EventsRuntime]):
             or connector.last_error
             or protocol.blocked_writes.last_error,
         )
-
-    async def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """Returns the first status that is so. Raises ClosedError if the client is closed."""
-        return await self._runtime.wait_for(self.status, condition)
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
         """Calls the function whenever the client stands otherwise than before."""
@@ -330,19 +329,12 @@ class Client(BaseClient[EventsRuntime]):
         self._connector.restart()
         self._wake_tasks()
 
-    async def until_live(self) -> None:
-        """Returns when the client has caught up, and all of it has been handed over (if somebody takes it)."""
-        await self._runtime.wait_until(self._is_live)
-
     def _is_live(self) -> bool:
+        """Whether the client has caught up, and handlers and loops, if there are any, have received every event."""
         runtime = self._runtime
         if not runtime.has_handlers:
             return runtime.protocol.is_submitting
         return runtime.protocol.phase is EventsPhase.LIVE and not runtime.has_undelivered
-
-    async def until_settled(self) -> None:
-        """Returns when every submission has its outcome."""
-        await self._runtime.wait_until(lambda: not self._runtime.pending)
 
     def reconnect_now(self) -> None:
         """Ends the pause before the next attempt: the application knows that the network is back."""

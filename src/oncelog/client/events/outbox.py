@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.events.submissions import Draft, Pending, PreparedEvent, prepare
-from oncelog.client.events.values import Rejected, SettledEntry
+from oncelog.client.events.values import Refused, SettledEntry
 from oncelog.client.runtime.persister import BasePersister
 from oncelog.errors import IdReusedError, LimitExceededError
 
@@ -55,9 +55,9 @@ class Outbox(BasePersister[Sequence[PreparedEvent], list[SettledEntry]]):
             await runtime.call_store(runtime.store.save_outbox, entries, changes, time.time_ns() // 1_000_000)
         runtime.protocol.enqueue(entries)
         for one in changes:
-            if isinstance(one.outcome, Rejected):
-                runtime.rejected_count += 1
-                runtime.logger.warning("%s was rejected: %s", one.entry.id, one.outcome)
+            if isinstance(one.outcome, Refused):
+                runtime.refused_count += 1
+                runtime.logger.warning("%s was refused: %s", one.entry.id, one.outcome)
             pending = self._forget(one.entry.id, one.entry.body)
             if pending is not None:
                 pending.settle(one.outcome)

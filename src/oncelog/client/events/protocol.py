@@ -35,7 +35,7 @@ from oncelog.client.events.values import (
     HistoryChange,
     OutboxEntry,
     Outcome,
-    Rejected,
+    Refused,
     SettledEntry,
 )
 from oncelog.client.runtime.blocked_writes import BlockedWrites
@@ -489,9 +489,9 @@ class EventsProtocol:
             request.holds_broadcasts, request.cursor = True, self._cursor
 
     def _split(self, request: _Request, reason: str, message: str) -> None:
-        """Something is wrong with one of them: fewer at a time, until the one at fault is alone, and is rejected."""
+        """Something is wrong with one of them: fewer at a time, until the one at fault is alone, and is refused."""
         if len(request.entries) == 1:
-            self._settled.append(SettledEntry(request.entries[0], Rejected(reason, (Fault("$", message),))))
+            self._settled.append(SettledEntry(request.entries[0], Refused(reason, (Fault("$", message),))))
             self.blocked_writes.unblock()
         else:
             self._request_events_max = max(1, len(request.entries) // 2)
@@ -517,11 +517,11 @@ def _get_committed_id(event: Event) -> int:
     return event.committed_id
 
 
-def _to_outcome(entry: OutboxEntry, result: codec.SubmitResult) -> Committed | Rejected:
+def _to_outcome(entry: OutboxEntry, result: codec.SubmitResult) -> Committed | Refused:
     if result.id != entry.id:
         raise ProtocolError(f"the result of {entry.id} is about {result.id}")
     if result.status == "committed" and result.committed_id > 0:
         return Committed(result.committed_id, result.status_updated_at)
     if result.status == "rejected":
-        return Rejected(result.reason, result.errors)
+        return Refused(result.reason, result.errors)
     raise ProtocolError(f"{entry.id} was answered with the status {result.status!r}")

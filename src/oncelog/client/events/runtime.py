@@ -31,7 +31,7 @@ class EventsRuntime(ClientRuntime):
         self.cursor = 0
         """Everything up to this committed id has been handed over."""
         self.epoch = ""
-        self.rejected_count = 0
+        self.refused_count = 0
         self.set_aside_count = 0
         self._open_protocol: EventsProtocol | None = None
 
@@ -59,7 +59,7 @@ class EventsRuntime(ClientRuntime):
     def load(self, stored: StoredClient) -> None:
         """Start from what the store has."""
         self.cursor, self.epoch = stored.cursor, stored.epoch
-        self.rejected_count, self.set_aside_count = stored.rejected, stored.set_aside
+        self.refused_count, self.set_aside_count = stored.refused, stored.set_aside
         self.pending = {entry.id: Pending(entry) for entry in stored.outbox}
         self.outbox_bytes = sum(len(entry.body) for entry in stored.outbox)
         self._open_protocol = EventsProtocol(stored.client_id, self.partitions, stored.cursor, stored.epoch)

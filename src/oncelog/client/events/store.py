@@ -1,4 +1,4 @@
-"""What a client keeps: its outbox, its cursor, what was rejected and what a handler could not take.
+"""What a client keeps: its outbox, its cursor, refused submissions, and what a handler could not take.
 
 All of it lies in one SQLite file, which may be the application's own: then what the application makes of an event and
 the cursor behind it are saved in one transaction, and each event counts once, whatever crashes.
@@ -17,7 +17,7 @@ import orjson
 from msgspec import Struct
 
 from oncelog.client.events.submissions import PreparedEvent
-from oncelog.client.events.values import Event, OutboxEntry, Rejected, Rejection, SetAside, SettledEntry
+from oncelog.client.events.values import Event, OutboxEntry, Refused, RefusedEvent, SetAside, SettledEntry
 from oncelog.client.runtime.client import describe_error
 from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.errors import PartitionsChangedError
@@ -30,7 +30,7 @@ APPLY: Final = "apply"
 """The name under which events are set aside that `apply` could not take."""
 _DISK_ERRORS: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _EVENT_DECODER: Final = msgspec.json.Decoder(Event)
-_OUTCOME_DECODER: Final = msgspec.json.Decoder(Rejected)
+_OUTCOME_DECODER: Final = msgspec.json.Decoder(Refused)
 _PARTITIONS_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
 
 Apply = Callable[[sqlite3.Connection, Sequence[Event]], None]
@@ -44,7 +44,7 @@ class StoredClient(Struct, frozen=True):
     cursor: int
     epoch: str
     outbox: list[OutboxEntry]
-    rejected: int
+    refused: int
     set_aside: int
 
 
@@ -83,7 +83,7 @@ class ClientStore:
             epoch, cursor = "", 0
             self._reset_cursor(connection, partitions, cursor, epoch, reset)
         self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
-        counts = self._count("count_rejected"), self._count("count_set_aside")
+        counts = self._count("count_refused"), self._count("count_set_aside")
         return StoredClient(known, cursor, epoch, outbox, *counts)
 
     def close(self) -> None:
@@ -100,37 +100,35 @@ class ClientStore:
 
     def save_outbox(self, accepted: Sequence[OutboxEntry], settled: Sequence[SettledEntry], now_ms: int) -> None:
         """Takes submissions in, and lets go of those that have an outcome. On return it is on the disk."""
-        rejected = [settled_entry for settled_entry in settled if isinstance(settled_entry.outcome, Rejected)]
+        refused = [settled_entry for settled_entry in settled if isinstance(settled_entry.outcome, Refused)]
         # That an entry was committed may be forgotten in a crash: it is sent again, and answered as before.
-        with self._file.transaction(is_durable=bool(accepted or rejected)) as connection:
+        with self._file.transaction(is_durable=bool(accepted or refused)) as connection:
             connection.executemany(SQL["accept"], [_to_entry_row(entry) for entry in accepted])
-            connection.executemany(
-                SQL["reject"], [_to_rejected_row(settled_entry, now_ms) for settled_entry in rejected]
-            )
+            connection.executemany(SQL["refuse"], [_to_refused_row(settled_entry, now_ms) for settled_entry in refused])
             connection.executemany(SQL["settle"], [(settled_entry.entry.number,) for settled_entry in settled])
 
-    def load_rejected(self) -> list[Rejection]:
+    def load_refused(self) -> list[RefusedEvent]:
         """All that the application has not seen to, oldest first."""
         with self._file.translate_errors(), self._file.translate_damage():
             return [
-                Rejection(
+                RefusedEvent(
                     id,
                     _PARTITIONS_DECODER.decode(partitions),
                     msgspec.json.decode(body),
                     _OUTCOME_DECODER.decode(outcome),
                     rejected_at_ms,
                 )
-                for id, partitions, body, outcome, rejected_at_ms in self._file.connection.execute(SQL["rejected"])  # noqa: A001
+                for id, partitions, body, outcome, rejected_at_ms in self._file.connection.execute(SQL["refused"])  # noqa: A001
             ]
 
-    def forget_rejected(self, ids: Sequence[str] | None) -> int:
-        """The application has seen to them; None for all. Gives how many are left."""
+    def forget_refused(self, ids: Sequence[str]) -> int:
+        """Remove refused submissions, all of them without an id. Return how many are left."""
         with self._file.transaction(is_durable=True) as connection:
-            if ids is None:
-                connection.execute(SQL["forget_all_rejected"])
+            if ids:
+                connection.executemany(SQL["forget_refused"], [(event_id,) for event_id in ids])
             else:
-                connection.executemany(SQL["forget_rejected"], [(event_id,) for event_id in ids])
-            return self._count("count_rejected")
+                connection.execute(SQL["forget_all_refused"])
+            return self._count("count_refused")
 
     # --- handing over
 
@@ -242,7 +240,7 @@ def _to_entry_row(entry: OutboxEntry) -> tuple[Any, ...]:
     return entry.number, entry.id, partitions, entry.body, entry.fingerprint, entry.expected_committed_id
 
 
-def _to_rejected_row(settled: SettledEntry, now_ms: int) -> tuple[Any, ...]:
+def _to_refused_row(settled: SettledEntry, now_ms: int) -> tuple[Any, ...]:
     entry = settled.entry
     outcome = msgspec.json.encode(settled.outcome).decode()
     return entry.number, entry.id, _to_json(entry.partitions), entry.body, outcome, now_ms

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from oncelog.client.runtime.status import BaseStatus
+from oncelog.deprecation import alias_property
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """As a server's numbers are: others are no server's."""
@@ -48,7 +49,7 @@ class Committed(Struct, frozen=True):
     status_updated_at: int
 
 
-class Rejected(Struct, frozen=True):
+class Refused(Struct, frozen=True):
     """The outcome of a submission that was refused for good."""
 
     reason: str
@@ -58,16 +59,16 @@ class Rejected(Struct, frozen=True):
         return "; ".join([f"{self.reason}", *(f"{error.field}: {error.message}" for error in self.errors)])
 
 
-Outcome = Committed | Rejected
+Outcome = Committed | Refused
 
 
-class Rejection(Struct, frozen=True):
-    """A submission that was rejected, kept until the application has seen to it (`forget_rejected`)."""
+class RefusedEvent(Struct, frozen=True):
+    """A refused submission, kept until the application has seen to it (`forget_refused`)."""
 
     id: str
     partitions: tuple[str, ...]
     event: dict[str, Any]
-    outcome: Rejected
+    outcome: Refused
     rejected_at_ms: int
     """By the clock of this machine."""
 
@@ -83,14 +84,14 @@ class SetAside(Struct, frozen=True):
 class Status(BaseStatus, frozen=True, kw_only=True):
     """For a user interface."""
 
-    rejected: int = 0
-    """Rejected submissions that the application has not seen to."""
     set_aside: int = 0
     """Events that a handler could not take."""
     cursor: int = 0
     """Everything up to this number has been handed over."""
     server_last_committed_id: int = 0
     """The highest number the client has heard of."""
+
+    rejected = alias_property("Status.rejected", "refused")
 
 
 class HistoryChange(Struct, frozen=True):

@@ -115,13 +115,12 @@ class BlockingLedgerScope(BlockingObject):
         """
         return self._portal.run(self._scope.status)
 
-    def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `LedgerScope.until_status`.
+    def reconnect_now(self) -> None:
+        """As `LedgerScope.reconnect_now`.
 
-        Returns the first status that is so; the condition is called in another thread. Raises ClosedError if the client
-        is closed.
+        End the pause before the next attempt: the application knows that the network is back.
         """
-        return self._portal.call(self._scope.until_status, condition)
+        self._portal.run(self._scope.reconnect_now)
 
     @property
     def last_error(self) -> str | None:
@@ -208,6 +207,32 @@ class BlockingLedgerScope(BlockingObject):
             self._scope.watch_blocks(after_height, check_chain=check_chain, previous_hash=previous_hash)
         )
 
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `LedgerScope.until_status`.
+
+        Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
+        if the client is closed.
+        """
+        return self._portal.call(self._scope.until_status, condition)
+
+    def until_live(self, timeout_s: float | None = None) -> None:
+        """As `LedgerScope.until_live`.
+
+        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._scope.until_live)
+
+    def until_settled(self, timeout_s: float | None = None) -> None:
+        """As `LedgerScope.until_settled`.
+
+        Wait until every write has its outcome. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._scope.until_settled)
+
 
 class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
     """One client of one ledger, for code without an event loop: the methods of `LedgerClient`."""
@@ -262,3 +287,29 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
         """
         super().close()
+
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `LedgerClient.until_status`.
+
+        Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
+        if the client is closed.
+        """
+        return self._portal.call(self._client.until_status, condition)
+
+    def until_live(self, timeout_s: float | None = None) -> None:
+        """As `LedgerClient.until_live`.
+
+        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_live)
+
+    def until_settled(self, timeout_s: float | None = None) -> None:
+        """As `LedgerClient.until_settled`.
+
+        Wait until every write has its outcome. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

@@ -19,6 +19,7 @@ from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.store import LedgerStore
+from oncelog.client.ledger.values import Status
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import check_client_id, check_limits, check_path
 from oncelog.client.runtime.tokens import Token, check_token
@@ -32,7 +33,7 @@ _ADDRESS_PATTERN: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:@/\[\]]+):[0-9]{1,
 _GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
-class LedgerClient(BaseClient[LedgerRuntime], LedgerScope):
+class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
     """One client of one ledger, with a file of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and half of them may be left out

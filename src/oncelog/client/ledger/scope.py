@@ -1,7 +1,7 @@
 """One scope of a ledger: what is written there, and what is read."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Collection, Iterable
 from contextlib import aclosing
 from importlib import import_module
 from typing import Any
@@ -23,6 +23,7 @@ from oncelog.client.ledger.values import (
 )
 from oncelog.client.ledger.write_stream import WriteStream
 from oncelog.client.runtime.backoff import iterate_pauses_s
+from oncelog.client.runtime.client import StatusSource
 from oncelog.client.runtime.status import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.proof import NO_HASH
@@ -30,7 +31,7 @@ from oncelog.error_codes import AUTH_FAILED, NOT_FOUND
 from oncelog.errors import LostError, ServerRefusedError, SettingsError
 
 
-class LedgerScope:
+class LedgerScope(StatusSource[LedgerRuntime, Status]):
     """An organization, or a vault of one, as one client sees it. Made by `LedgerClient.scope`."""
 
     def __init__(self, runtime: LedgerRuntime, organization: str, vault: str) -> None:
@@ -103,9 +104,11 @@ class LedgerScope:
             return Status(state=ConnectionState.LIVE)
         return Status(state=stream.state, pending=stream.pending_count, last_error=stream.last_error)
 
-    async def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """Returns the first status that is so. Raises ClosedError if the client is closed."""
-        return await self._runtime.wait_for(self.status, condition)
+    def reconnect_now(self) -> None:
+        """End the pause before the next attempt: the application knows that the network is back."""
+        self._runtime.check_open()
+        if self._stream is not None:
+            self._stream.skip_pause()
 
     @property
     def last_error(self) -> str | None:

@@ -186,9 +186,7 @@ class WriteStream:
             raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
         waiter = self._get_waiter(entry)
         is_final = self._protocol.withdraw(entry)
-        if self._timer is not None:  # the pause may have been for this write
-            self._timer.cancel()
-            self._end_pause()
+        self.skip_pause()  # it may have been for this write
         self._advance()
         await asyncio.shield(waiter)
         return is_final
@@ -364,6 +362,12 @@ class WriteStream:
         if left_s > 0 and not self._transport.is_connected:
             self._timer = loop.call_later(min(CONNECTION_POLL_S, left_s), self._poll_connection, until_s)
         else:
+            self._end_pause()
+
+    def skip_pause(self) -> None:
+        """End the pause before the next attempt, if there is one."""
+        if self._timer is not None:
+            self._timer.cancel()
             self._end_pause()
 
     def _end_pause(self) -> None:

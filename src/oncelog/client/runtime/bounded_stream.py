@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Self, TypeVar
 
-from oncelog.errors import OncelogError
+from oncelog.errors import OncelogError, UpdatesLostError
 
 T = TypeVar("T")
 
@@ -19,15 +19,13 @@ class BoundedStream(Generic[T]):
         *,
         count_max: tuple[str, int],
         bytes_max: tuple[str, int] | None = None,
-        new_overflow_error: Callable[[str, int], OncelogError],
         accepts: Callable[[T], bool] = lambda _one: True,
         get_size: Callable[[T], int] = lambda _one: 0,
     ) -> None:
-        """Limits with their names. Beyond one the reader gets the error that `new_overflow_error` makes of it."""
+        """Store the limits with their names. Beyond a limit the reader gets UpdatesLostError."""
         self._on_close = on_close
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._new_overflow_error = new_overflow_error
         self._accepts = accepts
         self._get_size = get_size
         self._buffer: deque[T] = deque()
@@ -69,7 +67,7 @@ class BoundedStream(Generic[T]):
 
     def overflow(self, limit_name: str, limit: int) -> None:
         """There are more than may wait: none of them is given any more, since the reader must look anew anyway."""
-        self._end(self._new_overflow_error(limit_name, limit))
+        self._end(UpdatesLostError(limit_name, limit))
 
     def finish(self, error: OncelogError | None) -> None:
         """The client is closed; what came before it is still given."""

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from oncelog.client.runtime.cancellation import call_in_thread, is_being_cancelled
+from oncelog.client.runtime.status import BaseStatus, ConnectionState
 from oncelog.errors import ClientError, ClosedError, OncelogError
 
 T = TypeVar("T")
@@ -205,12 +206,37 @@ class ClientRuntime:
 
 
 Runtime = TypeVar("Runtime", bound=ClientRuntime)
+StatusType = TypeVar("StatusType", bound=BaseStatus)
 
 
-class BaseClient(ABC, Generic[Runtime]):
-    """A client with a file of its own. `async with` opens and closes it."""
+class StatusSource(ABC, Generic[Runtime, StatusType]):
+    """A client or one scope of it: its status, and methods that wait for another status."""
 
     _runtime: Runtime
+
+    @abstractmethod
+    def status(self) -> StatusType:
+        """Return the status, for a user interface."""
+
+    async def until_status(self, condition: Callable[[StatusType], bool]) -> StatusType:
+        """Wait for a status that meets a condition, and return it. Raises ClosedError if the client is closed."""
+        return await self._runtime.wait_for(self.status, condition)
+
+    async def until_live(self) -> None:
+        """Wait until everything that the server had has arrived. Raises ClosedError if the client is closed."""
+        await self._runtime.wait_until(self._is_live)
+
+    async def until_settled(self) -> None:
+        """Wait until every write has its outcome. Raises ClosedError if the client is closed."""
+        await self._runtime.wait_until(lambda: not self.status().pending)
+
+    def _is_live(self) -> bool:
+        return self.status().state is ConnectionState.LIVE
+
+
+class BaseClient(StatusSource[Runtime, StatusType]):
+    """A client with a file of its own. `async with` opens and closes it."""
+
     _close_task: "asyncio.Task[None] | None" = None
 
     async def __aenter__(self) -> Self:

@@ -30,6 +30,8 @@ class BaseStatus(Struct, frozen=True, kw_only=True):
     state: ConnectionState
     pending: int = 0
     """Writes without an outcome."""
+    refused: int = 0
+    """Refused writes that the application has not seen to. A ledger keeps none: it gives each outcome to the caller."""
     last_error: str | None = None
     """Why something is not as it should be, or why writes wait; None while all is well."""
 

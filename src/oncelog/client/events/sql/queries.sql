@@ -27,20 +27,20 @@ SELECT max((SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'once
 -- name: settle
 DELETE FROM oncelog_client_outbox WHERE number = ?;
 
--- name: reject
+-- name: refuse
 INSERT OR REPLACE INTO oncelog_client_rejected (number, id, partitions, body, outcome, rejected_at_ms)
 VALUES (?, ?, ?, ?, ?, ?);
 
--- name: rejected
+-- name: refused
 SELECT id, partitions, body, outcome, rejected_at_ms FROM oncelog_client_rejected ORDER BY number;
 
--- name: forget_rejected
+-- name: forget_refused
 DELETE FROM oncelog_client_rejected WHERE id = ?;
 
--- name: forget_all_rejected
+-- name: forget_all_refused
 DELETE FROM oncelog_client_rejected;
 
--- name: count_rejected
+-- name: count_refused
 SELECT count(*) FROM oncelog_client_rejected;
 
 -- name: set_aside
