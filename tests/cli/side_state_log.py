@@ -18,8 +18,7 @@ from oncelog.core.values import Committed, Item, Refused, Request, SetCursor, Ve
 from oncelog.engine.compaction import COMPACTION_CONSUMER, build_fold, sweep_tombstones
 from oncelog.storage.store import Query, Store
 from oncelog.storage.verify.findings import DEFAULT_OPTIONS, Inconsistency, VerificationSummary, VerifyOptions
-from oncelog.storage.verify.postgres import verify_database
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 
 SCOPES: Final = ("ledger/acme", "ledger/acme/main", "ledger/größe")
 GATEWAYS: Final = ("deltas/shop", "deltas/depot")
@@ -111,8 +110,7 @@ async def write_sample(writer: Writer) -> None:
 
 def verified(log: Log, options: VerifyOptions = DEFAULT_OPTIONS) -> VerificationSummary | Inconsistency:
     """Verify a log, and return the last finding."""
-    findings = verify_file(log, None, options) if isinstance(log, Path) else verify_database(log, None, options)
-    *_, last = findings
+    *_, last = verify_log(log, None, options)
     assert isinstance(last, (VerificationSummary, Inconsistency))
     return last
 

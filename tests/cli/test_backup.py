@@ -27,7 +27,7 @@ from oncelog.storage.backups import backup, restore
 from oncelog.storage.sqlite import partial_copy
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.verify.findings import StepProgress, VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def names(directory: Path) -> set[str]:
 
 
 def verified(path: Path) -> VerificationSummary:
-    *_, last = verify_file(path)
+    *_, last = verify_log(path)
     assert isinstance(last, VerificationSummary), last
     return last
 
@@ -490,11 +490,11 @@ def test_restore_onto_the_backup_itself_is_refused(log: Path) -> None:
 
 def test_interrupted_command_exits_with_130(log: Path) -> None:
     slow = (
-        "import os, signal, oncelog.storage.inspect.sqlite as inspecting\n"
+        "import os, signal, oncelog.cli.verify as command\n"
         "def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    yield from ()\n"
-        "inspecting.verify_file = interrupted\n"
+        "command.verify_log = interrupted\n"
         "from oncelog.cli import main\n"
         "main()\n"
     )

@@ -16,6 +16,7 @@ from oncelog.cli.times import format_utc
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
 from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.queries.records import load_heads
 
 HINT = ". If the ID is the text of a key, add --text"
 
@@ -171,7 +172,7 @@ def test_show_reports_unknown_keys(log: Path | str) -> None:
 def test_show_distinguishes_missing_and_empty_lanes(place: Path | str) -> None:
     sample_log.make_log(place, rounds=0)
     with create_inspector(str(place)).open_view() as view:
-        empty = min({0, 1, 2, 3, 4} - set(view.load_heads()))
+        empty = min({0, 1, 2, 3, 4} - set(view.run_query(load_heads)))
     assert show(place, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty{HINT}\n")
     for lane in (5, 99):
         words = f"unknown: no record: lane {lane} does not exist; the log has lanes 0 to 4{HINT}\n"

@@ -23,6 +23,7 @@ from oncelog.storage.inspect import postgres as postgres_inspecting
 from oncelog.storage.inspect import sqlite as sqlite_inspecting
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.key_search import KeyMatches, KeyQuery, search_keys
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.verify.findings import StepProgress
 from oncelog.storage.verify.side_state import decode_policies
 
@@ -82,7 +83,7 @@ def proven(log: Path | str, *arguments: str) -> tuple[str, str]:
 
 def found(log: Path | str, number: int) -> KeyMatches:
     with create_inspector(str(log)).open_view() as view:
-        wanted = KeyQuery((key(number),), tuple(decode_policies(view.list_policies()).values()))
+        wanted = KeyQuery((key(number),), tuple(decode_policies(view.iterate_rows("policies")).values()))
         return search_keys(view, wanted, lambda _: None)
 
 
@@ -181,7 +182,7 @@ def test_show_says_what_it_searched_for_an_unknown_key(log: Path | str) -> None:
     status, said = show(log, key(999).hex())
     assert status == 1
     with create_inspector(str(log)).open_view() as view:
-        records = sum(head.position for head in view.load_heads().values())
+        records = sum(head.position for head in view.run_query(load_heads).values())
     never = "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind. "
     everywhere = "under chat, deltas, events, ledger, notes, runs, for the key in hex and the key with this text"
     assert said == f"{never}Searched: all {records} records, and all leases, {everywhere}\n"
@@ -197,7 +198,7 @@ def test_index_and_records_give_the_same_writes(log: Path | str, monkeypatch: py
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
     keys = [key(number) for number in (*range(1, 14), 20, 60, EVENT, MESSAGE, WRITE, RUN, SHARED)]
     with create_inspector(str(log)).open_view() as view:
-        policies = tuple(decode_policies(view.list_policies()).values())
+        policies = tuple(decode_policies(view.iterate_rows("policies")).values())
         for one in (*keys, key(1, 4), key(1, 32)):
             wanted = KeyQuery((one,), policies)
             indexed = search_keys(view, wanted, lambda _: None)
@@ -223,7 +224,7 @@ def test_search_asks_the_index_in_batches_and_reads_pages(log: Path | str, monke
         monkeypatch.setattr(module, "SCAN_PAGE_RECORDS", 3)
     told: list[StepProgress] = []
     with create_inspector(str(log)).open_view() as view:
-        wanted = KeyQuery((key(SHARED),), tuple(decode_policies(view.list_policies()).values()))
+        wanted = KeyQuery((key(SHARED),), tuple(decode_policies(view.iterate_rows("policies")).values()))
         read = search_keys(view, wanted, told.append)
     assert read.identities == expected
     assert len(told) > (read.records_read or 0) // 3

@@ -20,6 +20,7 @@ from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
 from oncelog.core.proof import Block, compute_root, encode_record_header, hash_leaf
 from oncelog.errors import OncelogError
+from oncelog.storage.inspect.sqlite import FileView
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_evidence
 from oncelog.storage.record_rows import decode_evidence
@@ -34,7 +35,7 @@ from oncelog.storage.verify.findings import (
     VerificationSummary,
     decode_exported_head,
 )
-from oncelog.storage.verify.sqlite import verify, verify_file
+from oncelog.storage.verify.verification import verify, verify_log
 
 RECORDS = 276
 AUDIT_RECORDS = 4
@@ -68,7 +69,7 @@ class EditableLog(Editable):
 
     def lie(self) -> InconsistencyError | None:
         try:
-            *_, last = verify(self.connection, self.file)
+            *_, last = verify(FileView(self.connection, str(self.path), self.file))
         except InconsistencyError as error:
             return error
         finally:
@@ -127,7 +128,7 @@ def flipped(value: Any) -> list[Any]:
 
 @pytest.mark.rule("LG-18", "CO-41")
 def test_intact_log_with_erased_records_and_sealed_keys_passes(made: Path) -> None:
-    *progress, last = verify_file(made)
+    *progress, last = verify_log(made)
     assert isinstance(last, VerificationSummary)
     assert (last.records, last.lanes, last.erased) == (RECORDS, 5, 10)
     assert last.keys > last.sealed_keys > 200
@@ -144,7 +145,7 @@ def test_log_passes_at_every_step_of_sealing_and_merging(tmp_path: Path) -> None
             jobs = {level for (level,) in connection.execute("SELECT level FROM oncelog_key_jobs")}
         connection.close()
         if jobs - seen or jobs == {0, 1}:
-            *_, last = verify_file(path)
+            *_, last = verify_log(path)
             assert isinstance(last, VerificationSummary), last
         seen.update(jobs)
 
@@ -158,7 +159,7 @@ def test_almost_empty_log_passes(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM oncelog_records").fetchone() == (1 + AUDIT_RECORDS,)
     connection.close()
-    assert isinstance(list(verify_file(path))[-1], VerificationSummary)
+    assert isinstance(list(verify_log(path))[-1], VerificationSummary)
 
 
 # --- records ------------------------------------------------------------------------------------------
@@ -436,11 +437,11 @@ def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: 
 @pytest.mark.rule("CO-40")
 def test_other_epoch_than_the_exported_one_is_reported(copy: Path) -> None:
     head = decode_exported_head(exported(copy).encode())
-    *_, last = verify_file(copy, replace(head, epoch="0011223344556677"))
+    *_, last = verify_log(copy, replace(head, epoch="0011223344556677"))
     assert isinstance(last, Inconsistency)
     assert "0011223344556677" in last.message
     moved = replace(head, lanes=[replace(head.lanes[0], position=head.lanes[0].position - 1)])
-    *_, last = verify_file(copy, moved)
+    *_, last = verify_log(copy, moved)
     assert isinstance(last, Inconsistency)
     assert "the exported head says" in last.message
 
@@ -450,7 +451,7 @@ def test_identity_stored_twice_is_found(tmp_path: Path) -> None:
     sample_log.make_log(path, rounds=8, seal_keys=100_000)
     again = "UPDATE oncelog_records SET key = (SELECT key FROM oncelog_records WHERE place = 1) WHERE place = 9"
     forge(path, again)
-    *_, last = verify_file(path)
+    *_, last = verify_log(path)
     assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
     assert "position 1 had stored" in last.message
@@ -466,7 +467,7 @@ def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
             f"UPDATE oncelog_records SET client_sequence = {change} WHERE place = {last}",  # noqa: S608
             f"UPDATE oncelog_clients SET sequence = {change.replace('client_', '')} WHERE client = 'c2'",  # noqa: S608
         )
-        *_, found = verify_file(path)
+        *_, found = verify_log(path)
         assert isinstance(found, Inconsistency)
         assert "'c2'" in found.message
 
@@ -488,7 +489,7 @@ def test_flipped_bit_of_the_file_never_passes_with_changed_records(made: Path, t
         for suffix in ("-wal", "-shm"):
             Path(f"{damaged}{suffix}").unlink(missing_ok=True)
         try:
-            *_, last = verify_file(damaged)
+            *_, last = verify_log(damaged)
         except OncelogError:
             found += 1
             continue
@@ -511,7 +512,7 @@ def test_damaged_table_names_are_found(copy: Path) -> None:
     whole = copy.read_bytes()
     for name in (b"oncelog_rows", b"oncelog_log", b"oncelog_records"):
         copy.write_bytes(whole.replace(b"CREATE TABLE " + name, b"CRE\x84TE TABLE " + name))
-        *_, last = verify_file(copy)
+        *_, last = verify_log(copy)
         assert isinstance(last, Inconsistency)
 
 

@@ -21,8 +21,8 @@ from databases import address_of, query
 from deadlines import wait_until
 from oncelog.core.proof import Block, compute_root, encode_record_header, hash_leaf
 from oncelog.errors import CorruptError, StoreUnavailableError
+from oncelog.storage.inspect.postgres import DatabaseView
 from oncelog.storage.key_hash import hash_identity
-from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.postgres.database import load_metadata
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.read_session import PAGE_ROWS, ReadSession, open_session
@@ -35,9 +35,8 @@ from oncelog.storage.verify.findings import (
     VerificationSummary,
     decode_exported_head,
 )
-from oncelog.storage.verify.postgres import SHORT_BODY_BYTES_MAX, DatabaseSource, verify_database
-from oncelog.storage.verify.postgres_schema import EXPECTED_SCHEMA, load_schema
-from oncelog.storage.verify.verification import verify
+from oncelog.storage.verify.postgres import EXPECTED_SCHEMA, SHORT_BODY_BYTES_MAX, load_schema
+from oncelog.storage.verify.verification import verify, verify_log
 
 HASHES = ("key_hash", "sequence_hash")
 ROUNDS = 8
@@ -49,7 +48,7 @@ class EditableLog(Editable):
 
     def __init__(self, session: ReadSession) -> None:
         self._session = session
-        self.about: LogMetadata = session.call(load_metadata, "the log")
+        self.view = DatabaseView(session, session.call(load_metadata, "the log"))
 
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         async def fetched(connection: Any) -> list[tuple[Any, ...]]:
@@ -72,7 +71,7 @@ class EditableLog(Editable):
 
     def lie(self) -> InconsistencyError | None:
         try:
-            *_, last = verify(DatabaseSource(self._session, self.about))
+            *_, last = verify(self.view)
         except InconsistencyError as error:
             return error
         assert isinstance(last, VerificationSummary)
@@ -108,7 +107,7 @@ def editable(made: str) -> Iterator[EditableLog]:
 
 
 def last_of(address: str, **given: Any) -> VerificationSummary | Inconsistency:
-    *_, last = verify_database(address, **given)
+    *_, last = verify_log(address, **given)
     assert isinstance(last, (VerificationSummary, Inconsistency))
     return last
 
@@ -119,7 +118,7 @@ def last_of(address: str, **given: Any) -> VerificationSummary | Inconsistency:
 @pytest.mark.rule("LG-18", "CO-41")
 def test_intact_log_with_erased_records_passes(database: str) -> None:
     sample_log.make_log(database)
-    *progress, last = verify_database(database)
+    *progress, last = verify_log(database)
     assert isinstance(last, VerificationSummary)
     assert (last.records, last.lanes, last.erased) == (RECORDS, 5, 10)
     assert last.keys > RECORDS
@@ -137,7 +136,7 @@ def test_almost_empty_log_passes(database: str) -> None:
 
 def test_verification_reads_a_snapshot_while_others_write(database: str) -> None:
     sample_log.make_log(database, rounds=1)
-    findings = verify_database(database)
+    findings = verify_log(database)
     assert next(findings) == StepProgress("structure")
     sample_log.append(database, sample_log.full_event(5000, ["orders"]))
     *_, last = findings
@@ -149,7 +148,7 @@ def test_verification_reads_a_snapshot_while_others_write(database: str) -> None
 
 def test_stopped_verification_leaves_no_session(database: str) -> None:
     sample_log.make_log(database, rounds=0)
-    findings = verify_database(database)
+    findings = verify_log(database)
     next(findings)
     findings.close()  # type: ignore[attr-defined]
     schema = database.rpartition("=")[2]
@@ -335,22 +334,31 @@ SUPPRESS = "FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("DROP TABLE oncelog_rates", "the table oncelog_rates is not as Oncelog makes it: it is missing"),
-        ("CREATE TABLE oncelog_more (x integer)", "oncelog_more is not as Oncelog makes it: there is no such table"),
+        (
+            "DROP TABLE oncelog_rates",
+            "the table oncelog_rates is missing; the table",
+        ),
+        ("CREATE TABLE oncelog_more (x integer)", "the table oncelog_more is not one of Oncelog's"),
         (
             "ALTER TABLE oncelog_rows ADD COLUMN more text",
-            "oncelog_rows is not as Oncelog makes it: see its column more",
+            "the table oncelog_rows, column more is not one of Oncelog's",
         ),
-        ("ALTER TABLE oncelog_rows DROP COLUMN state", "see its column state"),
-        ("ALTER TABLE oncelog_records ALTER COLUMN actor TYPE varchar(900)", "see its column actor"),
-        ('ALTER TABLE oncelog_streams ALTER COLUMN scope TYPE text COLLATE "POSIX"', "see its column scope"),
-        ("ALTER TABLE oncelog_blocks ALTER COLUMN root DROP NOT NULL", "see its column root"),
-        ("ALTER TABLE oncelog_entities SET UNLOGGED", "the table oncelog_entities is not"),
+        ("ALTER TABLE oncelog_rows DROP COLUMN state", "column state is missing"),
+        ("ALTER TABLE oncelog_records ALTER COLUMN actor TYPE varchar(900)", "column actor is not as Oncelog makes it"),
+        (
+            'ALTER TABLE oncelog_streams ALTER COLUMN scope TYPE text COLLATE "POSIX"',
+            "column scope is not as Oncelog makes it",
+        ),
+        ("ALTER TABLE oncelog_blocks ALTER COLUMN root DROP NOT NULL", "column root is not as Oncelog makes it"),
+        (
+            "ALTER TABLE oncelog_entities SET UNLOGGED",
+            "oncelog_entities, column erased is not as Oncelog",
+        ),
         ("DROP INDEX oncelog_records_key", "the index oncelog_records_key is missing"),
         ("ALTER TABLE oncelog_partition_records DROP CONSTRAINT oncelog_partition_records_pkey", "_pkey is missing"),
         (
             "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'oncelog_records_stream'::regclass",
-            "oncelog_records_stream is missing, not valid",
+            "the index oncelog_records_stream is not as Oncelog makes it",
         ),
         (
             f"CREATE TRIGGER evil BEFORE UPDATE ON oncelog_members {SUPPRESS}",
@@ -383,7 +391,7 @@ def test_expected_schema_matches_the_migrations(made: str) -> None:
     """If they differ, `sql/shape.json` has to be generated again."""
     with open_session(made) as session:
         found = session.call(_begin)
-        shape = load_schema(session)
+        shape = load_schema(DatabaseView(session, session.call(load_metadata, "the log")))
         session.call(_roll_back, found)
     assert json.dumps(msgspec.to_builtins(EXPECTED_SCHEMA), indent=2) == json.dumps(
         msgspec.to_builtins(shape), indent=2
@@ -508,7 +516,7 @@ def test_verify_prints_one_line(database: str) -> None:
 
 def test_lost_connection_is_not_reported_as_damage(database: str) -> None:
     sample_log.make_log(database, rounds=1)
-    findings = verify_database(database)
+    findings = verify_log(database)
     next(findings)
     _end_other_sessions(database)
     with pytest.raises(StoreUnavailableError):

@@ -15,7 +15,7 @@ from oncelog.storage.sqlite.key_index.index import KeyIndex
 from oncelog.storage.sqlite.key_index.key_run import pack_runs, unpack_run, write_runs
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.verify.findings import Inconsistency, VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 
 TARGET = 3
 LAST_OF_TARGET = """DELETE FROM oncelog_key_runs WHERE segment = 3
@@ -67,7 +67,7 @@ def connection(path: Path) -> Iterator[sqlite3.Connection]:
 
 def found_in(path: Path) -> str | None:
     """Return the contradiction that is found, or None."""
-    *_, last = verify_file(path)
+    *_, last = verify_log(path)
     assert isinstance(last, Inconsistency | VerificationSummary)
     return last.message if isinstance(last, Inconsistency) else None
 

@@ -20,7 +20,7 @@ from oncelog.core.merge import Op
 from oncelog.core.operations import DeleteEntity, SetEntity
 from oncelog.core.values import Committed
 from oncelog.storage.verify.findings import Inconsistency, VerificationSummary, VerifyOptions
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 
 pytestmark = pytest.mark.rule("CO-44")
 DAMAGE = {
@@ -355,7 +355,7 @@ def test_rebuilding_can_be_left_out(made: Path, tmp_path: Path) -> None:
 
 def test_temporary_file_is_private_and_has_no_name(made: Path, tmp_path: Path) -> None:
     seen = set()
-    for _ in verify_file(made, None, VerifyOptions(temp_dir=str(tmp_path))):
+    for _ in verify_log(made, None, VerifyOptions(temp_dir=str(tmp_path))):
         assert list(tmp_path.iterdir()) == []
         for opened in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):

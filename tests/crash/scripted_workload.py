@@ -25,7 +25,7 @@ from oncelog.core.values import Applied, Item, Request, SetMember, Submission
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.store import Store
 from oncelog.storage.verify.findings import VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driver import make_salt_source
 from oncelog.testing.contract.writes import event, message, transaction
@@ -153,7 +153,7 @@ def check_verified(disk: Disk, directory: Path) -> VerificationSummary:
     for leftover in directory.iterdir():
         leftover.unlink()
     disk.copy_to(directory)
-    *_, last = verify_file(directory / NAME)
+    *_, last = verify_log(directory / NAME)
     assert isinstance(last, VerificationSummary), last
     return last
 

@@ -13,9 +13,9 @@ from databases import BOTH_STORES, log_at
 from oncelog.core.policy import EVENTS
 from oncelog.core.rules.audit import ERASE, MEMBER_REMOVED, AuditEntry
 from oncelog.engine.log import Log, open_log
-from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.store import Query
 from oncelog.storage.verify.findings import VerificationSummary
+from oncelog.storage.verify.verification import verify_log
 from scripts import run_until_killed
 
 pytestmark = BOTH_STORES
@@ -78,5 +78,5 @@ async def test_sigkill_does_not_separate_an_act_from_its_record(tmp_path: Path) 
             assert roles == {chat: roles_by_acts(acts, chat) for chat in CHATS}
             assert Counter(one.target for one in acts if one.act == ERASE) == dict.fromkeys(erased, 1)
     assert erased
-    findings = await asyncio.to_thread(lambda: list(create_inspector(address).verify()))
+    findings = await asyncio.to_thread(lambda: list(verify_log(address)))
     assert isinstance(findings[-1], VerificationSummary), findings[-1]

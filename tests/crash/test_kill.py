@@ -31,7 +31,7 @@ from oncelog.core.values import Committed, KeyIdentity, Replayed, key_identity
 from oncelog.engine.log import Log
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.verify.findings import VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 from scripts import read_line, start_script, write_line
 
 ROUNDS = 25
@@ -130,7 +130,7 @@ async def kill_repeatedly(workers: Command, path: Path, seed: int, rounds: int) 
         output.answers, seen = parse(lines)
         assert len(output.answers) == die_after
         unanswered += await reopen_and_resubmit(path, number, output, seen, seal_keys)
-    *_, last = verify_file(path)
+    *_, last = verify_log(path)
     assert isinstance(last, VerificationSummary), last
     say(f"seed {seed}: {rounds} kills, {last.records} records, {last.segments} segments, {unanswered} unanswered")
     assert last.segments > 1

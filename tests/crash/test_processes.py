@@ -28,7 +28,7 @@ from oncelog.core.invariants import Answer, History, ObservedRead
 from oncelog.core.values import KeyIdentity, key_identity
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.verify.findings import VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 from scripts import start_script, write_line
 
 PROCESSES = 4
@@ -153,7 +153,7 @@ async def test_processes_sharing_a_file_agree_on_order_and_outcomes(
     assert len(receipts) == len(submitted(history)) == writes
     for worker in alive:
         assert [position for position, _ in worker.seen] == list(range(1, events + 1))
-    *_, last = verify_file(path)
+    *_, last = verify_log(path)
     assert isinstance(last, VerificationSummary), last
 
 

@@ -12,7 +12,7 @@ from oncelog.core.values import Committed, Replayed, Submission
 from oncelog.engine.log import Log
 from oncelog.idempotency.once import work_of
 from oncelog.storage.verify.findings import VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 from oncelog.testing.clock import ManualClock
 
 
@@ -65,5 +65,5 @@ async def test_earlier_log_accepts_the_new_numbers(earlier: Log, tmp_path: Path)
     assert isinstance(await earlier.submit(first), Committed)
     assert isinstance(await earlier.submit(again), Replayed)
     await earlier.close()
-    *_, last = verify_file(tmp_path / "earlier.db")
+    *_, last = verify_log(tmp_path / "earlier.db")
     assert isinstance(last, VerificationSummary)

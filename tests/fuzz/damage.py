@@ -16,8 +16,8 @@ import oncelog
 from oncelog.core.chat import chat_scope, encode_message, message
 from oncelog.core.values import OpenStream
 from oncelog.errors import OncelogError
-from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.verify.findings import Inconsistency
+from oncelog.storage.verify.verification import verify_log
 
 STEP_BYTES: Final = 8
 STEPS_MAX: Final = 16
@@ -82,7 +82,7 @@ def read_damaged_log(program: bytes) -> None:
         path.write_bytes(damaged(sample_log(), program))
         path.chmod(0o600)
         try:
-            findings = list(create_inspector(str(path)).verify(None))
+            findings = list(verify_log(path))
             is_whole = not isinstance(findings[-1], Inconsistency)
         except OncelogError:
             is_whole = False

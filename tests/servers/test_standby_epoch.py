@@ -36,7 +36,7 @@ async def test_new_epoch_with_cancelled_wait_is_reported_when_it_is_replicated(
     patient = Timeouts(connect_ms=LONG_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
     monkeypatch.setattr(postgres, "_RENEW_TIMEOUTS", patient)
     monkeypatch.setattr(store, "build_leap_request", held)
-    renewing = asyncio.create_task(asyncio.to_thread(postgres.create_inspector(address).renew_epoch))
+    renewing = asyncio.create_task(asyncio.to_thread(postgres.DatabaseInspector(address).renew_epoch))
     await is_inside.wait()
     async with standby_away(address) as operator:
         may_go_on.set()

@@ -9,8 +9,8 @@ import oncelog
 from databases import POSTGRES, address_of, query
 from oncelog.core.rules.audit import ERASE, READ_ONLY_ON, act_key
 from oncelog.core.values import RecordAct
-from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.verify.findings import Finding, Inconsistency, VerificationSummary
+from oncelog.storage.verify.verification import verify_log
 
 pytestmark = pytest.mark.rule("CO-43")
 STREAM = "org/1"
@@ -22,7 +22,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def last_finding(log: str) -> Finding:
-    return list(create_inspector(log).verify())[-1]
+    return list(verify_log(log))[-1]
 
 
 def change(log: str, statement: str) -> None:

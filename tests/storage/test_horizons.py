@@ -13,8 +13,7 @@ from oncelog.core.merge import Op
 from oncelog.core.values import DropTombstones, Tombstone
 from oncelog.storage.backups import backup
 from oncelog.storage.verify.findings import Inconsistency, VerificationSummary
-from oncelog.storage.verify.postgres import verify_database
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 from storage.migrate.migration_checks import demand_alike, moved_with_twin, rows_of_file, silent
 
 DAMAGE = (
@@ -37,14 +36,14 @@ def make_log_with_horizon(log: Path | str) -> None:
 def test_impossible_horizon_in_a_file_is_found(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     make_log_with_horizon(path)
-    *_, last = verify_file(str(path))
+    *_, last = verify_log(str(path))
     assert isinstance(last, VerificationSummary)
     for statement in DAMAGE:
         with closing(sqlite3.connect(path)) as connection:
             (kept,) = connection.execute("SELECT lane, scope, hlc FROM oncelog_horizons").fetchall()
             connection.execute(statement)
             connection.commit()
-            *_, last = verify_file(str(path))
+            *_, last = verify_log(str(path))
             assert isinstance(last, Inconsistency), statement
             connection.execute("UPDATE oncelog_horizons SET lane = ?, scope = ?, hlc = ?", kept)
             connection.commit()
@@ -53,12 +52,12 @@ def test_impossible_horizon_in_a_file_is_found(tmp_path: Path) -> None:
 @pytest.mark.rule("DE-13", "LG-18")
 def test_impossible_horizon_in_a_database_is_found(database: str) -> None:
     make_log_with_horizon(database)
-    *_, last = verify_database(database)
+    *_, last = verify_log(database)
     assert isinstance(last, VerificationSummary)
     for statement in DAMAGE:
         ((lane, scope, hlc),) = query(database, "SELECT lane, scope, hlc FROM oncelog_horizons")
         query(database, statement)
-        *_, last = verify_database(database)
+        *_, last = verify_log(database)
         assert isinstance(last, Inconsistency), statement
         query(database, "UPDATE oncelog_horizons SET lane = $1, scope = $2, hlc = $3", lane, scope, hlc)
 

@@ -46,11 +46,11 @@ from oncelog.core.values import (
     Submission,
 )
 from oncelog.engine.log import Log, open_log
-from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.postgres.side_state_tables import DELETE, DELETE_LONG, LOAD, LOAD_LONG, compute_digest
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.store import RelationshipQuery
 from oncelog.storage.verify.findings import Finding, Inconsistency, VerificationSummary
+from oncelog.storage.verify.verification import verify_log
 from oncelog.testing.clock import ManualClock
 from storage.older_schema import downgrade_to_schema_4
 
@@ -95,7 +95,7 @@ def change(scope: str, number: int, table: str, row_id: str, client: str, column
 
 async def verified(place: str) -> Finding:
     """Return the last finding of `oncelog verify`, which runs its own event loop."""
-    return (await asyncio.to_thread(lambda: list(create_inspector(place).verify())))[-1]
+    return (await asyncio.to_thread(lambda: list(verify_log(place))))[-1]
 
 
 async def check_verified(place: str) -> None:

@@ -18,6 +18,7 @@ from oncelog.cli.times import format_utc
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
 from oncelog.errors import OncelogError
 from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.queries.records import list_internal_records
 
 if TYPE_CHECKING:
     import aiohttp
@@ -105,7 +106,7 @@ def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]
                 page = None
                 while page is None:
                     requested = scan.next_read_count
-                    page = scan.add(view.list_internal_records(scan.after, requested), requested)
+                    page = scan.add(view.run_query(list_internal_records, scan.after, requested), requested)
                 yield from map(entry_to_json, page.entries)
                 after, has_more = dict(page.after), page.has_more
         if not follow:

@@ -4,6 +4,7 @@ import msgspec
 
 from oncelog.cli.terminal import LogArgument, print_json, translate_errors
 from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.verify.verification import export_head
 
 
@@ -17,4 +18,4 @@ def head(log: LogArgument) -> None:
     Example:  oncelog head postgresql://oncelog@db.example.org/orders > orders-head.json
     """
     with translate_errors(), create_inspector(log).open_view() as view:
-        print_json(msgspec.to_builtins(export_head(view.metadata, view.load_heads())))
+        print_json(msgspec.to_builtins(export_head(view.metadata, view.run_query(load_heads))))

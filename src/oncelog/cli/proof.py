@@ -39,9 +39,9 @@ from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decod
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.key_search import KeyQuery, search_keys
-from oncelog.storage.verify.findings import ExportedHead, decode_exported_head
+from oncelog.storage.queries.records import find_record, load_block, load_heads
+from oncelog.storage.verify.findings import ExportedHead, decode_exported_head, translate_damage
 from oncelog.storage.verify.side_state import decode_policies
-from oncelog.storage.verify.verification import translate_damage
 
 STANDARD_INPUT: Final = "-"
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
@@ -190,12 +190,12 @@ def _resolve_place(id: str | None, lane: int | None, position: int | None, optio
 
 def _find_record_at(view: LogView, place: Place) -> Record | _Missing:
     lane, position = place
-    heads = view.load_heads()
+    heads = view.run_query(load_heads)
     newest = heads[lane].position if lane in heads else 0
     if not 1 <= position <= newest:
         has = f"has positions 1 to {newest}" if newest else "is empty, or none of this log's"
         return _Missing(f"no record: lane {lane} {has}")
-    record = view.find_record(lane, position)
+    record = view.run_query(find_record, lane, position)
     if record is None:
         passed_over = describe_gap(view, lane, position)
         if passed_over is not None:
@@ -226,7 +226,10 @@ def _find_record(view: LogView, id: str, keys: tuple[bytes, ...], options: _Opti
     if transaction is not None:
         return transaction
     query = KeyQuery(
-        keys, select_policies(decode_policies(view.list_policies()), options.policy), options.scope, options.client
+        keys,
+        select_policies(decode_policies(view.iterate_rows("policies")), options.policy),
+        options.scope,
+        options.client,
     )
     with ProgressMeter() as meter:
         matches = search_keys(view, query, meter, read_all=options.read_all)
@@ -253,7 +256,7 @@ def _prove_record(record: Record, view: LogView) -> Proven:
     """As `Log.prove`. Raises CorruptError where it would not hold: what is handed on must."""
     place = f"lane {record.lane}, position {record.position}"
     try:
-        block, evidence = view.load_block(record.lane, record.height)
+        block, evidence = view.run_query(load_block, record.lane, record.height)
     except LookupError as error:
         raise CorruptError(f"{place}: its block is missing; see `oncelog verify`") from error
     index = record.position - block.first_position

@@ -19,6 +19,7 @@ from oncelog.idempotency.call_key import encode_key
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.key_search import MATCHES_MAX
 from oncelog.storage.leaps import NO_GAPS
+from oncelog.storage.queries.records import find_record, load_gaps, load_heads
 
 MESSAGE_PREFIX: Final = "msg_"
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
@@ -81,8 +82,10 @@ def find_transaction(view: LogView, place: Place | None) -> Record | None:
     if place is None:
         return None
     lane, position = place
-    head = view.load_heads().get(lane)
-    record = view.find_record(lane, position) if head is not None and 1 <= position <= head.position else None
+    head = view.run_query(load_heads).get(lane)
+    record = (
+        view.run_query(find_record, lane, position) if head is not None and 1 <= position <= head.position else None
+    )
     return None if record is None or record.policy != LEDGER.name else record
 
 
@@ -143,7 +146,7 @@ def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> 
 
 def describe_gap(view: LogView, lane: int, position: int) -> str | None:
     """Return why a position below the newest has no record, if a restore passed over it."""
-    gap = find_gap(view.load_gaps().get(lane, NO_GAPS).positions, position)
+    gap = find_gap(view.run_query(load_gaps).get(lane, NO_GAPS).positions, position)
     if gap is None:
         return None
     return f"no record: a restore passed over lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"

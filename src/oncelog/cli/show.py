@@ -49,6 +49,7 @@ from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.key_search import KeyMatches, KeyQuery, search_keys
 from oncelog.storage.leaps import NO_GAPS
+from oncelog.storage.queries.records import find_block, find_record, load_gaps, load_heads
 from oncelog.storage.verify.side_state import decode_policies
 
 Id = Annotated[
@@ -181,9 +182,9 @@ class _Lookup:
 
     def __init__(self, view: LogView) -> None:
         self._view = view
-        self._heads = view.load_heads()
+        self._heads = view.run_query(load_heads)
         self._lanes = view.metadata.settings.lanes
-        self.policies = decode_policies(view.list_policies())
+        self.policies = decode_policies(view.iterate_rows("policies"))
         status = view.get_clock_status()
         self._time_ms = status.mark.propose(status.clock, JUMP_MS_MAX)[0].time_ms
 
@@ -203,7 +204,7 @@ class _Lookup:
         newest = self._heads[lane].position if lane in self._heads else 0
         if not 1 <= position <= newest:
             return _Finding(Outcome(Status.UNKNOWN, self._describe_missing(lane, newest)))
-        record = self._view.find_record(lane, position)
+        record = self._view.run_query(find_record, lane, position)
         if record is None:
             passed_over = describe_gap(self._view, lane, position)
             if passed_over is not None:
@@ -254,11 +255,11 @@ class _Lookup:
         retention, interval = self.policies[record.policy].retention, self._view.metadata.settings.eviction_interval
         if retention.forget is not Forget.AT_EVICTION:
             return None
-        gaps = self._view.load_gaps().get(record.lane, NO_GAPS).positions
+        gaps = self._view.run_query(load_gaps).get(record.lane, NO_GAPS).positions
 
         def find_eviction_record(number: int) -> Record | None:
             position = find_last_eviction(number * interval, interval, gaps)
-            return self._view.find_record(record.lane, position) if position > record.position else None
+            return self._view.run_query(find_record, record.lane, position) if position > record.position else None
 
         def is_evicted(number: int) -> bool:
             at = find_eviction_record(number)
@@ -286,7 +287,7 @@ class _Lookup:
     def _load_block_hash(self, record: Record | None) -> bytes:
         if record is None:
             return b""
-        block = self._view.find_block(record.lane, record.height)
+        block = self._view.run_query(find_block, record.lane, record.height)
         return b"" if block is None else block.hash
 
 

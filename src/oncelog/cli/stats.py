@@ -7,11 +7,13 @@ import typer
 
 from oncelog.cli.terminal import AsJson, LogArgument, format_record_counts, print_json, translate_errors
 from oncelog.cli.times import format_utc
-from oncelog.core.policy import LEDGER, Policy
-from oncelog.core.tenants import Usage
+from oncelog.core.policy import LEDGER
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.leaps import count_blocks, count_records
+from oncelog.storage.queries.records import count_audit_records, count_erasures, list_consumers, load_gaps, load_heads
+from oncelog.storage.queries.tenants import load_usage
+from oncelog.storage.verify.side_state import decode_policies
 
 
 def stats(log: LogArgument, as_json: AsJson = False) -> None:
@@ -32,7 +34,7 @@ def stats(log: LogArgument, as_json: AsJson = False) -> None:
 
 
 def _collect_figures(view: LogView) -> dict[str, Any]:
-    metadata, heads, gaps = view.metadata, view.load_heads(), view.load_gaps()
+    metadata, heads, gaps = view.metadata, view.run_query(load_heads), view.run_query(load_gaps)
     return {
         "epoch": metadata.epoch,
         "schema": metadata.schema_version,
@@ -40,16 +42,19 @@ def _collect_figures(view: LogView) -> dict[str, Any]:
         "settings": {**msgspec.structs.asdict(metadata.settings), "ledger_ttl_ms": _load_ledger_ttl_ms(view)},
         "records": count_records(heads, gaps),
         "restore_records": sum(len(lane_gaps.positions) for lane_gaps in gaps.values()),
-        "audit_records": view.count_audit_records(),
+        "audit_records": view.run_query(count_audit_records),
         "blocks": count_blocks(heads, gaps),
         "lanes": [
             {"lane": lane, "position": head.position, "height": head.height, "log_time_ms": head.log_time_ms}
             for lane, head in heads.items()
         ],
-        "policies": [name for name, _ in view.list_policies()],
-        "consumers": [msgspec.structs.asdict(consumer) for consumer in view.list_consumers()],
-        "erasures": view.count_erasures(),
-        "tenants": [{**msgspec.structs.asdict(tenant), **_usage_to_json(usage)} for tenant, usage in view.list_usage()],
+        "policies": [name for name, _ in view.iterate_rows("policies")],
+        "consumers": [msgspec.structs.asdict(consumer) for consumer in view.run_query(list_consumers)],
+        "erasures": view.run_query(count_erasures),
+        "tenants": [
+            {**msgspec.structs.asdict(tenant), "bytes": usage.bytes, "records": usage.records}
+            for tenant, usage in view.run_query(load_usage)
+        ],
         **view.get_sizes(),
     }
 
@@ -80,13 +85,7 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
 
 def _load_ledger_ttl_ms(view: LogView) -> int:
     """The time to live of ledger clients that the log was made with."""
-    declaration = dict(view.list_policies()).get(LEDGER.name)
-    policy = LEDGER if declaration is None else msgspec.json.decode(declaration, type=Policy)
-    return policy.retention.ttl_ms
-
-
-def _usage_to_json(usage: Usage) -> dict[str, int]:
-    return {"bytes": usage.bytes, "records": usage.records}
+    return decode_policies(view.iterate_rows("policies")).get(LEDGER.name, LEDGER).retention.ttl_ms
 
 
 def _format_tenant(tenant: dict[str, Any]) -> str:

@@ -16,7 +16,6 @@ from oncelog.cli.terminal import (
     print_json,
     translate_errors,
 )
-from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.verify.findings import (
     Inconsistency,
     StepProgress,
@@ -24,6 +23,7 @@ from oncelog.storage.verify.findings import (
     VerifyOptions,
     decode_exported_head,
 )
+from oncelog.storage.verify.verification import verify_log
 
 FINDINGS_SHOWN: Final = 20
 """Findings that are printed. `--json` prints up to `comparison.FINDINGS_MAX`."""
@@ -71,7 +71,7 @@ def verify(
         result: Inconsistency | VerificationSummary = Inconsistency("the verification did not come to an end")
         options = VerifyOptions(not no_side_state, None if temp_dir is None else str(temp_dir))
         with ProgressMeter() as meter:
-            for finding in create_inspector(log).verify(exported, options):
+            for finding in verify_log(log, exported, options):
                 if isinstance(finding, StepProgress):
                     if not quiet:
                         meter(finding)

@@ -10,14 +10,14 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from oncelog.core.rules.leaps import find_highest_number
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.file_modes import OWNER_ONLY, create_file
-from oncelog.storage.clock import JUMP_MS_MAX, SystemClock
+from oncelog.storage.inspect.sqlite import checkpoint_and_close, renew_epoch
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, count_records
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_gaps, load_heads
@@ -27,9 +27,9 @@ from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES, open_partial
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, to_store_error
 from oncelog.storage.sqlite.schema_migration import migrate_schema
-from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, StepProgress
-from oncelog.storage.verify.sqlite import verify_file, verify_quickly
+from oncelog.storage.verify.sqlite_schema import verify_quickly
+from oncelog.storage.verify.verification import verify_log
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -132,7 +132,7 @@ def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool
         with open_read_transaction(path) as (connection, _):
             verify_quickly(connection)
         return
-    for finding in verify_file(path):
+    for finding in verify_log(path):
         if isinstance(finding, StepProgress):
             report(finding)
         elif isinstance(finding, Inconsistency):
@@ -239,18 +239,6 @@ def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, 
     return renew_epoch(str(partial), above, replaced, operator)
 
 
-def renew_epoch(
-    path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
-) -> EpochRenewal:
-    """Start a new history of a log that no process has open (see `Store.renew_epoch` and `build_leap_request`)."""
-    session = Writer(path, ExistingFileDriver(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
-    try:
-        session.open(None)
-        return session.renew_epoch(above, replaced, operator)
-    finally:
-        session.close()
-
-
 def _publish_copy(partial: Path, target: Path) -> None:
     """On the disk first, then the name, then the name on the disk: whoever finds the name finds all of it."""
     if _list_side_files(partial):
@@ -288,16 +276,3 @@ def _move_aside(target: Path) -> str | None:
         except OSError:
             target.rename(moved_to)
     return str(moved_to)
-
-
-def checkpoint_and_close(target: Path) -> None:
-    """Moves the write-ahead log into the file, and makes sure that nobody else has it open: raises StoreError."""
-    driver: Any = ExistingFileDriver(query_only=False)
-    try:
-        driver.check(str(target))
-        with closing(connect(driver, str(target))) as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    except (NotALogError, sqlite3.DatabaseError, UnicodeError):
-        return  # damaged so much that it may be anything: it is moved as it is, with what lies beside it
-    if Path(f"{target}-wal").exists():  # the last one out deletes it
-        raise StoreError(f"{target} is open in another process. Stop what uses it first.")

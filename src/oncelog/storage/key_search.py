@@ -15,6 +15,7 @@ from oncelog.core.policy import EVENTS, Order, Policy
 from oncelog.core.tenants import event_scope
 from oncelog.core.values import KeyIdentity
 from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.queries.tenants import load_usage
 from oncelog.storage.verify.findings import StepProgress
 
 SCAN_RECORDS_MAX: Final = 5_000_000
@@ -84,7 +85,11 @@ def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_
     if query.is_exact:
         scope, client = query.scope or "", query.client or ""
         return KeyMatches(tuple(chain(*(query.list_identities(policy, scope, client) for policy in query.policies))))
-    leased = [identity for key in query.keys for identity in view.find_leases(key, MATCHES_MAX + 1)]
+    leased = [
+        (*identity, key)
+        for key in query.keys
+        for identity in view.iterate_rows("leases_of_key", key.hex(), MATCHES_MAX + 1)
+    ]
     total = view.estimate_records()
     if total > SCAN_RECORDS_MAX and not read_all:
         known = _search_index(view, query)
@@ -115,7 +120,7 @@ def _list_candidates(view: LogView, query: KeyQuery) -> Iterator[KeyIdentity]:
         if not policy.client_sequence:
             yield from query.list_identities(policy, query.scope or "")
     if query.scope is None and EVENTS in query.policies:
-        for tenant, _ in view.list_usage():
+        for tenant, _ in view.run_query(load_usage):
             if tenant.own_ids:
                 yield from query.list_identities(EVENTS, event_scope(tenant.prefix))
     streams = [
@@ -123,11 +128,11 @@ def _list_candidates(view: LogView, query: KeyQuery) -> Iterator[KeyIdentity]:
         for stream_policy in query.policies
         if stream_policy.order is Order.STREAM and not stream_policy.client_sequence
     ]
-    for scope in view.iterate_streams() if streams and query.scope is None else ():
+    for (scope,) in view.iterate_rows("scopes") if streams and query.scope is None else ():
         for policy in streams:
             yield from query.list_identities(policy, scope)
     numbered = {stream_policy.name: stream_policy for stream_policy in query.policies if stream_policy.client_sequence}
-    for name, scope, client in view.iterate_clients() if numbered else ():
+    for name, scope, client in view.iterate_rows("client_names") if numbered else ():
         if name in numbered:
             yield from query.list_identities(numbered[name], scope, client)
 

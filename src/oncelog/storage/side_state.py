@@ -112,6 +112,7 @@ def decode_entity(columns: Sequence[Any]) -> Entity:
 
 
 STREAMS: Final = _of_scope("streams", {"sequence": BIGINT})
+FLOORS: Final = _of_scope("floors", {"floor": BIGINT})
 CLIENTS: Final = SideStateTable(
     "clients",
     _texts("policy", "scope", "client"),
@@ -161,7 +162,7 @@ HORIZONS: Final = _of_scope(
 
 TABLES: Final = (
     STREAMS,
-    _of_scope("floors", {"floor": BIGINT}),
+    FLOORS,
     CLIENTS,
     ENTITIES,
     SideStateTable(

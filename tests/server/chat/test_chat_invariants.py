@@ -17,8 +17,8 @@ from oncelog.core.chat import encode_message, message_fingerprint
 from oncelog.core.policy import BUILT_IN_POLICIES, CHAT
 from oncelog.core.values import Record, Settings
 from oncelog.storage.verify.findings import InconsistencyError
-from oncelog.storage.verify.identities import check_uniqueness
-from oncelog.storage.verify.source import LogRules
+from oncelog.storage.verify.indexes import check_uniqueness
+from oncelog.storage.verify.source import LogState
 from server.chat.chat_servers import message_uuid, opened
 from server.cli_commands import oncelog
 from storage.older_schema import WITHOUT_ROLES, downgrade_to_schema_4
@@ -157,7 +157,7 @@ def _message(position: int, number: int, log_time_ms: int) -> Record:
 
 @pytest.mark.rule("CH-13", "CH-5")
 def test_id_may_be_stored_twice_only_after_it_has_expired() -> None:
-    rules = LogRules(Settings(), {policy.name: policy for policy in BUILT_IN_POLICIES})
+    rules = LogState(Settings(), {policy.name: policy for policy in BUILT_IN_POLICIES})
     first = _message(1, 1, 1000)
     check_uniqueness([first, _message(2, 2, 1000), _message(3, 1, 1000 + WEEK_MS)], rules, lambda *_: 0)
     with pytest.raises(InconsistencyError, match="stores an identity of chat 'chat/a' again"):

@@ -31,7 +31,7 @@ from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import Store
 from oncelog.storage.verify.findings import StepProgress, VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 from oncelog.testing.contract.driver import StoreDriver
 from storage.migrate.migration_worker import stop_by
 from storage.sqlite.writers import ORDERS, session_on
@@ -110,7 +110,7 @@ def demand_alike(path: Path, address: str) -> None:
         mark = load_marker(connection)
     assert mark is not None
     assert mark.target == redact_address(address)
-    *_, last = verify_file(path)
+    *_, last = verify_log(path)
     assert isinstance(last, VerificationSummary), last
 
 

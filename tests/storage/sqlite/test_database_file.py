@@ -30,7 +30,7 @@ from oncelog.storage.sqlite.statements import load_migrations
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import Query
 from oncelog.storage.verify.findings import VerificationSummary
-from oncelog.storage.verify.sqlite import verify_file
+from oncelog.storage.verify.verification import verify_log
 from oncelog.testing.clock import ManualClock
 from storage.sqlite.writers import ORDERS, are_known, are_new, commit, make_older, session_on, write
 
@@ -393,7 +393,7 @@ def test_file_of_the_first_schema_is_migrated_and_usable(
             assert are_new(commit(session, number))
     with session_on(path, 50) as session:
         assert are_known(commit(session, *range(340)))
-    *_, last = verify_file(path)
+    *_, last = verify_log(path)
     assert isinstance(last, VerificationSummary), last
 
 
@@ -422,7 +422,7 @@ def test_verify_refuses_a_file_that_is_not_migrated(tmp_path: Path) -> None:
     make_older(path)
     before = contents(tmp_path)
     with pytest.raises(StoreError, match=f"has schema 1; this Oncelog reads schema {SCHEMA_VERSION}. Opening the log"):
-        list(verify_file(path))
+        list(verify_log(path))
     assert contents(tmp_path) == before
     assert version_of(path) == 1
 

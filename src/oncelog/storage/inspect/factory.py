@@ -6,7 +6,7 @@ from oncelog.storage.inspect.sqlite import FileInspector
 
 
 def create_inspector(log: str) -> Inspector:
-    """For the path of a file, or the address of a database.
+    """Return the inspector for the path of a file, or the address of a database.
 
     Raises SettingsError for an address that cannot be read or has another scheme, and where the database's driver is
     not installed.
@@ -14,5 +14,5 @@ def create_inspector(log: str) -> Inspector:
     if not is_address(log):
         check_scheme(log)
         return FileInspector(log)
-    inspector: Inspector = import_with_driver("oncelog.storage.inspect.postgres").create_inspector(log)
+    inspector: Inspector = import_with_driver("oncelog.storage.inspect.postgres").DatabaseInspector(log)
     return inspector

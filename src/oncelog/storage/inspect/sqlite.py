@@ -1,22 +1,24 @@
 """Inspection of a log in an SQLite file, for the command line."""
 
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from oncelog.core.values import KeyIdentity
-from oncelog.storage.backups import checkpoint_and_close, renew_epoch
+from oncelog.errors import NotALogError, StoreError
 from oncelog.storage.clock import JUMP_MS_MAX, ClockMark, SystemClock
-from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, select_stored_keys
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
+from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple, select_stored_keys
+from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.statement import SharedQuery
+from oncelog.storage.sqlite.database_file import connect
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState
 from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query
@@ -25,8 +27,6 @@ from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import load_key_status
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import KeyStatus
-from oncelog.storage.verify.findings import DEFAULT_OPTIONS, ExportedHead, Finding, VerifyOptions
-from oncelog.storage.verify.sqlite import verify_file
 
 T = TypeVar("T")
 
@@ -35,33 +35,38 @@ class FileView(LogView):
     """See `LogView` for what each method promises."""
 
     def __init__(self, connection: Any, path: str, metadata: LogMetadata) -> None:
-        self._connection = connection
-        self._path = path
+        self.connection = connection
+        self._path = Path(path).absolute()
+        self.directory = str(self._path.parent)
         self.metadata = metadata
-        self._commits, _, *mark = connection.execute(SQL["state"]).fetchone()
-        self._mark = ClockMark(*mark)
 
     def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """As `LogView` says."""
-        return run_query(self._connection, query, *arguments)
+        return run_query(self.connection, query, *arguments)
 
-    def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[tuple[Any, ...]]:
+    def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[RowTuple]:
         """As `LogView` says."""
-        return iter(self._connection.execute(SQL[statement], parameters))
+        return iter(self.connection.execute(SQL[statement], parameters))
+
+    def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
+        """As `LogView` says."""
+        row: RowTuple | None = self.connection.execute(SQL[statement], parameters).fetchone()
+        return row
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """As `LogView` says."""
-        return load_key_status(self._connection, self._index, identity, self.metadata.settings.lanes)
+        return load_key_status(self.connection, self._index, identity, self.metadata.settings.lanes)
 
     def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
         """As `LogView` says."""
         hashes = self._index.hash_identities(identities)
-        places = self._index.find_places(self._connection, set(hashes.values())).values()
+        places = self._index.find_places(self.connection, set(hashes.values())).values()
         return select_stored_keys(identities, self.iterate_rows("remembered", str(sorted(set(chain(*places))))))
 
     def estimate_records(self) -> int:
         """As `LogView` says. Rows are numbered from 1 on, in the order of their commits, and stay."""
-        return int(self._connection.execute(SQL["newest_id"]).fetchone()[0])
+        [(newest_id,)] = self.iterate_rows("newest_id")
+        return int(newest_id)
 
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
         """As `LogView` says."""
@@ -69,18 +74,19 @@ class FileView(LogView):
         wanted = json.dumps([key.hex().upper() for key in keys])
         for first in range(0, newest, SCAN_PAGE_RECORDS):
             last = min(first + SCAN_PAGE_RECORDS, newest)
-            rows = self._connection.execute(SQL["records_of_keys"], (first, last, wanted)).fetchall()
-            yield last - first, [(policy, scope, client, key) for policy, scope, client, key in rows]
+            yield last - first, list(self.iterate_rows("records_of_keys", first, last, wanted))
 
     def get_clock_status(self) -> ClockStatus:
         """As `LogView` says."""
-        blindness = "the machine has been restarted since"
-        return ClockStatus(SystemClock(), "wall clock", self._mark, self._mark.time_ms, blindness)
+        [(_, _, *columns)] = self.iterate_rows("state")
+        mark = ClockMark(*columns)
+        blind_reason = "the machine has been restarted since"
+        return ClockStatus(SystemClock(), "wall clock", mark, mark.time_ms, blind_reason)
 
     def get_sizes(self) -> dict[str, Any]:
         """As `LogView` says."""
         levels = Counter(segment.level for segment in self._index.segments)
-        # Before the connection is closed: the last one out empties the write-ahead log.
+        # Before the connection is closed: the last connection that closes empties the write-ahead log.
         wal = Path(f"{self._path}-wal")
         return {
             "keys": {
@@ -88,18 +94,22 @@ class FileView(LogView):
                 "sealed": self._index.segment_keys,
                 "segments": {str(level): levels[level] for level in sorted(levels)},
             },
-            "bytes": Path(self._path).stat().st_size,
+            "bytes": self._path.stat().st_size,
             "wal_bytes": wal.stat().st_size if wal.exists() else 0,
         }
 
     @cached_property
     def _index(self) -> KeyIndex:
         index = KeyIndex(self.metadata.index_secret)
-        lanes = {
-            row[0]: LaneIndexState(row[1], row[8], row[9]) for row in self._connection.execute(SQL["lanes"]).fetchall()
-        }
-        index.catch_up(self._connection, self._commits, lanes)
+        [(commits, *_)] = self.iterate_rows("state")
+        index.catch_up(self.connection, commits, load_lane_index_states(self.connection))
         return index
+
+
+def load_lane_index_states(connection: Any) -> dict[int, LaneIndexState]:
+    """Return how far the key index of a file has sealed the keys of each lane."""
+    rows = connection.execute(SQL["lanes"]).fetchall()
+    return {row[0]: LaneIndexState(row[1], row[8], row[9]) for row in rows}
 
 
 class FileInspector:
@@ -114,22 +124,14 @@ class FileInspector:
         with open_read_transaction(self._path) as (connection, metadata):
             yield FileView(connection, self._path, metadata)
 
-    def verify(self, head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS) -> Iterator[Finding]:
-        """As `Inspector` says."""
-        return verify_file(self._path, head, options)
-
     def confirm_clock(self) -> None:
         """As `Inspector` says."""
-        session = Writer(self._path, ExistingFileDriver(query_only=False), SystemClock(), bytes, JUMP_MS_MAX)
-        try:
-            session.open(None)
-            session.confirm_clock()
-        finally:
-            session.close()
+        with _open_writer(self._path) as writer:
+            writer.confirm_clock()
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Inspector` says. Raises StoreError for a log that is open elsewhere, and MovedError."""
-        # An older schema is migrated by `renew`: a server must not open the log before its numbers leap.
+        # `renew_epoch` migrates an older schema: a server must not open the log before its numbers leap.
         with open_read_transaction(self._path, allow_older=True) as (connection, metadata):
             if metadata.schema_version >= MOVED_SCHEMA_VERSION:
                 check_not_moved(connection)
@@ -138,3 +140,32 @@ class FileInspector:
         except sqlite3.Error as error:
             raise to_store_error(error, self._path) from error
         return renew_epoch(self._path, above, operator=operator)
+
+
+def renew_epoch(
+    path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
+) -> EpochRenewal:
+    """Start a new history of a log that no process has open (see `Store.renew_epoch` and `build_leap_request`)."""
+    with _open_writer(path) as writer:
+        return writer.renew_epoch(above, replaced, operator)
+
+
+def checkpoint_and_close(path: Path) -> None:
+    """Move the write-ahead log into the file. Raises StoreError if another process has the file open."""
+    driver = ExistingFileDriver(query_only=False)
+    try:
+        driver.check(str(path))
+        with closing(connect(driver, str(path))) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except (NotALogError, sqlite3.DatabaseError, UnicodeError):
+        return  # too damaged to be recognized: the file is moved as it is, with its side files
+    if Path(f"{path}-wal").exists():  # the last connection that closes deletes it
+        raise StoreError(f"{path} is open in another process. Stop what uses it first.")
+
+
+@contextmanager
+def _open_writer(path: str) -> Iterator[Writer]:
+    writer = Writer(path, ExistingFileDriver(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
+    with closing(writer):
+        writer.open(None)
+        yield writer

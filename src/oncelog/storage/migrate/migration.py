@@ -27,7 +27,7 @@ from oncelog.storage.migrate.values import MigrationOutcome, PendingMove, Source
 from oncelog.storage.sqlite.moved_marker import MovedMarker, load_marker
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.verify.findings import StepProgress
-from oncelog.storage.verify.sqlite import verify_quickly
+from oncelog.storage.verify.sqlite_schema import verify_quickly
 
 COPY_ROUNDS_MAX: Final = 20
 """So often what came since is copied before the lock is taken, if it is much. Who writes faster has to wait."""

@@ -1,7 +1,8 @@
 """Verifies blocks, records and heads: the hash chain of every lane, computed again (docs/proofs.md)."""
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -13,12 +14,13 @@ from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, compute_r
 from oncelog.core.rules.audit import check_audit_record
 from oncelog.core.rules.folds import FOLD_POLICY, check_fold_record
 from oncelog.core.values import LaneHead, Record
+from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.leaps import count_records
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.side_state import lane_of_scope
 from oncelog.storage.store import encode_partitions
-from oncelog.storage.verify.findings import ExportedLane, InconsistencyError, StepProgress
-from oncelog.storage.verify.source import LogRules, RecordCollector, RowTuple, VerificationSource
+from oncelog.storage.verify.findings import ExportedHead, ExportedLane, InconsistencyError, StepProgress
+from oncelog.storage.verify.source import LogState, RecordCollector, VerificationSource
 
 _REPORT_RECORDS: Final = 1000
 _COLUMN_TYPES: Final = (int, int, int, int, int, str, str, bytes, bytes, str, str, int, str)
@@ -39,13 +41,13 @@ class LaneTail(Struct):
 
 
 class ChainCounts(Struct):
-    """What was seen on the way."""
+    """Counts for `VerificationSummary`."""
 
     records: int = 0
     restore_records: int = 0
     audit_records: int = 0
     lanes: int = 0
-    """Those that have been written to."""
+    """Lanes that have been written to."""
     blocks: int = 0
     erased: int = 0
 
@@ -56,57 +58,58 @@ class ChainVerifier:
     def __init__(
         self,
         source: VerificationSource,
-        rules: LogRules,
-        collector: RecordCollector,
-        exported: Mapping[int, ExportedLane],
+        state: LogState,
+        collectors: Sequence[RecordCollector],
+        exported: ExportedHead | None,
     ) -> None:
         self._source = source
-        self._rules = rules
-        self._collector = collector
-        self._exported = exported
-        self._heads = source.load_heads()
-        self._tails: dict[int, LaneTail] = {}
+        self._state = state
+        self._collectors = collectors
+        self._exported = {} if exported is None else {mark.lane: mark for mark in exported.lanes}
+        self._tails: defaultdict[int, LaneTail] = defaultdict(LaneTail)
         self._lanes_at_export: set[int] = set()
         """Lanes that have a block of the exported head's height."""
         self.counts = ChainCounts()
 
     def verify(self) -> Iterator[StepProgress]:
-        """Raises InconsistencyError at the first block, record or head that cannot be."""
+        """Raises InconsistencyError at the first impossible block, record or head."""
         self._check_lanes()
-        total = count_records(self._heads, self._rules.gaps)
+        heads = self._state.heads
+        total = count_records(heads, self._state.gaps)
         rows = self._source.iterate_evidence()
-        for columns in self._source.iterate_rows("all_blocks"):
+        for columns in self._source.view.iterate_rows("all_blocks"):
             yield from self._verify_block(Block(*columns), rows, total)
         beyond = next(rows, None)
         if beyond is not None:
             raise InconsistencyError("a record that is in no block", *beyond[:2])
-        for lane, head in self._heads.items():
-            self._check_head(lane, head, self._tails.get(lane) or LaneTail())
+        for lane, head in heads.items():
+            self._check_head(lane, head, self._tails[lane])
             self.counts.lanes += head.revision > 0
         self._check_leaps()
         self._check_internal()
         for lane, mark in self._exported.items():
-            self._check_export_present(mark, self._tails.get(lane) or LaneTail())
+            self._check_export_present(mark, self._tails[lane])
 
     def _check_lanes(self) -> None:
-        for lane in self._heads:
-            if not 0 <= lane <= self._rules.settings.lanes:
-                raise InconsistencyError(f"the log has lanes 0 to {self._rules.settings.lanes} only", lane)
+        newest = self._state.settings.lanes
+        for lane in self._state.heads:
+            if not 0 <= lane <= newest:
+                raise InconsistencyError(f"the log has lanes 0 to {newest} only", lane)
 
     # --- blocks
 
     def _verify_block(self, block: Block, rows: Iterator[RowTuple], total: int) -> Iterator[StepProgress]:
-        if block.lane not in self._heads:
+        if block.lane not in self._state.heads:
             raise InconsistencyError(f"has a block of height {block.height}, but no head", block.lane)
-        tail = self._tails.setdefault(block.lane, LaneTail())
-        is_leap = block.first_position - 1 in self._rules.leaps
+        tail = self._tails[block.lane]
+        is_leap = block.first_position - 1 in self._state.leaps
         _check_header(block, tail, is_leap=is_leap)
         tail.leaps += is_leap
         self.counts.restore_records += is_leap
         leaves = []
         for position in range(block.first_position, block.first_position + block.count):
             leaves.append(self._compute_leaf(next(rows, None), block, position))
-            if position % self._rules.settings.eviction_interval == 0:
+            if position % self._state.settings.eviction_interval == 0:
                 tail.eviction_time_ms = block.log_time_ms
             self.counts.records += 1
             if self.counts.records % _REPORT_RECORDS == 0:
@@ -178,7 +181,8 @@ class ChainVerifier:
         except (msgspec.MsgspecError, UnicodeError, struct.error) as error:
             raise InconsistencyError(f"the record cannot be read: {error}", block.lane, position) from error
         self._check_record(evidence.record, row[_PARTITIONS_COLUMN], block)
-        self._collector.add(evidence.record)
+        for collector in self._collectors:
+            collector.add(evidence.record)
         self.counts.erased += evidence.record.erased
         return hash_leaf(header, evidence.body_hash)
 
@@ -194,15 +198,15 @@ class ChainVerifier:
             return f"the record names height {record.height}, its block has height {block.height}"
         if record.log_time_ms != block.log_time_ms:
             return f"the record has log time {record.log_time_ms}, its block {block.log_time_ms}"
-        is_leap = record.position - 1 in self._rules.leaps
+        is_leap = record.position - 1 in self._state.leaps
         if is_leap or record.policy == RESTORE_POLICY:
             return _find_leap_fault(record, block, is_leap=is_leap)
         if record.policy == AUDIT_POLICY:
             self.counts.audit_records += 1
-            return check_audit_record(record, self._rules.settings.lanes)
+            return check_audit_record(record, self._state.settings.lanes)
         if record.policy == FOLD_POLICY:
-            return check_fold_record(record, self._rules.settings.lanes)
-        policy = self._rules.policies.get(record.policy)
+            return check_fold_record(record, self._state.settings.lanes)
+        policy = self._state.policies.get(record.policy)
         if policy is None:
             return f"the policy {record.policy!r} is not declared"
         if (policy.order is Order.STREAM) is not (record.sequence > 0):
@@ -210,7 +214,7 @@ class ChainVerifier:
         if policy.client_sequence is not (record.client_sequence > 0):
             return f"client sequence {record.client_sequence} cannot be under the policy {record.policy!r}"
         stream = record.scope if policy.order is Order.STREAM else ""
-        if lane_of_scope(stream, self._rules.settings.lanes) != record.lane:
+        if lane_of_scope(stream, self._state.settings.lanes) != record.lane:
             return f"a record of {record.scope!r} belongs in another lane"
         return None
 
@@ -218,9 +222,9 @@ class ChainVerifier:
 
     def _check_leaps(self) -> None:
         """Every lane has all leaps: the lost history may have written to any of them."""
-        leaps = self._rules.leaps
-        for lane in range(self._rules.settings.lanes + 1) if leaps else ():
-            found = self._tails[lane].leaps if lane in self._tails else 0
+        leaps = self._state.leaps
+        for lane in range(self._state.settings.lanes + 1) if leaps else ():
+            found = self._tails[lane].leaps
             if found != len(leaps):
                 raise InconsistencyError(f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
 
@@ -228,7 +232,7 @@ class ChainVerifier:
         """The index by which `oncelog audit` finds records has all of them."""
         wanted, found = (
             self.counts.audit_records + self.counts.restore_records,
-            self._source.fetch_first("count_internal"),
+            self._source.view.fetch_first("count_internal"),
         )
         if found is None or found[0] != wanted:
             raise InconsistencyError(

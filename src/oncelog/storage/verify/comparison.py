@@ -10,27 +10,36 @@ from typing import Any, Final
 from oncelog.core.operations import Entity
 from oncelog.core.values import ClientEntry
 from oncelog.storage.expiry import ExpiryCheck
+from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.verify.findings import SideStateError, StepProgress
-from oncelog.storage.verify.indexes import REPORT_ROWS, check_order
-from oncelog.storage.verify.outcome import ComparisonOutcome, ComparisonState
+from oncelog.storage.verify.indexes import REPORT_ROWS
 from oncelog.storage.verify.replay import join_key
-from oncelog.storage.verify.row_comparison import RowComparison
+from oncelog.storage.verify.row_comparison import ComparisonOutcome, ComparisonState, RowComparison
 from oncelog.storage.verify.scratch_database import REBUILT_TABLES, ScratchDatabase
-from oncelog.storage.verify.source import RowTuple, VerificationSource
+from oncelog.storage.verify.source import LogState, VerificationSource, pair_rows
 
 FINDINGS_MAX: Final = 100
 """Findings that are reported by name; all are counted."""
+_KEY_FORMATS: Final = {
+    "clients": "client {3!r} of {1} {2!r}",
+    "entities": "entity {2!r} of {1!r}",
+    "relationships": "relationship {2!r} {3!r} {4!r} of {1!r}",
+    "rows": "row {3!r} of table {2!r} of {1!r}",
+}
+"""How findings name an entry of each table, by its key with the lane."""
 
 
 class SideStateComparison:
     """Compares the tables one after the other, and counts."""
 
-    def __init__(self, source: VerificationSource, scratch: ScratchDatabase, *, with_effects: bool = True) -> None:
+    def __init__(
+        self, source: VerificationSource, state: LogState, scratch: ScratchDatabase, *, with_effects: bool = True
+    ) -> None:
         self._source = source
         self._scratch = scratch
         self._tables = [table for table in REBUILT_TABLES if with_effects or table.name == "clients"]
-        self._is_expired = ExpiryCheck(source.iterate_rows("policies"), source.load_heads())
+        self._is_expired = ExpiryCheck(source.view.iterate_rows("policies"), state.heads)
         self._compare: Mapping[str, Callable[[RowTuple, Any, Any], ComparisonOutcome]] = {
             "clients": self._compare_clients,
             "entities": self._compare_entities,
@@ -51,11 +60,11 @@ class SideStateComparison:
             raise SideStateError(self._findings, self._total, self._lane)
 
     def _compare_table(self, table: SideStateTable) -> Iterator[StepProgress]:
-        width = 1 + len(table.keys)
         compare = self._compare[table.name]
         total = self._scratch.count_rows(table)
         yield StepProgress(table.name, 0, total)
-        for done, (key, stored, rebuilt) in enumerate(self._pair_rows(table, width), 1):
+        pairs = pair_rows(self._source.iterate_sorted(table), self._scratch.iterate_table(table), 1 + len(table.keys))
+        for done, (key, stored, rebuilt) in enumerate(pairs, 1):
             if stored is not None and stored == rebuilt:
                 outcome: ComparisonOutcome = ComparisonState.SAME
             else:
@@ -68,25 +77,6 @@ class SideStateComparison:
             if done % REPORT_ROWS == 0:
                 yield StepProgress(table.name, min(done, total), total)
 
-    def _pair_rows(
-        self, table: SideStateTable, width: int
-    ) -> Iterator[tuple[RowTuple, RowTuple | None, RowTuple | None]]:
-        """Return each key with its stored and its rebuilt columns."""
-        rebuilt_rows = self._scratch.iterate_table(table)
-        rebuilt = next(rebuilt_rows, None)
-        for stored in check_order(self._source.iterate_table(table), width, f"the table oncelog_{table.name}"):
-            while rebuilt is not None and rebuilt[:width] < stored[:width]:
-                yield rebuilt[:width], None, rebuilt[width:]
-                rebuilt = next(rebuilt_rows, None)
-            if rebuilt is not None and rebuilt[:width] == stored[:width]:
-                yield stored[:width], stored[width:], rebuilt[width:]
-                rebuilt = next(rebuilt_rows, None)
-            else:
-                yield stored[:width], stored[width:], None
-        while rebuilt is not None:
-            yield rebuilt[:width], None, rebuilt[width:]
-            rebuilt = next(rebuilt_rows, None)
-
     def _count_outcome(self, name: str, key: RowTuple, outcome: ComparisonOutcome) -> None:
         if outcome is ComparisonState.SAME:
             self.same_counts[name] += 1
@@ -97,7 +87,7 @@ class SideStateComparison:
             if self._lane is None:
                 self._lane = key[0]
             if len(self._findings) < FINDINGS_MAX:
-                self._findings.append(f"{_describe_key(name, key)} {outcome}")
+                self._findings.append(f"lane {key[0]}: {_KEY_FORMATS[name].format(*key)} {outcome}")
 
     # --- clients
 
@@ -165,18 +155,3 @@ class SideStateComparison:
 
 def _describe_deletion(sequence: int) -> str:
     return f" since sequence {sequence} deleted it" if sequence else ""
-
-
-def _describe_key(name: str, key: RowTuple) -> str:
-    lane, *parts = key
-    match name:
-        case "clients":
-            policy, scope, client = parts
-            return f"lane {lane}: client {client!r} of {policy} {scope!r}"
-        case "entities":
-            return f"lane {lane}: entity {parts[1]!r} of {parts[0]!r}"
-        case "relationships":
-            scope, resource, relation, subject = parts
-            return f"lane {lane}: relationship {resource!r} {relation!r} {subject!r} of {scope!r}"
-    scope, table, row_id = parts
-    return f"lane {lane}: row {row_id!r} of table {table!r} of {scope!r}"

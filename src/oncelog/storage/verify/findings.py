@@ -1,5 +1,8 @@
 """Progress, findings and summary of a verification, and the exported head that a log is compared with."""
 
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -9,6 +12,8 @@ from oncelog.core.proof import HASH_BYTES
 from oncelog.errors import CorruptError, OncelogError
 
 HASH_DIGITS: Final = 2 * HASH_BYTES
+_DAMAGE_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, struct.error)
+"""Raised while a stored value is decoded that no log has written. During a verification all of them mean damage."""
 
 
 class StepProgress(Struct, frozen=True):
@@ -77,6 +82,15 @@ class SideStateError(InconsistencyError):
         self.position = None
         self.findings = tuple(findings)
         self.total = total
+
+
+@contextmanager
+def translate_damage() -> Iterator[None]:
+    """Raise InconsistencyError for a value that no log has written."""
+    try:
+        yield
+    except _DAMAGE_ERRORS as error:
+        raise InconsistencyError(f"something is stored that no log has written: {error}") from error
 
 
 class ExportedLane(Struct, frozen=True):

@@ -1,40 +1,46 @@
-"""Compares the tables that are derived from records with the records: partitions and streams.
+"""Compares what is derived from records with the records: the indexes of partitions, streams and identities.
 
-Neither side fits into memory, and each has an order of its own. So both are added up: the sum of a keyed hash of every
-row, which comes out equal only for equal rows. Only where the sums differ is the row looked for that is wrong.
+Neither side fits into memory, and the two have different orders. So the verification compares checksums: the sum of a
+keyed hash of each row. Only if the sums differ, it searches for the row that is wrong.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
-from oncelog.core.values import Record
-from oncelog.storage.side_state import TABLES, lane_of_scope
+from oncelog.core.gaps import find_last_eviction
+from oncelog.core.policy import FOREVER, find_retention
+from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
+from oncelog.storage.inspect.inspector import RowTuple
+from oncelog.storage.leaps import NO_GAPS
+from oncelog.storage.side_state import FLOORS, STREAMS, lane_of_scope
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress
-from oncelog.storage.verify.source import LogRules, RowTuple, VerificationSource
+from oncelog.storage.verify.source import LogState, VerificationSource, check_order, pair_rows
 
 REPORT_ROWS: Final = 10_000
-_STREAMS: Final = next(table for table in TABLES if table.name == "streams")
-_FLOORS: Final = next(table for table in TABLES if table.name == "floors")
+GetLogTime = Callable[[int, int], int]
+"""Returns the log time of the record at a lane and a position; 0 without a record."""
 
 
 class RowChecksum:
     """A sum over rows that does not depend on their order."""
 
     def __init__(self) -> None:
-        self._secret = os.urandom(16)  # nobody can prepare rows that add up
+        self._secret = os.urandom(16)  # an attacker cannot prepare rows with an equal sum
         self._sum = 0
         self.rows = 0
 
     def add(self, *columns: int | str) -> None:
-        """Takes in a row."""
-        row = repr(columns).encode()  # spells every row in a way of its own
+        """Add a row."""
+        row = repr(columns).encode()  # different for different rows
         self._sum += int.from_bytes(blake2b(row, digest_size=16, key=self._secret).digest(), "big")
         self.rows += 1
 
     def new_empty(self) -> "RowChecksum":
-        """An empty one whose sum can be compared with this one's."""
+        """Return an empty checksum that can be compared with this one."""
         other = RowChecksum()
         other._secret = self._secret
         return other
@@ -46,7 +52,7 @@ class RowChecksum:
 
 
 class IndexCollector:
-    """What the records say should be in the indexes of partitions and streams."""
+    """Adds up the rows that the records require in the indexes of partitions and streams."""
 
     def __init__(self) -> None:
         self.partitions = RowChecksum()
@@ -61,9 +67,9 @@ class IndexCollector:
 
 
 def check_partitions(source: VerificationSource, collector: IndexCollector) -> Iterator[StepProgress]:
-    """The partition index, in both directions."""
+    """Check the partition index in both directions."""
     found = collector.partitions.new_empty()
-    rows = check_order(source.iterate_rows("all_partition_records"), 3, "the index of partitions")
+    rows = check_order(source.view.iterate_rows("all_partition_records"), 3, "the index of partitions")
     for lane, partition, position in rows:
         found.add(lane, partition, position)
         if found.rows % REPORT_ROWS == 0:
@@ -72,38 +78,60 @@ def check_partitions(source: VerificationSource, collector: IndexCollector) -> I
         _raise_difference(source, "partition", "the partition")
 
 
-def check_streams(source: VerificationSource, collector: IndexCollector, rules: LogRules) -> Iterator[StepProgress]:
-    """The stream index in both directions, and the newest sequence of every stream."""
+def check_streams(source: VerificationSource, collector: IndexCollector, state: LogState) -> Iterator[StepProgress]:
+    """Check the stream index in both directions, and the newest sequence and the floor of each stream."""
     found = collector.streams.new_empty()
-    floors = FloorVerifier(source, rules)
-    # One that was opened and has no records yet is in the table too, at 0.
-    newest = (row for row in check_order(source.iterate_table(_STREAMS), 2, "the table of streams") if row[2])
-    stream: tuple[int, str] | None = None
-    sequence = position = 0
-    rows = check_order(source.iterate_rows("all_stream_records"), 3, "the index of streams")
-    for lane, scope, number, place in rows:
-        found.add(lane, scope, number, place)
-        if stream != (lane, scope):
-            _check_newest(stream, sequence, newest)
-            floors.check(stream, position)
-            stream, sequence, position = (lane, scope), 0, 0
-            if lane_of_scope(scope, rules.settings.lanes) != lane:
-                raise InconsistencyError(f"the stream {scope!r} belongs in another lane", lane)
-        if number not in _compute_next_sequences(sequence, position, place, rules.leaps) or place <= position:
-            raise InconsistencyError(f"sequence {number} of {scope!r} follows {sequence} at {position}", lane, place)
-        sequence, position = number, place
-        if found.rows % REPORT_ROWS == 0:
+    last_leap = state.leaps[-1] if state.leaps else 0
+    streams = _check_newest(source, _follow_streams(source, state, found))
+    reported = 0
+    for (lane, scope), stream, floor in pair_rows(streams, source.iterate_sorted(FLOORS), 2):
+        if stream is None:
+            raise InconsistencyError(f"the stream {scope!r} has a floor, and is not in the table of streams", lane)
+        if floor is not None and floor[0] != last_leap:
+            raise InconsistencyError(f"the floor of {scope!r} is {floor[0]}, and the last leap's {last_leap}", lane)
+        (position,) = stream
+        if position and (floor is not None) is not (position <= last_leap):
+            problem = "has no floor" if floor is None else "has a floor though it was written to after the last leap"
+            raise InconsistencyError(f"the stream {scope!r} {problem}", lane)
+        if found.rows - reported >= REPORT_ROWS:
+            reported = found.rows
             yield StepProgress("streams", found.rows, collector.streams.rows)
     if found != collector.streams:
         _raise_difference(source, "stream", "the stream")
-    _check_newest(stream, sequence, newest)
-    floors.check(stream, position)
-    floors.check_rest()
-    beyond = next(newest, None)
-    if beyond is not None:
-        raise InconsistencyError(
-            f"the stream {beyond[1]!r} is said to have {beyond[2]} records, and has none", beyond[0]
-        )
+
+
+def _follow_streams(source: VerificationSource, state: LogState, found: RowChecksum) -> Iterator[RowTuple]:
+    """Yield lane, scope, last sequence and last position of each stream in the index. Adds all its rows to `found`."""
+    rows = check_order(source.view.iterate_rows("all_stream_records"), 3, "the index of streams")
+    for (lane, scope), stream_rows in groupby(rows, itemgetter(0, 1)):
+        if lane_of_scope(scope, state.settings.lanes) != lane:
+            raise InconsistencyError(f"the stream {scope!r} belongs in another lane", lane)
+        sequence = position = 0
+        for _, _, number, place in stream_rows:
+            found.add(lane, scope, number, place)
+            if number not in _compute_next_sequences(sequence, position, place, state.leaps) or place <= position:
+                problem = f"sequence {number} of {scope!r} follows {sequence} at {position}"
+                raise InconsistencyError(problem, lane, place)
+            sequence, position = number, place
+        yield lane, scope, sequence, position
+
+
+def _check_newest(source: VerificationSource, ends: Iterator[RowTuple]) -> Iterator[RowTuple]:
+    """Compare the ends of streams with the table of streams. Yields lane, scope and last position of each stream.
+
+    A stream that was opened and has no record yet is in the table with sequence 0, and has position 0.
+    """
+    for (lane, scope), end, stored in pair_rows(ends, source.iterate_sorted(STREAMS), 2):
+        sequence, position = end or (0, 0)
+        if stored is None:
+            raise InconsistencyError(f"the stream {scope!r} has records, but is not in the table of streams", lane)
+        if end is None and stored[0]:
+            raise InconsistencyError(f"the stream {scope!r} is said to have {stored[0]} records, and has none", lane)
+        if stored[0] != sequence:
+            raise InconsistencyError(
+                f"the stream {scope!r} ends at {sequence}, and is said to end at {stored[0]}", lane
+            )
+        yield lane, scope, position
 
 
 def _compute_next_sequences(sequence: int, position: int, place: int, leaps: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,78 +145,44 @@ def _compute_next_sequences(sequence: int, position: int, place: int, leaps: tup
     return (passed[-1] + 1,) if sequence else (1, passed[-1] + 1)
 
 
-class FloorVerifier:
-    """The table of floors: it has every stream without a record since the last leap, and none with one."""
-
-    def __init__(self, source: VerificationSource, rules: LogRules) -> None:
-        self._last_leap = rules.leaps[-1] if rules.leaps else 0
-        self._rows = check_order(source.iterate_table(_FLOORS), 2, "the table of floors")
-        self._row = next(self._rows, None)
-        self._source = source
-
-    def check(self, stream: tuple[int, str] | None, position: int) -> None:
-        """Check the floor of a stream whose last record is at a position. Streams come in order."""
-        if stream is None:
-            return
-        self._advance_to(stream)
-        has_floor = self._row is not None and self._row[:2] == stream
-        if has_floor is not (position <= self._last_leap):
-            state = "has a floor though it was written to after the last leap" if has_floor else "has no floor"
-            raise InconsistencyError(f"the stream {stream[1]!r} {state}", stream[0])
-
-    def check_rest(self) -> None:
-        """Check the floors after the last stream with records, and that each belongs to a stream."""
-        self._advance_to(None)
-        found = self._source.fetch_first("floor_without_stream")
-        if found is not None:
-            raise InconsistencyError(
-                f"the stream {found[1]!r} has a floor, and is not in the table of streams", found[0]
-            )
-
-    def _advance_to(self, stream: tuple[int, str] | None) -> None:
-        while self._row is not None and (stream is None or self._row[:2] <= stream):
-            if self._row[2] != self._last_leap:
-                lane, scope, floor = self._row
-                raise InconsistencyError(
-                    f"the floor of {scope!r} is {floor}, and the last leap's {self._last_leap}", lane
-                )
-            if self._row[:2] == stream:
-                return
-            self._row = next(self._rows, None)
-
-
-def _check_newest(stream: tuple[int, str] | None, sequence: int, newest: Iterator[RowTuple]) -> None:
-    if stream is None:
-        return
-    stored = next(newest, None)
-    if stored is None or stored[:2] > stream:
-        raise InconsistencyError(f"the stream {stream[1]!r} has records, but is not in the table of streams", stream[0])
-    if stored[:2] != stream:
-        raise InconsistencyError(
-            f"the stream {stored[1]!r} is said to have {stored[2]} records, and has none", stored[0]
-        )
-    if stored[2] != sequence:
-        raise InconsistencyError(
-            f"the stream {stream[1]!r} ends at {sequence}, and is said to end at {stored[2]}", stream[0]
-        )
-
-
 def _raise_difference(source: VerificationSource, table: str, label: str) -> None:
-    """Says which row is missing, or too much."""
-    missing = source.fetch_first(f"missing_{table}_record")
+    """Raise InconsistencyError for the row that is missing or surplus."""
+    missing = source.view.fetch_first(f"missing_{table}_record")
     if missing is not None:
         raise InconsistencyError(f"the record is not found under {label} {missing[2]!r}", missing[0], missing[1])
-    extra = source.fetch_first(f"extra_{table}_record")
+    extra = source.view.fetch_first(f"extra_{table}_record")
     if extra is not None:
         raise InconsistencyError(f"is found under {label} {extra[2]!r}, where no such record is", extra[0], extra[1])
     raise InconsistencyError(f"the index of {table}s is not what the records make it")
 
 
-def check_order(rows: Iterator[RowTuple], width: int, label: str) -> Iterator[RowTuple]:
-    """The rows of a table by its key of `width` columns. Nothing is found in a tree that is out of order."""
-    before: RowTuple | None = None
-    for row in rows:
-        if before is not None and row[:width] <= before:
-            raise InconsistencyError(f"{label} is out of order at {row[:width]!r}")
-        before = row[:width]
-        yield row
+def list_identities(record: Record) -> Iterator[KeyIdentity | SequenceIdentity]:
+    """Yield the identities by which a record is found: its key, and the sequence of its client."""
+    if record.key:
+        yield record.identity
+    if record.client_sequence:
+        yield (record.policy, record.scope, record.client, record.client_sequence)
+
+
+def check_uniqueness(records: Iterable[Record], state: LogState, get_log_time: GetLogTime) -> None:
+    """Check records that share a hash, in order: an identity may repeat only after the older record was forgotten."""
+    last: dict[KeyIdentity | SequenceIdentity, Record] = {}
+    for after in records:
+        for identity in list_identities(after):
+            before = last.get(identity)
+            last[identity] = after
+            if before is not None and not _was_forgotten(before, after, state, get_log_time):
+                raise InconsistencyError(
+                    f"stores an identity of {after.policy} {after.scope!r} again that position {before.position} had "
+                    "stored, though it was still remembered",
+                    after.lane,
+                    after.position,
+                )
+
+
+def _was_forgotten(before: Record, after: Record, state: LogState, get_log_time: GetLogTime) -> bool:
+    """Return whether the key of `before` was forgotten when `after` was decided, as in `core.invariants`."""
+    gaps = state.gaps.get(after.lane, NO_GAPS).positions
+    evicting = find_last_eviction(after.position - 1, state.settings.eviction_interval, gaps)
+    retention = find_retention(after.policy, state.policies) or FOREVER
+    return not retention.remembers(before.log_time_ms, after.log_time_ms, get_log_time(after.lane, evicting))

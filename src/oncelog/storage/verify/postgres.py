@@ -1,110 +1,167 @@
-"""Verifies a log in a database, in one read transaction; servers may go on writing meanwhile."""
+"""Verification of a log in a PostgreSQL database: its schema, and the columns by which records are found."""
 
 from collections.abc import Iterator
-from typing import Any, Final, TypeVar
+from importlib.resources import files
+from typing import Any, Final
 
-from oncelog.core.values import LaneHead
-from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.postgres.read_session import ReadSession, open_read_transaction
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.values import Record
+from oncelog.storage.inspect.inspector import LogView, RowTuple
+from oncelog.storage.inspect.postgres import DatabaseView
+from oncelog.storage.key_hash import hash_identity
+from oncelog.storage.postgres.read_session import ReadSession
 from oncelog.storage.postgres.side_state_tables import compute_digest
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.queries.statement import SharedQuery
+from oncelog.storage.record_rows import decode_record
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.verify import verification
-from oncelog.storage.verify.findings import (
-    DEFAULT_OPTIONS,
-    ExportedHead,
-    Finding,
-    InconsistencyError,
-    StepProgress,
-    VerifyOptions,
-)
-from oncelog.storage.verify.postgres_key_columns import HashColumnVerifier
-from oncelog.storage.verify.postgres_schema import check_lanes, check_schema
-from oncelog.storage.verify.source import RowTuple
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqueness
+from oncelog.storage.verify.schema_definitions import check_definitions
+from oncelog.storage.verify.source import LogState, VerificationSource
 
 SHORT_BODY_BYTES_MAX: Final = 65_536
-"""A body that is longer comes alone, not in a page with others."""
-ROWS_PAGE_ROWS: Final = 1000
-_BODY_COLUMN: Final = 13
-T = TypeVar("T")
+"""A longer body is fetched alone, not in a page with others."""
+HASHES_PAGE_ROWS: Final = 5000
+_POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE, _BODY = 5, 6, 7, 10, 11, 13
+"""Columns of the statement `all_evidence`."""
 
 
-class DatabaseSource:
-    """See `Source` for what each method promises."""
+class CatalogSchema(Struct):
+    """Tables and indexes of a log in the catalog. `sql/shape.json` has those that the migrations create."""
 
-    def __init__(self, session: ReadSession, metadata: LogMetadata) -> None:
-        self._session = session
-        self.metadata = metadata
-        self.keys = HashColumnVerifier(session, metadata.index_secret)
+    tables: dict[str, dict[str, str]]
+    """The definition of each column by table and name."""
+    indexes: dict[str, str]
+
+    def list_definitions(self) -> dict[str, str]:
+        """Return the definitions of tables, columns and indexes by their names in messages."""
+        definitions = {f"index {name}": definition for name, definition in self.indexes.items()}
+        definitions |= {f"table {table}": "" for table in self.tables}
+        for table, columns in self.tables.items():
+            definitions |= {f"table {table}, column {name}": column for name, column in columns.items()}
+        return definitions
+
+
+EXPECTED_SCHEMA: Final = msgspec.json.decode(
+    (files("oncelog.storage.postgres") / "sql" / "shape.json").read_bytes(), type=CatalogSchema, strict=True
+)
+
+
+def load_schema(view: LogView) -> CatalogSchema:
+    """Return the schema of a log."""
+    tables: dict[str, dict[str, str]] = {}
+    for table, column, definition in view.iterate_rows("columns"):
+        tables.setdefault(table, {})[column] = definition
+    indexes = {}
+    for index, table, definition, is_unique, is_valid in view.iterate_rows("indexes"):
+        validity, uniqueness = "" if is_valid else "INVALID ", "UNIQUE " if is_unique else ""
+        indexes[index] = f"{validity}{uniqueness}ON {table} USING {definition}"
+    return CatalogSchema(tables, indexes)
+
+
+def check_schema(view: LogView) -> None:
+    """Compare the schema with the result of the migrations. Added indexes are accepted.
+
+    Triggers, rules and policies are not accepted: they change the effect of writes and reads.
+    """
+    found = load_schema(view)
+    found.indexes = {name: found.indexes[name] for name in EXPECTED_SCHEMA.indexes if name in found.indexes}
+    additions = {f"{kind} {name}": "" for kind, name in view.iterate_rows("additions")}
+    check_definitions(EXPECTED_SCHEMA.list_definitions(), {**found.list_definitions(), **additions})
+
+
+class DatabaseSource(VerificationSource):
+    """See `VerificationSource` for what each method promises."""
+
+    def __init__(self, view: DatabaseView) -> None:
+        self.view = view
+        self._session: ReadSession = view.session
+        self._secret = view.metadata.index_secret
+        self._keys = RowChecksum()
+        self._sequences = RowChecksum()
 
     def check_structure(self) -> Iterator[StepProgress]:
-        """As `Source` says. Indexes are not compared with their tables: `pg_amcheck` of PostgreSQL does that."""
-        check_schema(self._session)
-        check_lanes(self.load_heads(), self.metadata.settings.lanes)
+        """As `VerificationSource`. It does not compare indexes with their tables: `pg_amcheck` of PostgreSQL does."""
+        check_schema(self.view)
+        found = {lane for lane, *_ in self.view.iterate_rows("all_lanes")}
+        for lane in range(self.view.metadata.settings.lanes + 1):
+            if lane not in found:  # a writer locks the head of each lane, written to or not
+                raise InconsistencyError("has no head", lane)
         return iter(())
 
-    def load_heads(self) -> dict[int, LaneHead]:
-        """As `Source` says."""
-        return {lane: LaneHead(*head) for lane, *head in self.iterate_rows("all_lanes")}
-
-    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """As `Source` says."""
-        return self._session.run_query(query, *arguments)
-
-    def iterate_rows(self, statement: str) -> Iterator[RowTuple]:
-        """As `Source` says."""
-        return self._session.iterate_rows(SQL[statement], page_rows=ROWS_PAGE_ROWS)
-
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """As `Source` says."""
+        """As `VerificationSource`. The digests of long keys are compared."""
         columns = ", ".join(table.columns)
         order = f"ORDER BY lane, {', '.join(table.keys)}"
         if not table.has_long_keys:
-            return self._session.iterate_rows(f"SELECT {columns} FROM oncelog_{table.name} {order}")  # noqa: S608
-        # Apart, so that the short keys come from their index and are not sorted.
+            yield from self._session.iterate_rows(f"SELECT {columns} FROM oncelog_{table.name} {order}")  # noqa: S608
+            return
+        # Separately, so that the short keys come from their index and are not sorted.
         both = [
             f"(SELECT {columns}, digest FROM oncelog_{table.name} WHERE digest IS {nullness} {order})"  # noqa: S608
             for nullness in ("NULL", "NOT NULL")
         ]
-        return self._strip_digests(table, self._session.iterate_rows(f"{' UNION ALL '.join(both)} {order}"))
-
-    def _strip_digests(self, table: SideStateTable, rows: Iterator[RowTuple]) -> Iterator[RowTuple]:
         width = 1 + len(table.keys)
-        for *row, digest in rows:
+        for *row, digest in self._session.iterate_rows(f"{' UNION ALL '.join(both)} {order}"):
             if digest != compute_digest(row[1:width]):
                 key = tuple(row[:width])
                 raise InconsistencyError(f"the table oncelog_{table.name} does not find {key!r} by its digest", row[0])
             yield tuple(row)
 
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """As `Source` says. The columns by which a record is found are compared on the way."""
+        """As `VerificationSource`. The columns by which a record is found are compared on the way."""
         for *columns, body_bytes, key_hash, sequence_hash in self._session.iterate_rows(
             SQL["all_evidence"], SHORT_BODY_BYTES_MAX
         ):
             if body_bytes is not None and body_bytes > SHORT_BODY_BYTES_MAX:
-                found = self._session.fetch_first(SQL["body_at"], *columns[:2])
-                columns[_BODY_COLUMN] = None if found is None else found[0]
-            row = tuple(columns)
-            self.keys.compare(row, key_hash, sequence_hash)
-            yield row
+                [(columns[_BODY],)] = self.view.iterate_rows("body_at", *columns[:2])
+            self._check_hashes(columns, key_hash, sequence_hash)
+            yield tuple(columns)
 
-    def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
-        """As `Source` says. Streams are found by an index of the records: its rows cannot be others."""
-        return self._session.fetch_first(SQL[statement], *parameters) if statement in SQL else None
+    def add(self, record: Record) -> None:
+        """Do nothing: `iterate_evidence` has compared the columns."""
 
+    def check_keys(self, state: LogState) -> Iterator[StepProgress]:
+        """As `VerificationSource`."""
+        yield from self._check_hash_index("key_hashes", "standing", self._keys, state)
+        yield from self._check_hash_index("sequence_hashes", "standing_by_sequence", self._sequences, state)
 
-def verify_database(
-    address: str, head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS
-) -> Iterator[Finding]:
-    """Goes through a log. The last finding is a Lie, the first one found, or Passed; before it comes Progress.
+    def get_key_counts(self) -> dict[str, int]:
+        """As `VerificationSource`."""
+        return {"keys": self._keys.rows + self._sequences.rows}
 
-    Raises NotALogError, NewerSchemaError or StoreUnavailableError for what cannot be looked at. While it runs the
-    server keeps row versions that it could otherwise clear away.
-    """
-    yield from verification.report_inconsistency(_verify_database(address, head, options))
+    def _check_hashes(self, row: list[Any], key_hash: int | None, sequence_hash: int | None) -> None:
+        """Compare the hashes in a record's row with those of its identities."""
+        policy, scope, key, client, number = (row[i] for i in (_POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE))
+        by_key, by_sequence = (policy, scope, client if number else "", key), (policy, scope, client, number)
+        for is_used, identity, found, checksum, problem in (
+            (key, by_key, key_hash, self._keys, "key: key_hash"),
+            (number, by_sequence, sequence_hash, self._sequences, "client's number: sequence_hash"),
+        ):
+            if found != (hash_identity(self._secret, identity) if is_used else None):
+                raise InconsistencyError(f"the record is not found by its {problem} is another one's", *row[:2])
+            if found is not None:
+                checksum.add(found)
 
-
-def _verify_database(address: str, head: ExportedHead | None, options: VerifyOptions) -> Iterator[Finding]:
-    with open_read_transaction(address) as (session, metadata):
-        yield from verification.verify(DatabaseSource(session, metadata), head, options)
+    def _check_hash_index(
+        self, name: str, records: str, wanted: RowChecksum, state: LogState
+    ) -> Iterator[StepProgress]:
+        found = wanted.new_empty()
+        before = checked = -1
+        for (stored_hash,) in self._session.iterate_rows(SQL[f"all_{name}"], page_rows=HASHES_PAGE_ROWS):
+            if stored_hash < before:
+                raise InconsistencyError(f"the index of {name} is out of order")
+            if stored_hash == before != checked:
+                rows = self.view.iterate_rows(records, stored_hash)
+                check_uniqueness(map(decode_record, rows), state, self.get_log_time)
+                checked = stored_hash
+            before = stored_hash
+            found.add(stored_hash)
+            if found.rows % REPORT_ROWS == 0:
+                yield StepProgress("keys", found.rows, wanted.rows)
+        if found != wanted:
+            raise InconsistencyError(
+                f"the index of {name} is not what the records make it: REINDEX TABLE oncelog_records rebuilds it"
+            )

@@ -18,7 +18,7 @@ from oncelog.core.rules.folds import FOLD_POLICY, decode_fold
 from oncelog.core.values import Record, Refused, Replayed, Submission, client_identity
 from oncelog.storage.verify.findings import InconsistencyError
 from oncelog.storage.verify.scratch_database import ScratchDatabase
-from oncelog.storage.verify.source import LogRules
+from oncelog.storage.verify.source import LogState
 
 _BATCH_RECORDS: Final = 1000
 _BATCH_BYTES: Final = 4 * 2**20
@@ -35,8 +35,8 @@ class _PendingRecord(Struct, frozen=True, gc=False):
 class SideStateReplay:
     """Replays records. Without effects it replays the sequences of clients only."""
 
-    def __init__(self, rules: LogRules, scratch: ScratchDatabase, *, with_effects: bool = True) -> None:
-        self._rules = rules
+    def __init__(self, state: LogState, scratch: ScratchDatabase, *, with_effects: bool = True) -> None:
+        self._state = state
         self._scratch = scratch
         self._with_effects = with_effects
         self._evictions_ms: dict[int, int] = {}
@@ -49,10 +49,10 @@ class SideStateReplay:
         """As `RecordCollector` says."""
         if record.policy == FOLD_POLICY and self._with_effects:
             self._add_fold(record)
-        policy = self._rules.policies.get(record.policy)
+        policy = self._state.policies.get(record.policy)
         if policy is not None and self._is_needed(policy):
             self._add(record, policy)
-        if record.position % self._rules.settings.eviction_interval == 0:
+        if record.position % self._state.settings.eviction_interval == 0:
             self._evictions_ms[record.lane] = record.log_time_ms
 
     def _is_needed(self, policy: Policy) -> bool:

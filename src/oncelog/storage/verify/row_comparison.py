@@ -5,14 +5,29 @@ deltas without a body is not checkable as a whole. Its stamps still are: each is
 delta that still has its body is missing in the row.
 """
 
+from enum import Enum
+
 from oncelog.core.merge import NEVER, Row, Stamp, merge
 from oncelog.core.rules.folds import FoldedRow, row_digest
 from oncelog.core.rules.tombstones import build_horizon_delete, is_horizon_delete
+from oncelog.storage.inspect.inspector import RowTuple as Columns
 from oncelog.storage.side_state import HORIZONS
-from oncelog.storage.verify.outcome import ComparisonOutcome, ComparisonState
 from oncelog.storage.verify.scratch_database import ScratchDatabase
-from oncelog.storage.verify.source import RowTuple as Columns
 from oncelog.storage.verify.source import VerificationSource
+
+
+class ComparisonState(Enum):
+    """Outcome of comparing an entry with its rebuilt value, without damage."""
+
+    SAME = "same"
+    ABSENT = "absent"
+    """It expired, was forgotten or was dropped: its row may be there or not."""
+    UNKNOWN = "unknown"
+    """Records determine it whose content is not known."""
+
+
+ComparisonOutcome = ComparisonState | str
+"""A text describes how the stored entry differs."""
 
 
 class RowComparison:

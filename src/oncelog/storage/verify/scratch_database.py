@@ -12,9 +12,9 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.folds import Fold, FoldedRow
 from oncelog.core.values import Changes, Settings, Snapshot
 from oncelog.errors import StoreUnavailableError
+from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.side_state import TABLES, SideStateTable
 from oncelog.storage.sqlite.side_state_tables import load_table, save_tables
-from oncelog.storage.verify.source import RowTuple
 
 REBUILT_TABLES: Final = tuple(table for table in TABLES if table.is_rebuilt)
 """The tables whose rows the records determine."""

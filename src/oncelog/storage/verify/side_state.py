@@ -1,21 +1,23 @@
 """Checks side state that records do not determine: members, leases, consumers, rates, policies."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
 
 from oncelog.core.hlc import HLC_MAX, check_drift
 from oncelog.core.policy import Policy
 from oncelog.core.rules.rates import FULL_AFTER_US_MAX
+from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.queries.records import list_consumers
 from oncelog.storage.side_state import HORIZONS, STORED_TABLES, USAGE_TABLE, SideStateTable, lane_of_scope
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress
-from oncelog.storage.verify.indexes import REPORT_ROWS, check_order
-from oncelog.storage.verify.source import LogRules, VerificationSource
+from oncelog.storage.verify.indexes import REPORT_ROWS
+from oncelog.storage.verify.source import LogState, VerificationSource
 
 
-def decode_policies(declarations: Iterable[tuple[str, str]]) -> dict[str, Policy]:
-    """The policies, by name."""
+def decode_policies(declarations: Iterable[RowTuple]) -> dict[str, Policy]:
+    """Return policies by name. Raises InconsistencyError for a declaration that no log has written."""
     policies = {}
     for name, declaration in declarations:
         try:
@@ -28,36 +30,35 @@ def decode_policies(declarations: Iterable[tuple[str, str]]) -> dict[str, Policy
     return policies
 
 
-def check_side_state(source: VerificationSource, rules: LogRules) -> Iterator[StepProgress]:
-    """Everything else can be read, is in its lane, and is not beyond its stream or lane."""
-    lanes = {lane for lane, head in source.load_heads().items() if head.revision}
+_CONTRADICTIONS: Final = (
+    ("acknowledged_beyond", "{2!r} has acknowledged {3} of {1!r}, which ends at {4}"),
+    ("member_without_stream", "{2!r} is or was a member of {1!r}, which is not in the table of streams"),
+    ("stream_of_nobody", "the stream {1!r} has no records, and never had a member"),
+    (
+        "bad_roster",
+        (
+            "the stream {1!r} has {2} members and {3} owners, and its roster counts {4} and {5}, "
+            "or the order of joining is inconsistent"
+        ),
+    ),
+    ("member_change_beyond", "{2!r} of {1!r} has changed at revision {3}, and the lane is at {4}"),
+    ("lease_beyond", "the lease of {1!r} {2!r} {3!r} has fence {4}, and the lane gave out {5} at most"),
+    ("usage_below", "the tenant {1!r} has less than nothing"),
+)
+"""Statements that find an impossible row, each with the message for its columns. The first column is the lane."""
+
+
+def check_side_state(source: VerificationSource, state: LogState) -> Iterator[StepProgress]:
+    """Check that all other side state can be read, is in its lane, and is not beyond its stream or lane."""
     for table in STORED_TABLES:
-        yield from _check_table(source, table, rules, lanes)
-    beyond = source.fetch_first("acknowledged_beyond")
-    if beyond is not None:
-        lane, scope, member, sequence, newest = beyond
-        raise InconsistencyError(f"{member!r} has acknowledged {sequence} of {scope!r}, which ends at {newest}", lane)
-    _check_members(source)
-    beyond = source.fetch_first("lease_beyond")
-    if beyond is not None:
-        lane, policy, scope, key_hex, fence, newest = beyond
-        raise InconsistencyError(
-            f"the lease of {policy!r} {scope!r} {key_hex!r} has fence {fence}, and the lane gave out {newest} at most",
-            lane,
-        )
-    beyond = source.fetch_first("rate_beyond", FULL_AFTER_US_MAX)
-    if beyond is not None:
-        lane, scope, actor, full_at_us, log_time_ms = beyond
-        where = f"in {scope!r} " if scope else ""
-        raise InconsistencyError(
-            f"the rate of {actor!r} {where}is whole again at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
-            lane,
-        )
-    _check_horizons(source)
-    below = source.fetch_first("usage_below")
-    if below is not None:
-        raise InconsistencyError(f"the tenant {below[0]!r} has less than nothing")
-    for consumer in source.run_query(list_consumers):
+        yield from _check_table(source, table, state)
+    for statement, message in _CONTRADICTIONS:
+        found = source.view.fetch_first(statement)
+        if found is not None:
+            raise InconsistencyError(message.format(*found), found[0])
+    _check_rates(source)
+    _check_horizons(source, state)
+    for consumer in source.view.run_query(list_consumers):
         if consumer.cursor < 0 or consumer.lag < 0:
             order = f"the stream {consumer.scope!r}" if consumer.scope else "lane 0"
             raise InconsistencyError(
@@ -66,61 +67,42 @@ def check_side_state(source: VerificationSource, rules: LogRules) -> Iterator[St
             )
 
 
-def _check_horizons(source: VerificationSource) -> None:
+def _check_rates(source: VerificationSource) -> None:
+    found = source.view.fetch_first("rate_beyond", FULL_AFTER_US_MAX)
+    if found is not None:
+        lane, scope, actor, full_at_us, log_time_ms = found
+        where = f"in {scope!r} " if scope else ""
+        raise InconsistencyError(
+            f"the rate of {actor!r} {where}is whole again at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
+            lane,
+        )
+
+
+def _check_horizons(source: VerificationSource, state: LogState) -> None:
     """A tombstone horizon is a clock reading just above a committed DELETE, which was not far ahead of log time."""
-    heads = source.load_heads()
     for lane, scope, hlc in source.iterate_table(HORIZONS):
-        if not 0 < int(hlc) <= HLC_MAX or check_drift(int(hlc) - 1, heads[lane].log_time_ms) is not None:
+        log_time_ms = state.heads[lane].log_time_ms
+        if not 0 < int(hlc) <= HLC_MAX or check_drift(int(hlc) - 1, log_time_ms) is not None:
             raise InconsistencyError(
                 f"the tombstone horizon {hlc} of {scope!r} is not a clock reading of the log, which is at "
-                f"{heads[lane].log_time_ms} ms",
+                f"{log_time_ms} ms",
                 lane,
             )
 
 
-def _check_members(source: VerificationSource) -> None:
-    """Whoever is a member is one of a stream that has been opened, and changes of members are those of their lane."""
-    found = source.fetch_first("member_without_stream")
-    if found is not None:
-        lane, scope, member = found
-        raise InconsistencyError(
-            f"{member!r} is or was a member of {scope!r}, which is not in the table of streams", lane
-        )
-    found = source.fetch_first("stream_of_nobody")
-    if found is not None:
-        lane, scope = found
-        raise InconsistencyError(f"the stream {scope!r} has no records, and never had a member", lane)
-    found = source.fetch_first("bad_roster")
-    if found is not None:
-        lane, scope, members, owners, counted, named = found
-        raise InconsistencyError(
-            f"the stream {scope!r} has {members} members and {owners} owners, and its roster counts {counted} and "
-            f"{named}, or the order of joining is inconsistent",
-            lane,
-        )
-    found = source.fetch_first("member_change_beyond")
-    if found is not None:
-        lane, scope, member, revision, newest = found
-        raise InconsistencyError(
-            f"{member!r} of {scope!r} has changed at revision {revision}, and the lane is at {newest}", lane
-        )
-
-
-def _check_table(
-    source: VerificationSource, table: SideStateTable, rules: LogRules, lanes: Set[int]
-) -> Iterator[StepProgress]:
+def _check_table(source: VerificationSource, table: SideStateTable, state: LogState) -> Iterator[StepProgress]:
     where = f"the table oncelog_{table.name}"
     width = 1 + len(table.keys)
-    for count, row in enumerate(check_order(source.iterate_table(table), width, where), 1):
+    for count, row in enumerate(source.iterate_sorted(table), 1):
         try:
             key = table.decode_key(row[1:width])
             table.decode_value(row[width:])
         except (msgspec.MsgspecError, ValueError) as error:
             raise InconsistencyError(f"{where} cannot be read at {row[:width]!r}: {error}", row[0]) from error
-        is_written = (
-            row[0] in lanes or table.name == USAGE_TABLE
-        )  # a tenant's row is there before it has written anything
-        if not is_written or lane_of_scope(table.get_scope(key), rules.settings.lanes) != row[0]:
+        head = state.heads.get(row[0])
+        # The row of a tenant precedes its first write.
+        is_written = table.name == USAGE_TABLE or (head is not None and head.revision > 0)
+        if not is_written or lane_of_scope(table.get_scope(key), state.settings.lanes) != row[0]:
             raise InconsistencyError(f"{where} has {row[:width]!r} in a lane where it does not belong", row[0])
         if count % REPORT_ROWS == 0:
             yield StepProgress(table.name, count)

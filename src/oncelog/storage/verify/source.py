@@ -1,79 +1,108 @@
-"""Interfaces of a verification: the source of rows, and the collectors of records."""
+"""Interfaces of a verification: the engine of a database, and the collectors of records."""
 
+import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from itertools import groupby
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from oncelog.core.policy import Policy
 from oncelog.core.values import LaneHead, Record, Settings
+from oncelog.storage.inspect.inspector import LogView, RowTuple
 from oncelog.storage.leaps import LaneGaps
-from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.verify.findings import StepProgress
-
-RowTuple = tuple[Any, ...]
-T = TypeVar("T")
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 
 
-class LogRules(Struct, frozen=True):
-    """What the log was made with and has been told."""
+class LogState(Struct, frozen=True):
+    """Settings, policies, leaps and heads of a log, which the checks compare the records with."""
 
     settings: Settings
     policies: Mapping[str, Policy]
     leaps: tuple[int, ...] = ()
-    """The numbers above which it continued after restores."""
+    """The numbers above which the log continued after restores."""
     gaps: Mapping[int, LaneGaps] = {}
-    """What these leaps have passed over in each lane."""
+    """The numbers that these leaps passed over in each lane."""
+    heads: Mapping[int, LaneHead] = {}
 
 
 class RecordCollector(Protocol):
-    """Gathers what the records say, to hold it against the tables that are made from them."""
+    """Collects the contents of the records, which are compared with the tables that are derived from them."""
 
     def add(self, record: Record) -> None:
-        """Called for every record in the order of places, once its own columns have been checked."""
+        """Take the next record in the order of places. Its own columns have been checked."""
 
 
-class KeyVerifier(RecordCollector, Protocol):
-    """What a database finds identities by."""
+class VerificationSource(ABC):
+    """A log that is verified, with the checks that only its database needs: of its structure, and of its key index.
 
-    def check(self, rules: LogRules) -> Iterator[StepProgress]:
-        """Every identity is found, at its place; and none was stored again while it was remembered."""
-
-    def get_counts(self) -> Mapping[str, int]:
-        """What was looked at, as `VerificationSummary` has it."""
-
-
-class VerificationSource(Protocol):
-    """A log inside one read transaction. Rows come one by one: no table fits into memory.
-
-    Statements go by the names that they have in every database's `queries.sql`.
+    It collects the keys of the records that `iterate_evidence` returns.
     """
 
-    metadata: LogMetadata
+    view: LogView
 
-    @property
-    def keys(self) -> KeyVerifier:
-        """By what identities are found."""
-
+    @abstractmethod
     def check_structure(self) -> Iterator[StepProgress]:
-        """Check files, tables and indexes in the way of this database. Raises InconsistencyError."""
+        """Check files, tables and indexes. Raises InconsistencyError."""
 
-    def load_heads(self) -> dict[int, LaneHead]:
-        """Of all lanes that have one."""
-
-    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """Return the result of a shared query."""
-
-    def iterate_rows(self, statement: str) -> Iterator[RowTuple]:
-        """What a statement gives, in its order."""
-
+    @abstractmethod
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """A table of side state: lane, key and values, in the order of lane and key."""
+        """Yield the rows of a table of side state: lane, key and values, in the order of lane and key."""
 
+    @abstractmethod
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """All records in the order of places, as `rows.evidence_of` takes them, wherever they claim to be."""
+        """Yield all records in the order of places, as `decode_evidence` takes them, even if their lane is wrong."""
 
-    def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
-        """The first row of a statement; None if it gives none, or this database has no need of it."""
+    @abstractmethod
+    def add(self, record: Record) -> None:
+        """As `RecordCollector`."""
+
+    @abstractmethod
+    def check_keys(self, state: LogState) -> Iterator[StepProgress]:
+        """Check that each identity is found at its place, and was not stored again while it was remembered."""
+
+    @abstractmethod
+    def get_key_counts(self) -> dict[str, Any]:
+        """Return the counts of keys for `VerificationSummary`."""
+
+    def get_log_time(self, lane: int, position: int) -> int:
+        """Return the log time of the record at a place; 0 without a record."""
+        row = self.view.fetch_first("log_time_at", lane, position)
+        return row[0] if row else 0
+
+    def iterate_sorted(self, table: SideStateTable) -> Iterator[RowTuple]:
+        """As `iterate_table`. Raises InconsistencyError for a row that is out of order: no lookup would find it."""
+        return check_order(self.iterate_table(table), 1 + len(table.keys), f"the table oncelog_{table.name}")
+
+
+def check_order(rows: Iterator[RowTuple], width: int, label: str) -> Iterator[RowTuple]:
+    """Yield rows. Raises InconsistencyError unless their keys, of `width` columns, ascend."""
+    before: RowTuple | None = None
+    for row in rows:
+        if before is not None and row[:width] <= before:
+            raise InconsistencyError(f"{label} is out of order at {row[:width]!r}")
+        before = row[:width]
+        yield row
+
+
+def pair_rows(
+    left: Iterator[RowTuple], right: Iterator[RowTuple], width: int
+) -> Iterator[tuple[RowTuple, RowTuple | None, RowTuple | None]]:
+    """Join two tables in the order of their keys, of `width` columns. Yields each key with the other columns of both.
+
+    A table without the key has None.
+    """
+    sides = ((row, 0) for row in left), ((row, 1) for row in right)
+    by_key = partial(_get_key, width)
+    for key, rows in groupby(heapq.merge(*sides, key=by_key), key=by_key):
+        found: list[RowTuple | None] = [None, None]
+        for row, side in rows:
+            found[side] = row[width:]
+        yield key, found[0], found[1]
+
+
+def _get_key(width: int, row_of_side: tuple[RowTuple, int]) -> RowTuple:
+    return row_of_side[0][:width]

@@ -1,50 +1,221 @@
-"""Verifies a log in a file, in one read transaction and in bounded memory."""
+"""Verification of a log in an SQLite file: its structure, and the key index, which is compared with the records."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.sqlite.read_transaction import open_read_transaction
-from oncelog.storage.verify import verification
-from oncelog.storage.verify.findings import DEFAULT_OPTIONS, ExportedHead, Finding, VerifyOptions
-from oncelog.storage.verify.sqlite_schema import check_newest, check_schema, check_structure
-from oncelog.storage.verify.sqlite_source import FileSource
+from oncelog.core.values import Record
+from oncelog.errors import CorruptError
+from oncelog.storage.inspect.inspector import RowTuple
+from oncelog.storage.inspect.sqlite import FileView, load_lane_index_states
+from oncelog.storage.key_hash import HASH_MAX
+from oncelog.storage.queries.records import find_record
+from oncelog.storage.side_state import SideStateTable
+from oncelog.storage.sqlite.key_index.index import KeyIndex, decode_place, encode_place
+from oncelog.storage.sqlite.key_index.key_run import find_in_segment, unpack_run
+from oncelog.storage.sqlite.key_index.segments import IndexJob, Segment, decode_job
+from oncelog.storage.sqlite.statements import SQL
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqueness
+from oncelog.storage.verify.source import LogState, VerificationSource
+from oncelog.storage.verify.sqlite_schema import check_indexes, check_schema, check_structure
 
 
-def verify_file(
-    path: str | os.PathLike[str], head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS
-) -> Iterator[Finding]:
-    """Goes through a log. The last finding is a Lie, the first one found, or Passed; before it comes Progress.
+class SegmentMap:
+    """The key index as the file describes it, with the rule that determines which keys its segments must contain."""
 
-    Raises NotALogError, NewerSchemaError or StoreUnavailableError for what cannot be looked at. A log may be in use
-    meanwhile; its write-ahead log cannot be emptied until the verification ends.
-    """
-    yield from verification.report_inconsistency(_verify_file(os.fspath(path), head, options))
+    def __init__(self, connection: Any, secret: bytes) -> None:
+        self.index = KeyIndex(secret)
+        self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
+        self.jobs: Mapping[int, IndexJob] = {
+            row[0]: decode_job(row) for row in connection.execute(SQL["jobs"]).fetchall()
+        }
+        self.lanes = load_lane_index_states(connection)
+
+    def hash_record(self, record: Record) -> list[int]:
+        """Return the hashes by which a record is found."""
+        return self.index.hash_record(record.policy, record.scope, record.client, record.client_sequence, record.key)
+
+    def is_sealed(self, key_hash: int, place: int) -> bool:
+        """Return whether a key must be in a segment. The newest keys are in the records only."""
+        number, position = decode_place(place)
+        lane = self.lanes.get(number)
+        if lane is None:
+            return False
+        if position <= lane.sealed_position:
+            return True
+        sealing = self.jobs.get(0)
+        return sealing is not None and position <= lane.sealing_position and key_hash <= sealing.cursor
+
+    def check(self) -> None:
+        """Check that segments, jobs and lanes are consistent."""
+        for number, lane in self.lanes.items():
+            if not 0 <= lane.sealed_position <= lane.position or not 0 <= lane.sealing_position <= lane.position:
+                raise InconsistencyError("more keys are said to be sealed than there are records", number)
+            if lane.sealing_position and 0 not in self.jobs:
+                raise InconsistencyError(
+                    "keys are said to be on their way to a segment, but no such work is noted", number
+                )
+        levels = {segment.segment: segment.level for segment in self.segments}
+        keys = {segment.segment: segment.keys for segment in self.segments}
+        for job in self.jobs.values():
+            if levels.get(job.target) != job.level or any(
+                levels.get(source) != job.level - 1 for source in job.sources
+            ):
+                raise InconsistencyError(
+                    f"the key index notes work on level {job.level} with segments that do not exist"
+                )
+            is_inconsistent = len(set(job.sources)) != len(job.sources) or job.keys != keys[job.target]
+            if is_inconsistent or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
+                raise InconsistencyError(f"the key index notes work on level {job.level} that cannot be")
 
 
-def _verify_file(path: str, head: ExportedHead | None, options: VerifyOptions) -> Iterator[Finding]:
-    with open_read_transaction(path) as (connection, file):
-        yield from verify(connection, file, head, options, str(Path(path).absolute().parent))
+class FileSource(VerificationSource):
+    """See `VerificationSource` for what each method promises."""
+
+    def __init__(self, view: FileView) -> None:
+        self.view = view
+        self._connection = view.connection
+        self._connection.text_factory = _decode_text
+        self._segments = SegmentMap(self._connection, view.metadata.index_secret)
+        self._sealed = RowChecksum()
+        self._unsealed: list[tuple[int, int]] = []
+        """The keys that are in no segment: about as many as a writer keeps in memory."""
+
+    def check_structure(self) -> Iterator[StepProgress]:
+        """As `VerificationSource` says."""
+        check_structure(self._connection)
+        check_schema(self._connection)
+        yield from check_indexes(self._connection)
+
+    def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
+        """As `VerificationSource` says."""
+        columns = ", ".join(table.columns)
+        statement = f"SELECT {columns} FROM oncelog_{table.name} ORDER BY lane, {', '.join(table.keys)}"  # noqa: S608
+        return iter(self._connection.execute(statement))
+
+    def iterate_evidence(self) -> Iterator[RowTuple]:
+        """As `VerificationSource` says."""
+        return self.view.iterate_rows("all_evidence")
+
+    def add(self, record: Record) -> None:
+        """As `VerificationSource` says."""
+        place = encode_place(record.lane, record.position)
+        for key_hash in self._segments.hash_record(record):
+            if self._segments.is_sealed(key_hash, place):
+                self._sealed.add(key_hash, place)
+            else:
+                self._unsealed.append((key_hash, place))
+
+    def check_keys(self, state: LogState) -> Iterator[StepProgress]:
+        """As `VerificationSource` says. A sealed key is in one segment only."""
+        segments = self._segments
+        segments.check()
+        self._check_listed()
+        found = self._sealed.new_empty()
+        sealed = [self._iterate_segment(segment, found) for segment in segments.segments]
+        before = (-1, -1)
+        group: list[int] = []
+        unsealed = ((key_hash, place, False) for key_hash, place in sorted(self._unsealed))
+        for key_hash, place, is_left in heapq.merge(*sealed, unsealed):
+            is_twice = (key_hash, place) == before
+            if is_left:
+                if not is_twice:
+                    raise InconsistencyError(
+                        "the key of the record should have been merged, and was not", *decode_place(place)
+                    )
+                continue
+            if is_twice:
+                raise InconsistencyError("the key of the record is in the key index twice", *decode_place(place))
+            if key_hash != before[0]:
+                self._check_uniqueness(group, state)
+                group = []
+            group.append(place)
+            before = key_hash, place
+            if found.rows % REPORT_ROWS == 0:
+                yield StepProgress("keys", found.rows, self._sealed.rows)
+        if found != self._sealed:
+            self._raise_difference()
+        self._check_uniqueness(group, state)
+
+    def get_key_counts(self) -> dict[str, int]:
+        """As `VerificationSource` says."""
+        sealed = self._sealed.rows
+        return {"keys": sealed + len(self._unsealed), "sealed_keys": sealed, "segments": len(self._segments.segments)}
+
+    def _check_uniqueness(self, places: Sequence[int], state: LogState) -> None:
+        if len(places) > 1:
+            found = (self.view.run_query(find_record, *decode_place(place)) for place in sorted(places))
+            check_uniqueness(filter(None, found), state, self.get_log_time)
+
+    def _check_listed(self) -> None:
+        """Check that all keys are in segments that are listed: lookups read no others."""
+        listed = {segment.segment for segment in self._segments.segments}
+        segment = -(2**63)
+        while (segment := self._connection.execute(SQL["next_segment"], (segment,)).fetchone()[0]) is not None:
+            if segment not in listed:
+                raise InconsistencyError(f"the key index has keys in segment {segment}, which is not listed")
+
+    def _iterate_segment(self, segment: Segment, found: RowChecksum) -> Iterator[tuple[int, int, bool]]:
+        """Yield hash and place of each key, and whether it is left over from a merge: lookups do not read it here."""
+        segments = self._segments
+        filling = next((job for job in segments.jobs.values() if job.target == segment.segment), None)
+        draining = next((job for job in segments.jobs.values() if segment.segment in job.sources), None)
+        where = f"segment {segment.segment} of the key index"
+        before = (-1, -1)
+        keys = 0
+        for row in self._iterate_keys(segment):
+            key_hash, place = row
+            if row <= before:
+                raise InconsistencyError(f"{where} is out of order at the key of the record", *decode_place(place))
+            if not segments.is_sealed(key_hash, place):
+                raise InconsistencyError(
+                    f"{where} has a key of the record too early, or no such record", *decode_place(place)
+                )
+            if filling and key_hash > filling.cursor:
+                raise InconsistencyError(f"{where} has a key that belongs in another one", *decode_place(place))
+            before = row
+            keys += 1
+            is_left = draining is not None and key_hash <= draining.cursor
+            if not is_left:
+                found.add(key_hash, place)
+            yield key_hash, place, is_left
+        if not filling and not draining and keys != segment.keys:
+            raise InconsistencyError(f"{where} has {keys} keys, and says {segment.keys}")
+
+    def _iterate_keys(self, segment: Segment) -> Iterator[tuple[int, int]]:
+        """Yield hash and place of the keys in the runs of a segment."""
+        where = f"segment {segment.segment} of the key index"
+        before = -1
+        for last, packed in self._connection.execute(SQL["segment_runs"], (segment.segment,)):
+            try:
+                hashes, places = unpack_run(packed, last)
+            except CorruptError as error:
+                raise InconsistencyError(f"{where}: {error}") from error
+            if hashes[0] <= before:
+                raise InconsistencyError(f"{where} has two runs for one hash")
+            before = last
+            yield from zip(hashes, places, strict=True)
+
+    def _raise_difference(self) -> None:
+        """Raise InconsistencyError for the key that is missing, or that points to another record."""
+        connection, segments = self._connection, self._segments
+        numbers = [segment.segment for segment in segments.segments]
+        for place, *identity in connection.execute(SQL["all_identities"]):
+            for record_hash in segments.index.hash_record(*identity):
+                places = [
+                    found for number in numbers for _, found in find_in_segment(connection, number, [record_hash])
+                ]
+                if segments.is_sealed(record_hash, place) and place not in places:
+                    raise InconsistencyError("the key of the record is not in the key index", *decode_place(place))
+        for segment in segments.segments:
+            for key_hash, place in self._iterate_keys(segment):
+                identity = connection.execute(SQL["identity_at"], (place,)).fetchone()
+                if identity is None or key_hash not in segments.index.hash_record(*identity):
+                    raise InconsistencyError("the key index points to the record by another key", *decode_place(place))
+        raise InconsistencyError("the key index is not what the records make it")
 
 
-def verify(
-    connection: Any,
-    metadata: LogMetadata,
-    head: ExportedHead | None = None,
-    options: VerifyOptions = DEFAULT_OPTIONS,
-    log_directory: str | None = None,
-) -> Iterator[Finding]:
-    """The same on a connection inside a transaction. Raises InconsistencyError in place of a Lie."""
-    with verification.translate_damage():
-        source = FileSource(connection, metadata)
-    yield from verification.verify(source, head, options, log_directory)
-
-
-def verify_quickly(connection: Any) -> None:
-    """SQLite's own check, and the newest of every lane only. Raises InconsistencyError."""
-    with verification.translate_damage():
-        check_structure(connection)
-        check_schema(connection)
-        check_newest(connection)
+def _decode_text(data: bytes) -> str:
+    """Return damaged text too, in a form that differs from every text that a log has written."""
+    return data.decode("utf-8", "surrogateescape")

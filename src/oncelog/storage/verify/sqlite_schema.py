@@ -12,7 +12,7 @@ from oncelog.storage.queries.records import load_heads
 from oncelog.storage.sqlite.key_index.index import POSITION_BITS, encode_place
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL, load_migrations
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, translate_damage
 from oncelog.storage.verify.schema_definitions import check_definitions
 
 
@@ -61,8 +61,16 @@ def _load_schema(connection: Any) -> dict[str, str]:
     return found
 
 
-def check_newest(connection: Any) -> None:
-    """The heads against the newest block and record of each lane only: quick, for a backup that is to be restored."""
+def verify_quickly(connection: Any) -> None:
+    """Run SQLite's own check, and verify the newest block of each lane. Raises InconsistencyError."""
+    with translate_damage():
+        check_structure(connection)
+        check_schema(connection)
+        _check_newest(connection)
+
+
+def _check_newest(connection: Any) -> None:
+    """Compare each head with the newest block and the newest record of its lane."""
     for lane, head in run_query(connection, load_heads).items():
         rows = connection.execute(SQL["blocks"], (lane, head.height - 1, 2)).fetchall()
         block = Block(*rows[0]) if rows else None

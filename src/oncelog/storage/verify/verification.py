@@ -1,18 +1,21 @@
 """Verifies a log completely, in one read transaction and in bounded memory.
 
-Whoever can write to a log can also compute hashes: a history that was rewritten from some record on, or cut off, is
-consistent in itself. It is found only by a head that was exported before and kept elsewhere.
+An attacker who can write to a log can also compute hashes: a history that was rewritten from some record on, or cut
+off, is consistent in itself. Only a head that was exported before and kept elsewhere reveals it.
 """
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from typing import Final
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 import msgspec
 
-from oncelog.core.values import LaneHead, Record
+from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError
+from oncelog.storage.address import import_with_driver
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.inspect.sqlite import FileView
 from oncelog.storage.key_hash import SECRET_BYTES
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_gaps, load_leaps
@@ -29,43 +32,54 @@ from oncelog.storage.verify.findings import (
     StepProgress,
     VerificationSummary,
     VerifyOptions,
+    translate_damage,
 )
 from oncelog.storage.verify.indexes import IndexCollector, check_partitions, check_streams
 from oncelog.storage.verify.replay import SideStateReplay
 from oncelog.storage.verify.scratch_database import ScratchDatabase, list_directories
 from oncelog.storage.verify.side_state import check_side_state, decode_policies
-from oncelog.storage.verify.source import LogRules, RecordCollector, VerificationSource
+from oncelog.storage.verify.source import LogState, VerificationSource
+from oncelog.storage.verify.sqlite import FileSource
 
-_DAMAGE_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, struct.error)
-"""What reading a value raises that no log has written. Each is expected somewhere; here they are all damage."""
+
+def verify_log(
+    log: str | os.PathLike[str], head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS
+) -> Iterator[Finding]:
+    """Verify a log, by the path of its file or the address of its database. The log may be in use.
+
+    Yields StepProgress, and at the end VerificationSummary or the first Inconsistency. Until then the write-ahead log
+    of a file cannot be emptied, and PostgreSQL keeps old row versions.
+
+    Raises NotALogError, NewerSchemaError or StoreUnavailableError for a log that cannot be read.
+    """
+    yield from _report_inconsistency(_open_and_verify(os.fspath(log), head, options))
+
+
+def _open_and_verify(log: str, head: ExportedHead | None, options: VerifyOptions) -> Iterator[Finding]:
+    with create_inspector(log).open_view() as view:
+        yield from verify(view, head, options)
 
 
 def verify(
-    source: VerificationSource,
-    head: ExportedHead | None = None,
-    options: VerifyOptions = DEFAULT_OPTIONS,
-    log_directory: str | None = None,
+    view: LogView, head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS
 ) -> Iterator[Finding]:
-    """Goes through a log. The last finding is Passed; raises InconsistencyError at the first lie.
+    """As `verify_log`, in an open view. Raises InconsistencyError at the first inconsistency.
 
-    `log_directory` is the directory of a log in a file: the temporary file is made there unless the options or
-    `TMPDIR` name another one.
+    The temporary file is created in the directory of the log unless the options or `TMPDIR` name another one.
     """
     with translate_damage():
-        yield from _verify(source, head, options, list_directories(options.temp_dir, log_directory))
+        yield from _verify(_create_source(view), head, options)
 
 
-@contextmanager
-def translate_damage() -> Iterator[None]:
-    """Raises InconsistencyError for what no log has written."""
-    try:
-        yield
-    except _DAMAGE_ERRORS as error:
-        raise InconsistencyError(f"something is stored that no log has written: {error}") from error
+def _create_source(view: LogView) -> VerificationSource:
+    if isinstance(view, FileView):
+        return FileSource(view)
+    source: VerificationSource = import_with_driver("oncelog.storage.verify.postgres").DatabaseSource(view)
+    return source
 
 
-def report_inconsistency(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The same with a Lie at the end in place of the error."""
+def _report_inconsistency(findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield the findings, and an Inconsistency at the end in place of an error."""
     try:
         yield from findings
     except SideStateError as error:
@@ -78,45 +92,35 @@ def report_inconsistency(findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def export_head(metadata: LogMetadata, heads: Mapping[int, LaneHead]) -> ExportedHead:
-    """The newest hashes of all lanes, to be kept elsewhere."""
+    """Return the newest hashes of all lanes, to be kept elsewhere."""
     lanes = [ExportedLane(lane, head.position, head.height, head.block_hash.hex()) for lane, head in heads.items()]
     return ExportedHead(metadata.epoch, lanes)
 
 
-class _CombinedCollector:
-    def __init__(self, *collectors: RecordCollector) -> None:
-        self._collectors = collectors
-
-    def add(self, record: Record) -> None:
-        for collector in self._collectors:
-            collector.add(record)
-
-
-def _verify(
-    source: VerificationSource, head: ExportedHead | None, options: VerifyOptions, directories: Sequence[str]
-) -> Iterator[Finding]:
+def _verify(source: VerificationSource, head: ExportedHead | None, options: VerifyOptions) -> Iterator[Finding]:
+    view, metadata = source.view, source.view.metadata
     yield StepProgress("structure")
     yield from source.check_structure()
-    metadata = source.metadata
     if len(metadata.index_secret) != SECRET_BYTES:
         raise InconsistencyError(f"the secret of the key index has not {SECRET_BYTES} bytes")
-    policies = decode_policies((name, declaration) for name, declaration in source.iterate_rows("policies"))
-    leaps = source.run_query(load_leaps)
+    policies = decode_policies(view.iterate_rows("policies"))
+    leaps = view.run_query(load_leaps)
     if list(leaps) != sorted(set(leaps)):
         raise InconsistencyError(f"the log's leaps are not in ascending order: {list(leaps)}")
-    rules = LogRules(metadata.settings, policies, leaps, source.run_query(load_gaps))
+    heads = {lane: LaneHead(*columns) for lane, *columns in view.iterate_rows("all_lanes")}
+    state = LogState(metadata.settings, policies, leaps, view.run_query(load_gaps), heads)
     indexes = IndexCollector()
-    marks = {} if head is None else {mark.lane: mark for mark in head.lanes}
+    directories = list_directories(options.temp_dir, view.directory)
     with closing(ScratchDatabase(metadata.settings, directories)) as scratch:
-        replay = SideStateReplay(rules, scratch, with_effects=options.side_state)
-        chains = ChainVerifier(source, rules, _CombinedCollector(indexes, source.keys, replay), marks)
+        replay = SideStateReplay(state, scratch, with_effects=options.side_state)
+        chains = ChainVerifier(source, state, (indexes, source, replay), head)
         yield from chains.verify()
         replay.flush()
         yield from check_partitions(source, indexes)
-        yield from check_streams(source, indexes, rules)
-        yield from source.keys.check(rules)
-        yield from check_side_state(source, rules)
-        comparison = SideStateComparison(source, scratch, with_effects=options.side_state)
+        yield from check_streams(source, indexes, state)
+        yield from source.check_keys(state)
+        yield from check_side_state(source, state)
+        comparison = SideStateComparison(source, state, scratch, with_effects=options.side_state)
         yield from comparison.run()
     if head is not None and head.epoch != metadata.epoch:
         raise InconsistencyError(
@@ -124,16 +128,11 @@ def _verify(
             "since then, or is another one. (Every block that was exported is there, and has its hash.)"
         )
     yield VerificationSummary(
-        records=chains.counts.records,
-        restore_records=chains.counts.restore_records,
-        audit_records=chains.counts.audit_records,
-        lanes=chains.counts.lanes,
-        blocks=chains.counts.blocks,
-        erased=chains.counts.erased,
+        **msgspec.structs.asdict(chains.counts),
         epoch=metadata.epoch,
         same=comparison.same_counts,
         not_checkable=comparison.unknown_counts,
-        **source.keys.get_counts(),
+        **source.get_key_counts(),
     )
 
 

@@ -485,9 +485,6 @@ SELECT 1 FROM oncelog_lanes WHERE lane = ANY($1::integer[]) ORDER BY lane FOR NO
 
 -- What `oncelog verify` and the other commands that look at a log read. Names are those of SQLite's statements.
 
--- name: all_lanes
-SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash FROM oncelog_lanes ORDER BY lane;
-
 -- name: all_evidence
 -- All records with all that their hashes are made of, and by what they are found. Long bodies are asked for one by one.
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions,

@@ -77,16 +77,16 @@ SELECT policy, scope, client FROM oncelog_clients;
 -- name: leases_of_key
 SELECT policy, scope, client FROM oncelog_leases WHERE key_hex = $1 LIMIT $2;
 
+-- name: all_lanes
+-- All heads, also those of lanes that have not been written to.
+SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash FROM oncelog_lanes ORDER BY lane;
+
 -- name: all_blocks
 -- Those of all lanes, in order.
 SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks ORDER BY lane, height;
 
 -- name: all_partition_records
 SELECT lane, partition, position FROM oncelog_partition_records ORDER BY lane, partition, position;
-
--- name: floor_without_stream
-SELECT f.lane, f.scope FROM oncelog_floors AS f
-WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = f.lane AND s.scope = f.scope) LIMIT 1;
 
 -- name: member_without_stream
 -- A present or past member of a stream that was never opened.
@@ -128,4 +128,4 @@ WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
 
 -- name: usage_below
 -- Impossible usage.
-SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
+SELECT lane, tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
