@@ -1,4 +1,4 @@
-"""Compares what is derived from records with the records: the indexes of partitions, streams and identities.
+"""Compares the indexes of partitions, streams and identities with the records, from which they are derived.
 
 Neither side fits into memory, and the two have different orders. So the verification compares checksums: the sum of a
 keyed hash of each row. Only if the sums differ, it searches for the row that is wrong.

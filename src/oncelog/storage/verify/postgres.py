@@ -29,7 +29,7 @@ _POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE, _BODY = 5, 6, 7, 10, 11, 13
 
 
 class CatalogSchema(Struct):
-    """Tables and indexes of a log in the catalog. `sql/shape.json` has those that the migrations create."""
+    """Tables and indexes of a log in the catalog. `sql/shape.json` contains the result of the migrations."""
 
     tables: dict[str, dict[str, str]]
     """The definition of each column by table and name."""

@@ -1,6 +1,6 @@
 """Verifies a log completely, in one read transaction and in bounded memory.
 
-An attacker who can write to a log can also compute hashes: a history that was rewritten from some record on, or cut
+An attacker with write access to a log can also compute hashes: a history that was rewritten from some record on, or cut
 off, is consistent in itself. Only a head that was exported before and kept elsewhere reveals it.
 """
 
@@ -79,7 +79,7 @@ def _create_source(view: LogView) -> VerificationSource:
 
 
 def _report_inconsistency(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield the findings, and an Inconsistency at the end in place of an error."""
+    """Yield the findings, and an Inconsistency at the end instead of raising an error."""
     try:
         yield from findings
     except SideStateError as error:
