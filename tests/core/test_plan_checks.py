@@ -1,5 +1,7 @@
 """The decision about members, expected positions, the order of checks and malformed items."""
 
+from typing import get_args
+
 import pytest
 from msgspec.structs import replace
 
@@ -22,9 +24,10 @@ from core.item_builders import (
 from oncelog.core.limits import LEASE_MS_MAX, ROW_BYTES_MAX
 from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, DeleteEntity, Must, Relate, SetEntity
-from oncelog.core.plan import plan
+from oncelog.core.plan import _RULES, plan
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
 from oncelog.core.read_set import ReadSet, build_read_set
+from oncelog.core.validation import _CHECKS
 from oncelog.core.values import (
     Acknowledge,
     Applied,
@@ -34,6 +37,7 @@ from oncelog.core.values import (
     Member,
     Mode,
     OpenStream,
+    OtherItem,
     Rate,
     Reason,
     Refused,
@@ -387,3 +391,8 @@ def test_subclass_of_str_is_refused_as_scope() -> None:
     for scope in ("notes/1", Name("notes/1")):
         (verdict,) = plan([Request((replace(result(1), scope=scope),))], Snapshot(), 0).verdicts[0]
         assert isinstance(verdict, Committed if type(scope) is str else Refused)
+
+
+def test_every_type_of_items_has_checks_and_a_rule() -> None:
+    items = {*get_args(OtherItem)}
+    assert items == {*_RULES} == {*_CHECKS}

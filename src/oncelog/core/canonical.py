@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from functools import cache
 from json.encoder import encode_basestring
-from math import isfinite, isnan
+from math import inf, isfinite, isnan
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -154,7 +154,7 @@ def parse(text: bytes | str) -> JsonValue:
     reader = _ParseHooks()
     value = _decode_json(text, reader)
     if reader.has_unreadable:
-        _check_readable(value)
+        _encode(value, _READABLE)
     return value
 
 
@@ -251,6 +251,17 @@ def _compile_mark_tables() -> tuple[re.Pattern[str], dict[int, str]]:
     return pattern, {code: text for code, text in decomposed.items() if text != chr(code)}
 
 
+def is_unicode(text: str) -> bool:
+    """Return False for a text with lone surrogates, which has no UTF-8 form."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def utf16_sort_key(text: str) -> bytes:
     """Sort key for the order of UTF-16 code units, in which JCS and JavaScript compare strings."""
     return text.encode("utf-16-be", "surrogatepass")
@@ -342,11 +353,12 @@ _Entry = tuple[str | int, str, JsonValue]
 """A member or element: its step in the path, what is written before it, the value itself."""
 
 
-class _CanonicalForm(NamedTuple):
-    """What differs between the two forms; the walk is the same."""
+class _Form(NamedTuple):
+    """What differs between the forms; the walk is the same."""
 
     scalar: Callable[[JsonValue], str]
     members: Callable[[dict[str, JsonValue]], Iterator[_Entry]]
+    levels_max: float = DEPTH_LEVELS_MAX
 
 
 class _EncodingError(Exception):
@@ -358,7 +370,7 @@ class _EncodingError(Exception):
         self.steps = steps
 
 
-def _encode(value: JsonValue, form: _CanonicalForm) -> bytes:
+def _encode(value: JsonValue, form: _Form) -> bytes:
     written: list[str] = []
     # One entry a container that is open: how it closes, and what of it is still to be written.
     stack: list[tuple[str, Iterator[_Entry]]] = [("", iter([("$", "", value)]))]
@@ -378,7 +390,7 @@ def _encode(value: JsonValue, form: _CanonicalForm) -> bytes:
             if kind is not dict and kind is not list:
                 written.append(form.scalar(item))
                 continue
-            if len(stack) > DEPTH_LEVELS_MAX:
+            if len(stack) > form.levels_max:
                 raise _EncodingError(_TOO_DEEP)  # noqa: TRY301 - caught below, where the path is known
             if kind is dict:
                 written.append("{")
@@ -450,30 +462,27 @@ def _encode_other_scalar(value: JsonValue) -> str:
         return "false"
     if value is None:
         return "null"
+    _check_readable(value)
+    raise _EncodingError(f"JSON has no form for {type(value).__name__}")
+
+
+def _check_readable(value: JsonValue) -> str:
     if type(value) is UnreadableValue:
         raise _EncodingError(value.reason, *value.steps)
-    raise _EncodingError(f"JSON has no form for {type(value).__name__}")
+    return ""
 
 
 def _check_key(key: object) -> None:
     if type(key) is not str:
         raise _EncodingError(f"a key must be a string, not {type(key).__name__}")
-    if not _is_unicode(key):
+    if not is_unicode(key):
         raise _EncodingError("lone surrogate in a key", key)
 
 
 def _check_text(text: str) -> str:
-    if not _is_unicode(text):
+    if not is_unicode(text):
         raise _EncodingError("lone surrogate in a string")
     return text
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _format_integer(value: int) -> str:
@@ -513,8 +522,10 @@ def _place_point(digits: str, point: int) -> str:
     return f"{mantissa}e{point - 1:+d}"
 
 
-_JCS: Final = _CanonicalForm(_encode_jcs_scalar, _encode_jcs_members)
-_ARGS: Final = _CanonicalForm(_encode_args_scalar, _encode_args_members)
+_JCS: Final = _Form(_encode_jcs_scalar, _encode_jcs_members)
+_ARGS: Final = _Form(_encode_args_scalar, _encode_args_members)
+_READABLE: Final = _Form(_check_readable, lambda members: _encode_members([*members.items()]), inf)
+"""Writes nothing useful: its walk finds the first value that cannot be read."""
 
 
 # --- reading text ------------------------------------------------------------------------------------
@@ -538,13 +549,8 @@ class _ParseHooks:
         members = dict(pairs)
         if len(members) == len(pairs):
             return members
-        seen: set[str] = set()
-        repeated = ""
-        for key, _ in pairs:
-            if key in seen:
-                repeated = key
-                break
-            seen.add(key)
+        first: dict[str, int] = {}
+        repeated = next(key for index, (key, _) in enumerate(pairs) if first.setdefault(key, index) != index)
         return self._record_unreadable("the same key twice in one object", repeated)
 
     def parse_integer(self, digits: str) -> JsonValue:
@@ -559,27 +565,6 @@ class _ParseHooks:
     def _record_unreadable(self, reason: str, *steps: str) -> UnreadableValue:
         self.has_unreadable = True
         return UnreadableValue(reason, *steps)
-
-
-def _check_readable(value: JsonValue) -> None:
-    """Finds the first unreadable place. One path is kept and changed: a copy an element would cost depth × width."""
-    stack: list[Iterator[tuple[str | int, JsonValue]]] = [iter([("$", value)])]
-    steps: list[str | int] = [""]
-    while stack:
-        entry = next(stack[-1], None)
-        if entry is None:
-            stack.pop()
-            steps.pop()
-            continue
-        steps[-1], item = entry
-        if type(item) is UnreadableValue:
-            raise CanonicalError(format_path([*steps[1:], *item.steps]), item.reason)
-        if type(item) is dict:
-            stack.append(iter(item.items()))
-            steps.append("")
-        elif type(item) is list:
-            stack.append(iter(enumerate(item)))
-            steps.append("")
 
 
 def _format_step(step: str | int) -> str:

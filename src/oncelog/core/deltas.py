@@ -14,9 +14,9 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
-from oncelog.core.canonical import canonical_text, nfc
+from oncelog.core.canonical import canonical_text, is_unicode, nfc
 from oncelog.core.hlc import format_hlc, parse_hlc
-from oncelog.core.identity import CONTROL_CHARACTER, check_text, scope_of
+from oncelog.core.identity import CONTROL_CHARACTER, check_length, check_text, scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.policy import DELTAS
@@ -43,9 +43,7 @@ def find_gateway_fault(name: str) -> str | None:
         return "must not be . or .., which HTTP clients remove from a path"
     if name.isascii():
         return None
-    try:
-        name.encode()
-    except UnicodeEncodeError:
+    if not is_unicode(name):
         return "must not have lone surrogates"
     # Grants are compared in NFC: two spellings of a name would be two gateways with the same rights.
     return None if nfc(name) == name else "must be in NFC"
@@ -229,8 +227,8 @@ def _is_text(text: str, characters_max: int = NAME_CHARACTERS_MAX) -> bool:
 
 def _check_names(delta: DeltaJson, path: str) -> None:
     _check_identifier(delta.table, f"{path}.table")
-    _check_text(delta.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
-    _check_text(delta.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
+    check_length(delta.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
+    check_length(delta.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
 
 
 def _check_column_names(names: Sequence[str], path: str) -> None:
@@ -251,13 +249,6 @@ def _check_identifier(name: str, path: str) -> None:
     if not is_identifier(name):
         expected = "an identifier (letters, digits and _, no digit first)"
         raise CanonicalError(path, f"must be {expected} of 1 to {IDENTIFIER_CHARACTERS_MAX} characters")
-
-
-def _check_text(text: str, path: str, characters_max: int) -> None:
-    if not 1 <= len(text) <= characters_max:
-        raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
-    if "\0" in text:
-        raise CanonicalError(path, "must not have U+0000")
 
 
 # --- what is wrong with them, and where ----------------------------------------------------------------

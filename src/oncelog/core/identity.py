@@ -20,6 +20,7 @@ from oncelog.core.canonical import (
     canonical_args,
     canonical_at,
     format_path,
+    is_unicode,
     nfc,
     utf16_sort_key,
 )
@@ -182,6 +183,11 @@ def _encode_decimal(value: JsonValue, path: str) -> bytes:
 
 
 _SET_PREFIX: Final = frame(b"kind", b"set") + b"key"
+_ENCODED_KINDS: Final[Mapping[type[Operation], bytes]] = {
+    DeleteEntity: frame(b"kind", b"delete"),
+    Relate: frame(b"kind", b"relate"),
+    Unrelate: frame(b"kind", b"unrelate"),
+}
 _NO_EXPIRY: Final = frame(b"expires_at_ms", b"")
 _NO_CONDITION: Final = frame(b"condition", b"")
 
@@ -196,25 +202,25 @@ def request_hash(operations: Sequence[Operation]) -> bytes:
 
 
 def _encode_operation(operation: Operation, index: int) -> bytes:
-    match operation:
-        case SetEntity(key, value, expires_at_ms, condition):
-            named = _encode_utf8(key, index, "key")
-            return b"".join(
-                (
-                    _SET_PREFIX,
-                    len(named).to_bytes(4, "big"),
-                    named,
-                    frame(b"value", value),
-                    _NO_EXPIRY if expires_at_ms is None else frame(b"expires_at_ms", str(expires_at_ms).encode()),
-                    _NO_CONDITION if condition is None else frame(b"condition", _encode_condition(condition)),
-                )
-            )
-        case DeleteEntity(key):
-            return frame(b"kind", b"delete") + frame(b"key", _encode_utf8(key, index, "key"))
-        case Relate():
-            return frame(b"kind", b"relate") + _encode_relationship(operation, index)
-        case Unrelate():
-            return frame(b"kind", b"unrelate") + _encode_relationship(operation, index)
+    if not isinstance(operation, SetEntity):
+        return _ENCODED_KINDS[type(operation)] + b"".join(
+            [
+                frame(name.encode(), _encode_utf8(getattr(operation, name), index, name))
+                for name in operation.__struct_fields__
+            ]
+        )
+    named = _encode_utf8(operation.key, index, "key")
+    expires_at_ms, condition = operation.expires_at_ms, operation.condition
+    return b"".join(
+        (
+            _SET_PREFIX,
+            len(named).to_bytes(4, "big"),
+            named,
+            frame(b"value", operation.value),
+            _NO_EXPIRY if expires_at_ms is None else frame(b"expires_at_ms", str(expires_at_ms).encode()),
+            _NO_CONDITION if condition is None else frame(b"condition", _encode_condition(condition)),
+        )
+    )
 
 
 def _encode_condition(condition: Condition) -> bytes:
@@ -223,11 +229,6 @@ def _encode_condition(condition: Condition) -> bytes:
         + frame(b"version", str(condition.version).encode())
         + frame(b"value", condition.value)
     )
-
-
-def _encode_relationship(operation: Relate | Unrelate, index: int) -> bytes:
-    names = ("resource", "relation", "subject")
-    return b"".join([frame(name.encode(), _encode_utf8(getattr(operation, name), index, name)) for name in names])
 
 
 def _encode_utf8(text: str, index: int, name: str) -> bytes:
@@ -271,11 +272,17 @@ def check_text(value: JsonValue, path: str) -> str:
     """`value` if it is a string that Unicode allows. Raises CanonicalError with the path if not."""
     if type(value) is not str:
         raise CanonicalError(path, f"must be a string, not {_json_type_name(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise CanonicalError(path, "lone surrogate in a string") from error
+    if not is_unicode(value):
+        raise CanonicalError(path, "lone surrogate in a string")
     return value
+
+
+def check_length(text: str, path: str, characters_max: int) -> None:
+    """Check the length of a name, and that every store can hold it. Raises CanonicalError with the path."""
+    if not 1 <= len(text) <= characters_max:
+        raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
+    if "\0" in text:
+        raise CanonicalError(path, "must not have U+0000")
 
 
 def get_required(members: Mapping[str, JsonValue], name: str, path: str = "$") -> JsonValue:

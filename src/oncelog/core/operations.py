@@ -1,4 +1,7 @@
-"""Operations on the entities and relationships of a scope, and the conditions they may carry."""
+"""Operations on the entities and relationships of a scope, and the conditions they may carry.
+
+Operations without a condition have the same members in JSON (`transactions.OperationJson`).
+"""
 
 from enum import Enum
 
@@ -22,7 +25,7 @@ class Condition(Struct, frozen=True):
     value: bytes = b""
 
 
-class SetEntity(Struct, frozen=True, tag="set"):
+class SetEntity(Struct, frozen=True):
     """Sets an entity. From `expires_at_ms` (log time) on it counts as absent."""
 
     key: str
@@ -31,22 +34,22 @@ class SetEntity(Struct, frozen=True, tag="set"):
     condition: Condition | None = None
 
 
-class DeleteEntity(Struct, frozen=True, tag="delete"):
-    """Deletes an entity; one that is not there stays so."""
+class DeleteEntity(Struct, frozen=True, forbid_unknown_fields=True):
+    """Deletes an entity, if it exists."""
 
     key: str
 
 
-class Relate(Struct, frozen=True, tag="relate"):
-    """Creates a relationship; one that is there stays as it is."""
+class Relate(Struct, frozen=True, forbid_unknown_fields=True):
+    """Creates a relationship, unless it exists."""
 
     resource: str
     relation: str
     subject: str
 
 
-class Unrelate(Struct, frozen=True, tag="unrelate"):
-    """Deletes a relationship; one that is not there stays so."""
+class Unrelate(Struct, frozen=True, forbid_unknown_fields=True):
+    """Deletes a relationship, if it exists."""
 
     resource: str
     relation: str

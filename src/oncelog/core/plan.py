@@ -15,14 +15,13 @@ Items are decided in their order, each on the state that the items before it lef
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.batch_state import Admission, BatchState, LaneDraft
 from oncelog.core.hlc import check_drift
-from oncelog.core.merge import RowDelta
 from oncelog.core.rules.audit import record_act
 from oncelog.core.rules.consumers import set_cursor
 from oncelog.core.rules.duplicates import answer_in_other_scope, answer_known
@@ -51,7 +50,6 @@ from oncelog.core.values import (
     Leap,
     Mode,
     OpenStream,
-    OtherItem,
     Reason,
     Receipt,
     Record,
@@ -78,7 +76,7 @@ _LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, R
 
 Validate = Callable[[Submission], str | None]
 """An application's own check of a new write: None, or what is wrong with it. Must be pure, and must not raise."""
-_SideStateItem = Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones | FoldRows
+I = TypeVar("I", bound=Item)  # noqa: E741 - an item
 
 
 class Plan(Struct, frozen=True):
@@ -191,45 +189,32 @@ def _decide(item: Item, index: int, state: BatchState, validate: Validate | None
         return refused
     if isinstance(item, Submission):
         return _decide_submission(item, state, validate)
-    return _decide_other(item, state)
+    return _RULES[type(item)](item, state)
 
 
-def _decide_other(item: OtherItem, state: BatchState) -> Verdict:
-    match item:
-        case Claim():
-            return _decide_claim(item, state)
-        case Renew():
-            return renew(item, state.get_policy_lane(item.policy, item.scope), state)
-        case Release():
-            return release(item, state.get_policy_lane(item.policy, item.scope), state)
-        case OpenStream():
-            return open_stream(item, state)
-        case SetMember():
-            return set_member(item, state)
-        case Acknowledge():
-            return acknowledge(item, state)
-        case SetCursor():
-            return set_cursor(item, state)
-        case _:
-            return _decide_maintenance(item, state)
+def _rule(
+    kind: type[I], decide: Callable[[I, BatchState], Verdict]
+) -> tuple[type, Callable[[Any, BatchState], Verdict]]:
+    """Pair a type of items with the function that decides them, so that their types are checked."""
+    return kind, decide
 
 
-def _decide_maintenance(item: DropTombstones | FoldRows | Leap | RecordAct, state: BatchState) -> Verdict:
-    match item:
-        case DropTombstones():
-            return drop_tombstones(item, state)
-        case FoldRows():
-            return fold_rows(item, state)
-        case Leap():
-            return decide_leap(item, state)
-        case RecordAct():
-            return record_act(item, state)
-
-
-def _decide_claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
-    lane = state.get_policy_lane(item.policy, item.scope)
-    remembered = state.keys.get(key_identity(item))
-    return (None if remembered is None else answer_known(item, remembered, lane)) or claim(item, lane, state)
+_RULES: Final[Mapping[type, Callable[[Any, BatchState], Verdict]]] = dict(
+    (
+        _rule(Claim, claim),
+        _rule(Renew, renew),
+        _rule(Release, release),
+        _rule(OpenStream, open_stream),
+        _rule(SetMember, set_member),
+        _rule(Acknowledge, acknowledge),
+        _rule(SetCursor, set_cursor),
+        _rule(DropTombstones, drop_tombstones),
+        _rule(FoldRows, fold_rows),
+        _rule(Leap, decide_leap),
+        _rule(RecordAct, record_act),
+    )
+)
+"""What decides each type of items besides submissions."""
 
 
 def _decide_submission(submission: Submission, state: BatchState, validate: Validate | None) -> Verdict:
@@ -306,9 +291,12 @@ def _refuse_expectation(field: str, expected: int, current: int) -> Refused:
 
 def _check_content(submission: Submission, lane: LaneDraft, validate: Validate | None) -> Refused | None:
     """Check the clock drift, then ask the application's validation."""
-    if submission.delta is not None and (refused := _check_clock_drift(submission.delta, lane)) is not None:
-        return refused
-    return None if validate is None else _run_validation(submission, validate)
+    drift = None if submission.delta is None else check_drift(submission.delta.hlc, lane.log_time_ms)
+    if drift is not None:
+        message = f"the clock is {drift.ahead_ms} ms ahead of the log's; at most {drift.limit_ms} ms are accepted"
+        return Refused(Reason.CLOCK_DRIFT, message, field="hlc", current=lane.log_time_ms)
+    objection = None if validate is None else validate(submission)
+    return None if objection is None else Refused(Reason.INVALID, objection, field="body")
 
 
 def _check_limits(submission: Submission, lane: LaneDraft, state: BatchState, growth: int = 0) -> Refused | None:
@@ -322,23 +310,6 @@ def _check_limits(submission: Submission, lane: LaneDraft, state: BatchState, gr
     if submission.rate is not None or submission.stream_rate is not None:
         return take_tokens(submission, lane, state)  # the last check of all: what passes it is committed
     return None
-
-
-def _check_clock_drift(delta: RowDelta, lane: LaneDraft) -> Refused | None:
-    drift = check_drift(delta.hlc, lane.log_time_ms)
-    if drift is None:
-        return None
-    return Refused(
-        Reason.CLOCK_DRIFT,
-        f"the clock is {drift.ahead_ms} ms ahead of the log's; at most {drift.limit_ms} ms are accepted",
-        field="hlc",
-        current=lane.log_time_ms,
-    )
-
-
-def _run_validation(submission: Submission, validate: Validate) -> Refused | None:
-    objection = validate(submission)
-    return None if objection is None else Refused(Reason.INVALID, objection, field="body")
 
 
 # --- the commit --------------------------------------------------------------------------------------

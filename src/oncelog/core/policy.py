@@ -14,11 +14,11 @@ One that contradicts itself raises PolicyError right there, not when the first w
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from oncelog.errors import PolicyError
 
@@ -150,24 +150,15 @@ class Policy(Struct, frozen=True, kw_only=True):
         )
         _check(self.name not in INTERNAL_POLICIES, f"{self.name} is reserved for internal records; choose another name")
         self._check_types()
-        shortest, longest = self.key_bytes
-        _check(
-            1 <= shortest <= longest <= KEY_BYTES_MAX,
-            f"{self.name}: key_bytes must satisfy 1 <= shortest <= longest <= {KEY_BYTES_MAX}, not {self.key_bytes!r}",
-        )
-        _check(
-            not (self.identity is Identity.DERIVED and self.on_reuse is OnReuse.REFUSE),
-            f"{self.name}: a derived key cannot be reused for another write, so there is nothing to refuse",
-        )
-        self._check_streams()
-        self._check_sequences()
+        for is_consistent, reason in self._list_rules():
+            _check(is_consistent, f"{self.name}: {reason}")
         _check(
             _BUILT_IN_BY_NAME.get(self.name, self) == self or is_ledger(self),
             f"{self.name} is the name of a built-in policy, and keys are kept by the policy's name",
         )
 
     def _check_types(self) -> None:
-        """The decision compares these by identity: the text "refuse" would not be OnReuse.REFUSE, in silence."""
+        """Check the types, because the decision compares by identity: the text "refuse" is not OnReuse.REFUSE."""
         for field, kind in _FIELD_TYPES.items():
             value = getattr(self, field)
             _check(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}")
@@ -176,37 +167,49 @@ class Policy(Struct, frozen=True, kw_only=True):
             f"{self.name}: key_bytes must be two whole numbers, not {self.key_bytes!r}",
         )
 
-    def _check_streams(self) -> None:
-        for needs_stream in _STREAM_FLAGS:
-            _check(
-                self.order is Order.STREAM or not getattr(self, needs_stream),
-                f"{self.name}: {needs_stream} belongs to a stream, so the order must be Order.STREAM",
-            )
-        _check(
-            not (self.leased and self.members_only),
-            f"{self.name}: a lease is asked for before there is a write, so there is no member to check",
-        )
-        _check(not (self.entities and self.rows), f"{self.name}: a write carries entities or a row, not both")
-
-    def _check_sequences(self) -> None:
-        if not self.client_sequence:
-            return
-        _check(
-            self.retention.forget is not Forget.AT_AGE,
-            f"{self.name}: a client's sequence and its keys must be forgotten at one log position; "
-            "use evicted_after or FOREVER",
-        )
-        _check(
-            self.identity is Identity.GIVEN,
-            f"{self.name}: a derived key already says which write it is; a client sequence could contradict it",
-        )
-        _check(
-            self.on_reuse is OnReuse.REFUSE,
-            f"{self.name}: a client sequence refuses reuse (SEQUENCE_REUSED), so keys must refuse it too",
-        )
-        _check(
-            not self.leased,
-            f"{self.name}: a lease lets callers race for a key, a client sequence puts them in order; choose one",
+    def _list_rules(self) -> Sequence[tuple[bool, str]]:
+        """Return the rules for combinations of fields: whether the policy keeps each, and what to say if not."""
+        shortest, longest = self.key_bytes
+        numbers_writes = self.client_sequence
+        is_derived = self.identity is Identity.DERIVED
+        refuses_reuse = self.on_reuse is OnReuse.REFUSE
+        return (
+            (
+                1 <= shortest <= longest <= KEY_BYTES_MAX,
+                f"key_bytes must satisfy 1 <= shortest <= longest <= {KEY_BYTES_MAX}, not {self.key_bytes!r}",
+            ),
+            (
+                not (is_derived and refuses_reuse),
+                "a derived key cannot be reused for another write, so there is nothing to refuse",
+            ),
+            *(
+                (
+                    self.order is Order.STREAM or not getattr(self, flag),
+                    f"{flag} belongs to a stream, so the order must be Order.STREAM",
+                )
+                for flag in _STREAM_FLAGS
+            ),
+            (
+                not (self.leased and self.members_only),
+                "a lease is asked for before there is a write, so there is no member to check",
+            ),
+            (not (self.entities and self.rows), "a write carries entities or a row, not both"),
+            (
+                not (numbers_writes and self.retention.forget is Forget.AT_AGE),
+                "a client's sequence and its keys must be forgotten at one log position; use evicted_after or FOREVER",
+            ),
+            (
+                not (numbers_writes and is_derived),
+                "a derived key already says which write it is; a client sequence could contradict it",
+            ),
+            (
+                not numbers_writes or refuses_reuse,
+                "a client sequence refuses reuse (SEQUENCE_REUSED), so keys must refuse it too",
+            ),
+            (
+                not (numbers_writes and self.leased),
+                "a lease lets callers race for a key, a client sequence puts them in order; choose one",
+            ),
         )
 
 
@@ -276,18 +279,16 @@ CHAT: Final = Policy(
 
 
 def build_ledger_policy(ttl_ms: int) -> Policy:
-    """The policy LEDGER with another time to live, for a log that is made with it. Raises PolicyError."""
-    fields = {name: getattr(LEDGER, name) for name in Policy.__struct_fields__}
-    return Policy(**{**fields, "retention": evicted_after(ms=ttl_ms)})
+    """Return LEDGER with another time to live, for a log that is created with it. Raises PolicyError."""
+    return structs.replace(LEDGER, retention=evicted_after(ms=ttl_ms))
 
 
 def is_ledger(policy: Policy) -> bool:
-    """Whether this is LEDGER but for its time to live."""
+    """Return whether a policy is LEDGER, apart from its time to live."""
     if policy.name != "ledger" or policy.retention.forget is not Forget.AT_EVICTION:
         return False
     built_in = _BUILT_IN_BY_NAME.get(policy.name, policy)
-    names = [name for name in Policy.__struct_fields__ if name != "retention"]
-    return all(getattr(policy, name) == getattr(built_in, name) for name in names)
+    return structs.asdict(policy) | {"retention": built_in.retention} == structs.asdict(built_in)
 
 
 def find_retention(name: str, policies: Mapping[str, Policy]) -> Retention | None:

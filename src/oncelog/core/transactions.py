@@ -5,15 +5,15 @@ and check the proof of it without asking anybody. It is also how operations come
 """
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 import orjson
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from oncelog.core.canonical import INTEGER_MAX, canonical
-from oncelog.core.identity import request_hash, scope_of
+from oncelog.core.identity import check_length, request_hash, scope_of
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.policy import LEDGER, Policy
@@ -82,15 +82,12 @@ def check_operations(operations: Sequence[Operation], value_bytes_max: int, path
         raise CanonicalError(path, "must hold at least one")
     check_operation_count(len(operations), path)
     for index, operation in enumerate(operations):
-        match operation:
-            case SetEntity():
-                _check_set_entity(operation, value_bytes_max, f"{path}[{index}].set_entity")
-            case DeleteEntity(key):
-                _check_text(key, f"{path}[{index}].delete_entity.key")
-            case Relate() | Unrelate():
-                kind = "create_relationship" if isinstance(operation, Relate) else "delete_relationship"
-                for name in ("resource", "relation", "subject"):
-                    _check_text(getattr(operation, name), f"{path}[{index}].{kind}.{name}")
+        operation_path = f"{path}[{index}].{_KINDS[type(operation)]}"
+        if isinstance(operation, SetEntity):
+            _check_set_entity(operation, value_bytes_max, operation_path)
+        else:
+            for name in operation.__struct_fields__:
+                check_length(getattr(operation, name), f"{operation_path}.{name}", ENTITY_KEY_CHARACTERS_MAX)
 
 
 def check_operation_count(count: int, path: str = "operations") -> None:
@@ -100,20 +97,13 @@ def check_operation_count(count: int, path: str = "operations") -> None:
 
 
 def _check_set_entity(operation: SetEntity, value_bytes_max: int, path: str) -> None:
-    _check_text(operation.key, f"{path}.key")
+    check_length(operation.key, f"{path}.key", ENTITY_KEY_CHARACTERS_MAX)
     _check_value(operation.value, value_bytes_max, f"{path}.value")
     if operation.expires_at_ms is not None:
         _check_number(operation.expires_at_ms, f"{path}.expires_at_ms")
     if operation.condition is not None:
         _check_number(operation.condition.version, f"{path}.condition.version_is")
         _check_value(operation.condition.value, value_bytes_max, f"{path}.condition.value_equals")
-
-
-def _check_text(text: str, path: str) -> None:
-    if not 1 <= len(text) <= ENTITY_KEY_CHARACTERS_MAX:
-        raise CanonicalError(path, f"must have 1 to {ENTITY_KEY_CHARACTERS_MAX} characters, not {len(text)}")
-    if "\0" in text:
-        raise CanonicalError(path, "must not have U+0000")
 
 
 def _check_value(value: bytes, bytes_max: int, path: str) -> None:
@@ -139,7 +129,7 @@ class ConditionJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class SetEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The same of setting an entity. Values are base64."""
+    """`SetEntity` in JSON. Values are base64."""
 
     key: str
     value: bytes = b""
@@ -147,27 +137,13 @@ class SetEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     condition: ConditionJson | UnsetType = UNSET
 
 
-class DeleteEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The same of deleting one."""
-
-    key: str
-
-
-class RelationshipJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The same of a relationship."""
-
-    resource: str
-    relation: str
-    subject: str
-
-
 class OperationJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The same of an operation: exactly one of them."""
+    """An operation in JSON: exactly one of these members."""
 
     set_entity: SetEntityJson | UnsetType = UNSET
-    delete_entity: DeleteEntityJson | UnsetType = UNSET
-    create_relationship: RelationshipJson | UnsetType = UNSET
-    delete_relationship: RelationshipJson | UnsetType = UNSET
+    delete_entity: DeleteEntity | UnsetType = UNSET
+    create_relationship: Relate | UnsetType = UNSET
+    delete_relationship: Unrelate | UnsetType = UNSET
 
 
 class _BodyJson(Struct, frozen=True):
@@ -177,6 +153,20 @@ class _BodyJson(Struct, frozen=True):
 ONE_OPERATION: Final = "must have exactly one of set_entity, delete_entity, create_relationship and delete_relationship"
 ONE_CONDITION: Final = "must have exactly one of must_not_exist, must_exist, version_is and value_equals"
 ONLY_TRUE: Final = "must be true"
+_KINDS: Final[Mapping[type[Operation], str]] = {
+    SetEntity: "set_entity",
+    DeleteEntity: "delete_entity",
+    Relate: "create_relationship",
+    Unrelate: "delete_relationship",
+}
+"""Names of the operations in JSON."""
+_MUST: Final = {
+    "must_not_exist": Must.NOT_EXIST,
+    "must_exist": Must.EXIST,
+    "version_is": Must.HAVE_VERSION,
+    "value_equals": Must.HAVE_VALUE,
+}
+"""Names of the conditions in JSON."""
 _BODY_DECODER: Final = msgspec.json.Decoder(_BodyJson)
 
 
@@ -254,36 +244,27 @@ def operations_from_json(operations: Sequence[OperationJson], path: str = "opera
 
 
 def _operation_from_json(operation: OperationJson, path: str, index: int) -> Operation:
-    named = [name for name in OperationJson.__struct_fields__ if getattr(operation, name) is not UNSET]
+    named: list[Operation | SetEntityJson] = [value for value in structs.astuple(operation) if value is not UNSET]
     if len(named) != 1:
         raise CanonicalError(f"{path}[{index}]", ONE_OPERATION)
-    setting, deleting, related = operation.set_entity, operation.delete_entity, operation.create_relationship
-    if setting is not UNSET:
-        condition = expires_at_ms = None
-        if setting.condition is not UNSET:
-            condition = _condition_from_json(setting.condition, f"{path}[{index}].set_entity.condition")
-        if setting.expires_at_ms is not UNSET:
-            expires_at_ms = setting.expires_at_ms
-        return SetEntity(setting.key, setting.value, expires_at_ms, condition)
-    if deleting is not UNSET:
-        return DeleteEntity(deleting.key)
-    if related is not UNSET:
-        return Relate(related.resource, related.relation, related.subject)
-    unrelated = operation.delete_relationship
-    assert unrelated is not UNSET  # noqa: S101 - it is one of the four
-    return Unrelate(unrelated.resource, unrelated.relation, unrelated.subject)
+    [found] = named
+    if not isinstance(found, SetEntityJson):
+        return found
+    expires_at_ms = None if found.expires_at_ms is UNSET else found.expires_at_ms
+    condition = None
+    if found.condition is not UNSET:
+        condition = _condition_from_json(found.condition, f"{path}[{index}].set_entity.condition")
+    return SetEntity(found.key, found.value, expires_at_ms, condition)
 
 
 def _condition_from_json(condition: ConditionJson, path: str) -> Condition:
-    named = [name for name in ConditionJson.__struct_fields__ if getattr(condition, name) is not UNSET]
+    named = [(name, value) for name, value in structs.asdict(condition).items() if value is not UNSET]
     if len(named) != 1:
         raise CanonicalError(path, ONE_CONDITION)
-    if condition.must_not_exist is False or condition.must_exist is False:
-        raise CanonicalError(f"{path}.{named[0]}", ONLY_TRUE)
-    if condition.must_not_exist is True:
-        return Condition(Must.NOT_EXIST)
-    if condition.must_exist is True:
-        return Condition(Must.EXIST)
-    if condition.version_is is not UNSET:
-        return Condition(Must.HAVE_VERSION, version=condition.version_is)
-    return Condition(Must.HAVE_VALUE, value=b"" if condition.value_equals is UNSET else condition.value_equals)
+    [(name, value)] = named
+    if value is False:
+        raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
+    must = _MUST[name]
+    if must is Must.HAVE_VERSION:
+        return Condition(must, version=value)
+    return Condition(must, value=value) if must is Must.HAVE_VALUE else Condition(must)

@@ -5,9 +5,10 @@ make a later step fail, so that a bad submission does not affect the other submi
 """
 
 import re
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
-from oncelog.core.canonical import canonical_text
+from oncelog.core.canonical import canonical_text, is_unicode
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import (
@@ -61,85 +62,166 @@ from oncelog.errors import CanonicalError
 _STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
 _ACT_NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{ACT_CHARACTERS_MAX - 1}}}")
 T = TypeVar("T")
+_Check = Callable[[Any], Refused | None]
 
 
 def check_item(item: Item) -> Refused | None:
-    """None if the item can be decided; else the field at fault."""
+    """Return None if the item can be decided; else the refusal that names the field at fault."""
     if isinstance(item, Submission):
         return _check_submission(item)
-    match item:
-        case Claim() | Renew():
-            return _check_lease(item, item.lease_ms)
-        case Release():
-            return _check_lease(item, LEASE_MS_MAX)
-        case OpenStream():
-            refused = _check_name("scope", item.scope) or _check_name("member", item.member)
-            return refused or (None if item.rate is None else _check_rate(item.rate))
-        case Acknowledge():
-            return _check_name("scope", item.scope) or _check_name("member", item.member)
-        case SetMember():
-            return _check_set_member(item)
-        case SetCursor():
-            return _check_cursor(item)
-        case _:
-            return _check_maintenance(item)
-
-
-def _check_maintenance(item: DropTombstones | FoldRows | Leap | RecordAct) -> Refused | None:
-    match item:
-        case DropTombstones():
-            return _check_tombstones(item)
-        case FoldRows():
-            return _check_fold(item)
-        case Leap():
-            return _check_leap(item)
-        case RecordAct():
-            return _check_act(item)
-
-
-def _check_leap(item: Leap) -> Refused | None:
-    if type(item.above) is not int or not 1 <= item.above <= LEAP_ABOVE_MAX:
-        return _refuse("above", f"must be a whole number from 1 to {LEAP_ABOVE_MAX}, not {item.above!r}")
+    for check in _CHECKS[type(item)]:
+        refused = check(item)
+        if refused is not None:
+            return refused
     return None
 
 
-def _check_act(item: RecordAct) -> Refused | None:
-    if type(item.act) is not str or _ACT_NAME.fullmatch(item.act) is None:
-        return _refuse("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', from a letter on")
-    for field, number in (("lane", item.lane), ("time_ms", item.time_ms)):
-        if type(number) is not int or not 0 <= number <= STORED_INTEGER_MAX:
-            return _refuse(field, f"must be a whole number from 0 to {STORED_INTEGER_MAX}, not {number!r}")
-    if type(item.key) is not bytes or len(item.key) not in (0, ACT_KEY_BYTES):
-        return _refuse("key", f"must have {ACT_KEY_BYTES} bytes, or none")
-    return (
-        _check_name("actor", item.actor)
-        or _check_text("scope", item.scope, NAME_CHARACTERS_MAX)
-        or _check_text("target", item.target, TARGET_CHARACTERS_MAX)
-        or _check_details(item.details)
+# --- checks of one field of an item, by its name ---------------------------------------------------------
+
+
+def _name(field: str) -> _Check:
+    return lambda item: _check_name(field, getattr(item, field))
+
+
+def _text(field: str, characters_max: int = NAME_CHARACTERS_MAX) -> _Check:
+    """Check a text that may be empty."""
+    return lambda item: _check_text(field, getattr(item, field), characters_max)
+
+
+def _count(field: str, count_max: int) -> _Check:
+    def check(item: Any) -> Refused | None:
+        count = len(getattr(item, field))
+        return _refuse(field, f"must be at most {count_max}, not {count}") if count > count_max else None
+
+    return check
+
+
+def _size(field: str, bytes_max: int) -> _Check:
+    def check(item: Any) -> Refused | None:
+        value: bytes | None = getattr(item, field)
+        return _refuse_too_long(field, bytes_max) if value is not None and len(value) > bytes_max else None
+
+    return check
+
+
+def _integer(field: str, lowest: int, highest: int) -> _Check:
+    def check(item: Any) -> Refused | None:
+        value: object = getattr(item, field)
+        if type(value) is int and lowest <= value <= highest:
+            return None
+        return _refuse(field, f"must be a whole number from {lowest} to {highest}, not {value!r}")
+
+    return check
+
+
+# --- checks of one type of items ---------------------------------------------------------------------------
+
+
+def _check_leased(item: Claim | Renew | Release) -> Refused | None:
+    return None if item.policy.leased else _refuse("policy", f"{item.policy.name!r} has no leases")
+
+
+def _check_lease_key(item: Claim | Renew | Release) -> Refused | None:
+    return _check_key(item.key, item.policy)
+
+
+def _check_releaser(item: Release) -> Refused | None:
+    """Check the operator, which does not know the holder, or the holder."""
+    return _check_name("actor", item.actor) if item.actor != "" else _check_name("holder", item.holder)
+
+
+def _check_open_rate(item: OpenStream) -> Refused | None:
+    return None if item.rate is None else _check_rate(item.rate)
+
+
+def _check_role(item: SetMember) -> Refused | None:
+    role: object = item.role
+    if role is not None and not isinstance(role, Role):  # a str must not equal a Role by chance
+        return _refuse("role", f"must be a Role or None, not {role!r}")
+    if role is not None and not item.present:
+        return _refuse("role", "must be None where a member is removed")
+    return None
+
+
+def _check_cursor(item: SetCursor) -> Refused | None:
+    if item.cursor is not None and type(item.cursor) is not int:
+        return _refuse("cursor", f"must be a whole number or None, not {item.cursor!r}")
+    return None
+
+
+def _check_tombstone_names(item: DropTombstones) -> Refused | None:
+    names = tuple(name for tombstone in item.tombstones for name in (tombstone.table, tombstone.row_id))
+    return _check_texts("consumers", item.consumers, NAME_CHARACTERS_MAX) or _check_texts(
+        "tombstones", names, ENTITY_KEY_CHARACTERS_MAX
     )
 
 
-def _check_details(details: bytes) -> Refused | None:
-    if len(details) > ACT_DETAILS_BYTES_MAX:
-        return _refuse_too_long("details", ACT_DETAILS_BYTES_MAX)
+def _check_row_names(item: FoldRows) -> Refused | None:
+    return _check_texts("rows", tuple(name for row in item.rows for name in row), ENTITY_KEY_CHARACTERS_MAX)
+
+
+def _check_act_name(item: RecordAct) -> Refused | None:
+    if type(item.act) is not str or _ACT_NAME.fullmatch(item.act) is None:
+        return _refuse("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', from a letter on")
+    return None
+
+
+def _check_act_key(item: RecordAct) -> Refused | None:
+    if type(item.key) is not bytes or len(item.key) not in (0, ACT_KEY_BYTES):
+        return _refuse("key", f"must have {ACT_KEY_BYTES} bytes, or none")
+    return None
+
+
+def _check_details(item: RecordAct) -> Refused | None:
     try:
-        is_object = details.startswith(b"{") and canonical_text(details) == details
+        is_object = item.details.startswith(b"{") and canonical_text(item.details) == item.details
     except CanonicalError:
         is_object = False
     return None if is_object else _refuse("details", "must be a JSON object in canonical form")
 
 
-def _check_set_member(item: SetMember) -> Refused | None:
-    # Without an actor the application itself asks.
-    refused = _check_name("actor", item.actor) if item.actor != "" else None
-    refused = _check_name("scope", item.scope) or _check_name("member", item.member) or refused
-    role: object = item.role
-    if refused is None and role is not None:
-        if not isinstance(role, Role):  # a str must not equal a Role by chance
-            return _refuse("role", f"must be a Role or None, not {role!r}")
-        if not item.present:
-            return _refuse("role", "must be None where a member is removed")
-    return refused
+_LEASE_MS: Final = _integer("lease_ms", 1, LEASE_MS_MAX)
+_CHECKS: Final[Mapping[type, tuple[_Check, ...]]] = {
+    Claim: (
+        _check_leased,
+        _size("fingerprint", FINGERPRINT_BYTES_MAX),
+        _LEASE_MS,
+        _name("scope"),
+        _name("holder"),
+        _check_lease_key,
+    ),
+    Renew: (_check_leased, _LEASE_MS, _name("scope"), _name("holder"), _check_lease_key),
+    Release: (_check_leased, _size("failure", FAILURE_BYTES_MAX), _name("scope"), _check_releaser, _check_lease_key),
+    OpenStream: (_name("scope"), _name("member"), _check_open_rate),
+    SetMember: (_name("scope"), _name("member"), _text("actor"), _check_role),
+    Acknowledge: (_name("scope"), _name("member")),
+    SetCursor: (_check_cursor, _name("consumer"), _text("scope")),
+    DropTombstones: (
+        _integer("age_ms", 0, STORED_INTEGER_MAX),
+        _count("tombstones", TOMBSTONES_MAX),
+        _name("scope"),
+        _text("actor"),
+        _check_tombstone_names,
+    ),
+    FoldRows: (_count("rows", FOLDED_MAX), _count("deltas", FOLDED_MAX), _name("scope"), _check_row_names),
+    Leap: (_integer("above", 1, LEAP_ABOVE_MAX),),
+    RecordAct: (
+        _check_act_name,
+        _integer("lane", 0, STORED_INTEGER_MAX),
+        _integer("time_ms", 0, STORED_INTEGER_MAX),
+        _check_act_key,
+        _name("actor"),
+        _text("scope"),
+        _text("target", TARGET_CHARACTERS_MAX),
+        _size("details", ACT_DETAILS_BYTES_MAX),
+        _check_details,
+    ),
+}
+"""The checks of each type of items besides submissions, in their order. The scope is empty where it may be that of
+the log: a text, not a name."""
+
+
+# --- submissions and requests -------------------------------------------------------------------------------
 
 
 def check_request(request: Request) -> Refused | None:
@@ -189,8 +271,6 @@ def _check_names(submission: Submission) -> Refused | None:
     is_text = type(scope) is type(actor) is type(client) is str  # and nothing that only equals one
     if not (is_text and scope in _valid_names and actor in _valid_names and client in _valid_names):
         for field, name in (("scope", scope), ("actor", actor), ("client", client)):
-            if type(name) is not str:
-                return _refuse(field, f"must be a text, not {type(name).__name__}")
             refused = _check_text(field, name, NAME_CHARACTERS_MAX)
             if refused is not None:
                 return refused
@@ -206,13 +286,6 @@ def _cache_valid(cache: set[T], value: T, empty: T) -> None:
 
 
 def _check_partitions(partitions: tuple[str, ...]) -> Refused | None:
-    refused = _check_each_partition(partitions)
-    if refused is None and len(partitions) == 1:  # as most have: 64 long ones each would be many megabytes
-        _cache_valid(_valid_partitions, partitions, ())
-    return refused
-
-
-def _check_each_partition(partitions: tuple[str, ...]) -> Refused | None:
     if len(partitions) > PARTITIONS_MAX:
         return _refuse("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
     for name in partitions:
@@ -220,8 +293,10 @@ def _check_each_partition(partitions: tuple[str, ...]) -> Refused | None:
             return _refuse("partitions", f"must be a text, not {type(name).__name__}")
     refused = _check_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
     if refused is None and partitions and (not all(partitions) or normal_partitions(partitions) != partitions):
-        # In another form nobody would find them again: readers and erasures ask for the normal one.
+        # Readers and erasures ask for the normal form, and would not find another one.
         return _refuse("partitions", "must be in normal form (normal_partitions): NFC, each once, sorted, none empty")
+    if refused is None and len(partitions) == 1:  # as most have: 64 long ones each would be many megabytes
+        _cache_valid(_valid_partitions, partitions, ())
     return refused
 
 
@@ -313,55 +388,6 @@ def _check_delta(submission: Submission, delta: RowDelta) -> Refused | None:
     return _check_texts("delta", names, ENTITY_KEY_CHARACTERS_MAX)
 
 
-def _check_lease(item: Claim | Renew | Release, lease_ms: int) -> Refused | None:
-    policy = item.policy
-    if not policy.leased:
-        return _refuse("policy", f"{policy.name!r} has no leases")
-    if isinstance(item, Claim) and len(item.fingerprint) > FINGERPRINT_BYTES_MAX:
-        return _refuse_too_long("fingerprint", FINGERPRINT_BYTES_MAX)
-    if isinstance(item, Release) and len(item.failure or b"") > FAILURE_BYTES_MAX:
-        return _refuse_too_long("failure", FAILURE_BYTES_MAX)
-    if not 1 <= lease_ms <= LEASE_MS_MAX:
-        return _refuse("lease_ms", f"must be from 1 to {LEASE_MS_MAX}, not {lease_ms}")
-    return _check_name("scope", item.scope) or _check_holder(item) or _check_key(item.key, policy)
-
-
-def _check_holder(item: Claim | Renew | Release) -> Refused | None:
-    if isinstance(item, Release) and item.actor != "":
-        return _check_name("actor", item.actor)  # an operator does not know the holder
-    return _check_name("holder", item.holder)
-
-
-def _check_cursor(item: SetCursor) -> Refused | None:
-    if item.cursor is not None and type(item.cursor) is not int:
-        return _refuse("cursor", f"must be a whole number or None, not {item.cursor!r}")
-    # An empty scope is lane 0.
-    return _check_name("consumer", item.consumer) or _check_text("scope", item.scope, NAME_CHARACTERS_MAX)
-
-
-def _check_tombstones(item: DropTombstones) -> Refused | None:
-    if type(item.age_ms) is not int or not 0 <= item.age_ms <= STORED_INTEGER_MAX:
-        return _refuse("age_ms", f"must be a whole number from 0 to {STORED_INTEGER_MAX}, not {item.age_ms!r}")
-    if len(item.tombstones) > TOMBSTONES_MAX:
-        return _refuse("tombstones", f"must be at most {TOMBSTONES_MAX}, not {len(item.tombstones)}")
-    names = tuple(name for tombstone in item.tombstones for name in (tombstone.table, tombstone.row_id))
-    return (
-        _check_name("scope", item.scope)
-        or _check_text("actor", item.actor, NAME_CHARACTERS_MAX)
-        or _check_texts("consumers", item.consumers, NAME_CHARACTERS_MAX)
-        or _check_texts("tombstones", names, ENTITY_KEY_CHARACTERS_MAX)
-    )
-
-
-def _check_fold(item: FoldRows) -> Refused | None:
-    for field in ("rows", "deltas"):
-        count = len(getattr(item, field))
-        if count > FOLDED_MAX:
-            return _refuse(field, f"must be at most {FOLDED_MAX}, not {count}")
-    names = tuple(name for row in item.rows for name in row)
-    return _check_name("scope", item.scope) or _check_texts("rows", names, ENTITY_KEY_CHARACTERS_MAX)
-
-
 def _check_key(key: bytes, policy: Policy) -> Refused | None:
     shortest, longest = policy.key_bytes
     if not shortest <= len(key) <= longest:
@@ -373,9 +399,7 @@ def _check_key(key: bytes, policy: Policy) -> Refused | None:
 
 
 def _check_name(field: str, name: str) -> Refused | None:
-    if type(name) is not str:
-        return _refuse(field, f"must be a text, not {type(name).__name__}")
-    return _check_text(field, name, NAME_CHARACTERS_MAX) if name else _refuse(field, "must be named")
+    return _refuse(field, "must be named") if name == "" else _check_text(field, name, NAME_CHARACTERS_MAX)
 
 
 def _check_texts(field: str, texts: tuple[str, ...], characters_max: int) -> Refused | None:
@@ -391,22 +415,14 @@ def _are_short_ascii(texts: tuple[str, ...], characters_max: int) -> bool:
 
 
 def _check_text(field: str, text: str, characters_max: int) -> Refused | None:
+    if type(text) is not str:
+        return _refuse(field, f"must be a text, not {type(text).__name__}")
     if len(text) > characters_max:
         return _refuse(field, f"must have at most {characters_max} characters, not {len(text)}")
-    return None if _is_storable(text) else _refuse(field, "must not have lone surrogates or U+0000")
-
-
-def _is_storable(text: str) -> bool:
-    """Every store can hold it: no half characters, and no zero, which PostgreSQL refuses in text."""
-    if "\0" in text:
-        return False
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    # PostgreSQL refuses U+0000 in text, and no database stores half characters.
+    if "\0" in text or not is_unicode(text):
+        return _refuse(field, "must not have lone surrogates or U+0000")
+    return None
 
 
 def _refuse_too_long(field: str, bytes_max: int) -> Refused:

@@ -13,6 +13,7 @@ from oncelog.core.canonical import canonical
 from oncelog.core.limits import LEASE_MEMORY_MS
 from oncelog.core.policy import OnReuse
 from oncelog.core.rules.audit import LEASE_RELEASED, append_act
+from oncelog.core.rules.duplicates import answer_known
 from oncelog.core.rules.quotas import check_quota, count_in_stream
 from oncelog.core.values import (
     NOT_KNOWN,
@@ -26,13 +27,21 @@ from oncelog.core.values import (
     Refused,
     Release,
     Renew,
+    Replayed,
     Submission,
     key_identity,
 )
 
 
-def claim(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused:
-    """Grants a lease on a key that is not known, unless another caller holds one that has not ended."""
+def claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
+    """Answer a known key; else grant a lease on it, unless another caller holds one that has not ended."""
+    lane = state.get_policy_lane(item.policy, item.scope)
+    remembered = state.keys.get(key_identity(item))
+    answer = None if remembered is None else answer_known(item, remembered, lane)
+    return answer or _grant(item, lane, state)
+
+
+def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused:
     identity = key_identity(item)
     lease = _find_lease(identity, lane, state)
     if lease is not None:
@@ -62,8 +71,9 @@ def claim(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused:
     return Granted(lane.fence, until_ms)
 
 
-def renew(item: Renew, lane: LaneDraft, state: BatchState) -> Granted | Refused:
-    """Prolongs a lease that is still the caller's."""
+def renew(item: Renew, state: BatchState) -> Granted | Refused:
+    """Extend a lease that is still the caller's."""
+    lane = state.get_policy_lane(item.policy, item.scope)
     lease = _find_lease(key_identity(item), lane, state)
     if lease is None or not _is_held(lease, item):
         return _refuse_lost(item.fence, lease)
@@ -72,8 +82,9 @@ def renew(item: Renew, lane: LaneDraft, state: BatchState) -> Granted | Refused:
     return Granted(lease.fence, until_ms)
 
 
-def release(item: Release, lane: LaneDraft, state: BatchState) -> Applied:
-    """Gives a lease back. One that was already lost is not there to be given back."""
+def release(item: Release, state: BatchState) -> Applied:
+    """Give a lease back. The release of a lease that another caller has taken over changes nothing."""
+    lane = state.get_policy_lane(item.policy, item.scope)
     lease = _find_lease(key_identity(item), lane, state)
     is_held = lease is not None and (_is_fenced(lease, item) if item.actor else _is_held(lease, item))
     if lease is None or not is_held:
