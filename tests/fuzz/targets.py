@@ -30,6 +30,7 @@ from oncelog.engine import audit
 from oncelog.errors import AuthError, CanonicalError, HistoryChangedError, OncelogError, ProofError, ProtocolError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server import http_requests
+from oncelog.server.api_service import decode_page_token
 from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.tokens import Tokens
 from oncelog.server.chat import decode as chat_reading
@@ -42,7 +43,7 @@ from oncelog.server.events.projects import parse_project
 from oncelog.server.http_fast_path import HEAD_BYTES_MAX, HttpFastPath
 from oncelog.server.json_fields import decode_object, parse_json
 from oncelog.server.ledger import codec, grpc_codec
-from oncelog.server.ledger import service as ledger_door
+from oncelog.server.ledger import reads as ledger_reads
 from oncelog.server.middleware import find_dialect
 from server.auth.auth_material import NOW_MS, tokens
 
@@ -167,9 +168,9 @@ def _grpc(data: bytes) -> None:
 def _cursor(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     with suppress(ApiError):
-        deltas_door._decode_token(text, "after")
+        decode_page_token(text, "after", deltas_door.SNAPSHOT_POSITION)
     with suppress(ApiError):
-        ledger_door._decode_token(text, 1, "after")
+        decode_page_token(text, "after", ledger_reads.ENTITY_POSITION)
     with suppress(ApiError):
         http_requests.parse_number(text, "after")
     cursor = Cursor.parse(text)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from oncelog.engine.log import Log
 from oncelog.server.audit.endpoints import AuditEndpoints
@@ -14,6 +15,7 @@ from oncelog.server.chat.service import ChatService
 from oncelog.server.chat.session import ChatSession
 from oncelog.server.deltas.endpoints import DeltasEndpoints
 from oncelog.server.deltas.service import DeltasService
+from oncelog.server.deltas.session import DeltasSession
 from oncelog.server.endpoint import Endpoint
 from oncelog.server.events.dialect import NativeDialect
 from oncelog.server.events.endpoints import EventsEndpoints
@@ -23,6 +25,7 @@ from oncelog.server.events.service import EventsService
 from oncelog.server.events.session import EventsSession
 from oncelog.server.ledger.endpoints import LedgerEndpoints
 from oncelog.server.ledger.service import LedgerService
+from oncelog.server.live_streams import LiveStreams
 from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
 from oncelog.server.settings import ServerSettings
@@ -63,18 +66,26 @@ class Apis:
         self.events = EventsEndpoints(self.events_service, self.event_sessions.serve)
         self.ledger_service = LedgerService(log, auth_gate, limits=limits, counts=counts)
         self.ledger = LedgerEndpoints(self.ledger_service)
-        self.deltas = DeltasEndpoints(DeltasService(log, auth_gate, limits=limits, counts=counts))
+        deltas_service = DeltasService(log, auth_gate, limits=limits, counts=counts)
+        deltas_sessions: WebSocketSessions[DeltasSession] = new_sessions(partial(DeltasSession, deltas_service))
+        self.deltas = DeltasEndpoints(deltas_service, deltas_sessions)
         self.chat_service = ChatService(log, auth_gate, limits=limits, counts=counts)
         self.chat_hub = ChatHub(log, limits, counts, on_chat_failure)
         new_session = partial(ChatSession, self.chat_service, self.chat_hub, AckQueue(log))
         self.chat_sessions: WebSocketSessions[ChatSession] = new_sessions(new_session)
         self.chat = ChatEndpoints(self.chat_service, self.chat_sessions.serve)
         self._audit = AuditEndpoints(log)
+        self._sessions: tuple[WebSocketSessions[Any], ...] = (self.event_sessions, self.chat_sessions, deltas_sessions)
+        self._readers: tuple[WebSocketSessions[Any] | LiveStreams, ...] = (
+            *self._sessions,
+            self.events.streams,
+            self.ledger.streams,
+            self.deltas.streams,
+        )
 
     def __len__(self) -> int:
         """Return the number of WebSockets and streams that are open."""
-        streams = len(self.events.streams) + len(self.ledger.streams) + len(self.deltas)
-        return len(self.event_sessions) + len(self.chat_sessions) + streams
+        return sum(len(readers) for readers in self._readers)
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the HTTP operations of all APIs."""
@@ -88,26 +99,17 @@ class Apis:
 
     def list_checks(self) -> list[Callable[[], object]]:
         """Return the periodic checks of the rights of open connections."""
-        return [
-            self.event_sessions.renew,
-            self.chat_sessions.renew,
-            self.events.streams.renew,
-            self.ledger.streams.renew,
-            self.deltas.streams.renew,
-        ]
+        return [readers.renew for readers in self._readers]
 
     def start_shutdown(self) -> None:
-        """Refuse new writes and streams from now on."""
-        self.events_service.is_closing = self.deltas.is_closing = self.chat_service.is_closing = True
+        """Refuse new writes from now on."""
+        self.events_service.is_closing = self.chat_service.is_closing = True
 
     async def wait_for_replies(self) -> None:
         """Return when the replies to all accepted requests have been handed to the WebSockets."""
-        await asyncio.gather(self.event_sessions.wait_for_replies(), self.chat_sessions.wait_for_replies())
+        await asyncio.gather(*(sessions.wait_for_replies() for sessions in self._sessions))
 
     def close_all(self) -> None:
         """Close all WebSockets and streams. Their clients get the reason: the server is being stopped."""
-        self.event_sessions.close_all()
-        self.chat_sessions.close_all()
-        self.events.streams.close_all()
-        self.ledger.streams.close_all()
-        self.deltas.close_all()
+        for readers in self._readers:
+            readers.close_all()

@@ -14,11 +14,12 @@ from aiohttp import web
 from msgspec import Struct
 
 from oncelog import error_codes
+from oncelog.errors import OncelogError
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, shutdown_error, to_api_error
 from oncelog.server.http_requests import JSON, check_json, get_credential, get_path_name, parse_query, read_body
 from oncelog.server.json_schemas import Schema
 from oncelog.server.limits import LONG_FRAME_BYTES
@@ -116,6 +117,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     summary: str
     description: str = ""
     handle: Callable[[Call], Awaitable[Answer]]
+    """Answers the call. Raises ApiError, or OncelogError if the log fails."""
     responses: Mapping[int, Schema]
     """Successful answers in the OpenAPI document."""
     parameters: tuple[Parameter, ...] | None = ()
@@ -171,7 +173,10 @@ class EndpointRouter:
         _authorize(endpoint, call)
         if endpoint.body is not None:
             await self._read_body(endpoint, endpoint.body, call)
-        answer = await endpoint.handle(call)
+        try:
+            answer = await endpoint.handle(call)
+        except OncelogError as error:
+            raise to_api_error(error, UNREADABLE if endpoint.method == "GET" else UNKNOWN_OUTCOME) from error
         return answer if isinstance(answer, web.StreamResponse) else self._respond(endpoint, answer)
 
     async def _read_body(self, endpoint: Endpoint, expected: RequestBody, call: Call) -> None:

@@ -1,18 +1,19 @@
-"""Readers who follow something, by server-sent events or a WebSocket, until they go or are sent away."""
+"""Streams of server-sent events: each follows a log until its reader leaves or the server ends it."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 from aiohttp import web
 
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate, credential_ended_error, renew_each
-from oncelog.server.errors import UNREADABLE, ApiError, encode_error, to_api_error
+from oncelog.server.endpoint import Call
+from oncelog.server.errors import UNREADABLE, ApiError, encode_error, shutdown_error, to_api_error
 from oncelog.server.http_protocol import HttpProtocol
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
@@ -21,153 +22,82 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
-
-class StreamTransport(Protocol):
-    """How one reader is written to."""
-
-    async def write(self, data: bytes) -> None:
-        """Sends what is for the reader, and waits until there is room for more."""
-
-    async def send_heartbeat(self) -> None:
-        """Shows that the connection lives."""
-
-    def encode_failure(self, error: ApiError) -> bytes:
-        """What a reader is told who is sent away."""
-
-    def abort(self) -> None:
-        """Cuts the connection off."""
-
-
-class SseTransport:
-    """Server-sent events."""
-
-    def __init__(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        encode: Callable[[ApiError], bytes] = encode_error,
-    ) -> None:
-        self._request = request
-        self._response = response
-        self._encode = encode
-
-    async def write(self, data: bytes) -> None:
-        """As `StreamTransport` says."""
-        await self._response.write(data)
-
-    async def send_heartbeat(self) -> None:
-        """As `StreamTransport` says."""
-        await self.write(b":\n\n")
-
-    def encode_failure(self, error: ApiError) -> bytes:
-        """As `StreamTransport` says."""
-        return b"event: error\ndata: %b\n\n" % self._encode(error)
-
-    def abort(self) -> None:
-        """As `StreamTransport` says."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-
-class WebSocketStreamTransport:
-    """A WebSocket, whose beats are aiohttp's."""
-
-    def __init__(
-        self, request: web.Request, socket: web.WebSocketResponse, encode: Callable[[ApiError], bytes]
-    ) -> None:
-        self._request = request
-        self._socket = socket
-        self._encode = encode
-
-    async def write(self, data: bytes) -> None:
-        """As `StreamTransport` says."""
-        await self._socket.send_str(data.decode())
-
-    async def send_heartbeat(self) -> None:
-        """As `StreamTransport` says."""
-
-    def encode_failure(self, error: ApiError) -> bytes:
-        """As `StreamTransport` says."""
-        return self._encode(error)
-
-    def abort(self) -> None:
-        """As `StreamTransport` says."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
+B = TypeVar("B")
+"""What a log delivers at a time."""
 
 
 class LiveStreams:
-    """All streams of an API."""
+    """All streams of an API. `encode` encodes the errors that end them."""
 
-    def __init__(self, auth_gate: AuthGate, limits: ApiLimits, counts: Counts, api: str) -> None:
+    def __init__(
+        self,
+        auth_gate: AuthGate,
+        limits: ApiLimits,
+        counts: Counts,
+        api: str,
+        encode: Callable[[ApiError], bytes] = encode_error,
+    ) -> None:
         self._auth_gate = auth_gate
         self._limits = limits
         self._counts = counts
         self._api = api
+        self._encode_error = encode
         self._streams: set[_LiveStream] = set()
+        self._is_closing = False
 
     def __len__(self) -> int:
         return len(self._streams)
 
     async def serve(
         self,
-        request: web.Request,
-        principal: Principal,
-        may_read: Callable[[Principal], bool],
-        chunks: Callable[[], AsyncGenerator[bytes, None]],
-        encode: Callable[[ApiError], bytes] = encode_error,
+        call: Call,
+        names: Sequence[str],
+        hello: bytes,
+        batches: AsyncGenerator[B, None],
+        encode: Callable[[B], bytes],
     ) -> web.StreamResponse:
-        """Answers with what comes out of `chunks`, for as long as the reader may have it."""
+        """Answer a call with `hello` and all batches, while its principal may read all of these names."""
+        if self._is_closing:
+            raise shutdown_error()
+        # The credential may have ended while the call waited for the store: `renew` does not see it before.
+        call.principal = self._auth_gate.recheck_principal(call.principal)
+        request = call.request
         self._counts.requests[self._api, "http", "ok"] += 1
         response = web.StreamResponse(headers=SSE_HEADERS)
         await response.prepare(request)
         if request.method == "HEAD":
             return response
         self._counts.sse_connections += 1
+        stream = _LiveStream(self._limits, self._counts, call, names, response, self._encode_error)
+        self._streams.add(stream)
         try:
-            stream = self._new_stream(SseTransport(request, response, encode), principal, may_read)
             # Nothing is read from the client, so only the protocol notices that the connection is closed.
             with _get_protocol(request).call_on_loss(partial(stream.stop, None)):
-                await self._run(stream, chunks)
+                await stream.run(_iterate_chunks(hello, batches, encode))
         finally:
+            self._streams.discard(stream)
             self._counts.sse_connections -= 1
         return response
 
-    async def run(
-        self,
-        transport: StreamTransport,
-        principal: Principal,
-        may_read: Callable[[Principal], bool],
-        chunks: Callable[[], AsyncGenerator[bytes, None]],
-    ) -> None:
-        """Writes what comes out of `chunks`, for as long as the reader may have it. Cancel it when he has gone."""
-        await self._run(self._new_stream(transport, principal, may_read), chunks)
-
-    def _new_stream(
-        self, transport: StreamTransport, principal: Principal, may_read: Callable[[Principal], bool]
-    ) -> "_LiveStream":
-        return _LiveStream(self._limits, self._counts, transport, principal, may_read)
-
-    async def _run(self, stream: "_LiveStream", chunks: Callable[[], AsyncGenerator[bytes, None]]) -> None:
-        self._streams.add(stream)
-        try:
-            await stream.run(chunks)
-        finally:
-            self._streams.discard(stream)
-
     def renew(self) -> None:
-        """Ends the streams of those whose rights have ended."""
+        """End the streams of principals whose rights have ended."""
         renew_each(self._streams, self._renew_stream, lambda stream, _: stream.stop(credential_ended_error()))
 
     def _renew_stream(self, stream: "_LiveStream") -> None:
         current = self._auth_gate.refresh_principal(stream.principal)
-        if current is None or not stream.may_read(current):
+        if current is None or not all(map(current.grants.may_read, stream.names)):
             stream.stop(credential_ended_error())
 
     def close_all(self) -> None:
-        """Ends all streams: their readers come back with the id of the last thing they got."""
+        """End all streams. Their readers connect again with the id of the last event that they received."""
+        self._is_closing = True
         for stream in list(self._streams):
             stream.stop(None)
+
+
+def encode_event(event_id: int, data: bytes) -> bytes:
+    """Encode a server-sent event."""
+    return b"id: %d\ndata: %b\n\n" % (event_id, data)
 
 
 def _get_protocol(request: web.Request) -> HttpProtocol:
@@ -176,58 +106,74 @@ def _get_protocol(request: web.Request) -> HttpProtocol:
     return protocol
 
 
+async def _iterate_chunks(
+    hello: bytes, batches: AsyncGenerator[B, None], encode: Callable[[B], bytes]
+) -> AsyncGenerator[bytes, None]:
+    yield hello
+    async with aclosing(batches):
+        async for batch in batches:
+            yield encode(batch)
+
+
 class _LiveStream:
-    """One reader."""
+    """One stream."""
 
     def __init__(
         self,
         limits: ApiLimits,
         counts: Counts,
-        transport: StreamTransport,
-        principal: Principal,
-        may_read: Callable[[Principal], bool],
+        call: Call,
+        names: Sequence[str],
+        response: web.StreamResponse,
+        encode: Callable[[ApiError], bytes],
     ) -> None:
         self._heartbeat_s = limits.heartbeat_ms / 1000
         self._counts = counts
-        self._transport = transport
-        self.principal = principal
-        self.may_read = may_read
+        self._request = call.request
+        self.principal: Principal = call.principal
+        self.names = names
+        self._response = response
+        self._encode_error = encode
         self._send_task: asyncio.Task[None] | None = None
         self._is_ended = False
         self._last_chunk = b""
 
-    async def run(self, chunks: Callable[[], AsyncGenerator[bytes, None]]) -> None:
-        """Until the reader goes, or is sent away."""
+    async def run(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        """Send the chunks until there are no more, or the stream is ended."""
         try:
             await self._send_until_ended(chunks)
             await self._write(self._last_chunk)
         except ConnectionError:
-            pass  # it is gone
+            pass  # the client has closed the connection
         except TimeoutError:
-            # It does not read. What waits for it would keep the connection open for as long as it likes; so it is cut
-            # off, and can come back with the id of the last thing it got (CO-31).
+            # The client does not read. Data that waits for it would keep the connection open as long as it likes, so
+            # the connection is cut off. The client can continue after the last event that it received (CO-31).
             logger.warning("a slow reader is closed", extra={"actor": self.principal.actor})
             self._counts.slow_readers_closed += 1
-            self._transport.abort()
+            if self._request.transport is not None:
+                self._request.transport.abort()
 
-    async def _send_until_ended(self, chunks: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+    async def _send_until_ended(self, chunks: AsyncGenerator[bytes, None]) -> None:
         if self._is_ended:
             return
-        self._send_task = asyncio.get_running_loop().create_task(self._send_all(chunks()))
+        self._send_task = asyncio.get_running_loop().create_task(self._send_all(chunks))
         try:
             await asyncio.wait([self._send_task])
         finally:
-            self._send_task.cancel()  # if it is us who were cancelled
+            self._send_task.cancel()  # if this task was cancelled
         if not self._send_task.cancelled():
             self._send_task.result()
 
     def stop(self, error: ApiError | None) -> None:
-        """Sends the reader away, with a reason if there is one."""
+        """End the stream, with a reason if there is one."""
         self._is_ended = True
         if error is not None:
-            self._last_chunk = self._transport.encode_failure(error)
+            self._last_chunk = self._encode_failure(error)
         if self._send_task is not None:
             self._send_task.cancel()
+
+    def _encode_failure(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % self._encode_error(error)
 
     async def _send_all(self, chunks: AsyncGenerator[bytes, None]) -> None:
         async with aclosing(chunks):
@@ -235,12 +181,12 @@ class _LiveStream:
                 coming = asyncio.ensure_future(anext(chunks))
                 try:
                     while not (await asyncio.wait([coming], timeout=self._heartbeat_s))[0]:
-                        await self._wait_bounded(self._transport.send_heartbeat())
+                        await self._wait_bounded(self._response.write(b":\n\n"))
                     chunk = await coming
                 except StopAsyncIteration:
                     return
                 except (OncelogError, ApiError) as error:
-                    self._last_chunk = self._transport.encode_failure(to_api_error(error, UNREADABLE))
+                    self._last_chunk = self._encode_failure(to_api_error(error, UNREADABLE))
                     return
                 finally:
                     if not coming.done():
@@ -249,11 +195,11 @@ class _LiveStream:
                 await self._write(chunk)
 
     async def _write(self, data: bytes) -> None:
-        """One who does not read for as long as two heartbeats is let go."""
         if data:
             self._counts.bytes_sent += len(data)
-            await self._wait_bounded(self._transport.write(data))
+            await self._wait_bounded(self._response.write(data))
 
     async def _wait_bounded(self, write: Awaitable[None]) -> None:
+        """Wait until the client has read enough. Raises TimeoutError after two heartbeats."""
         async with asyncio.timeout(2 * self._heartbeat_s):
             await write

@@ -3,17 +3,19 @@
 Callers authorize first (CO-22), and answer a record that the principal may not read like an absent one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
 from oncelog import error_codes
+from oncelog.core.policy import Policy
 from oncelog.core.values import Record
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status
-from oncelog.proof import encode, proof_document
-from oncelog.server.errors import ApiError, translate_errors
+from oncelog.proof import encode as encode_document
+from oncelog.proof import proof_document
+from oncelog.server.errors import ApiError
 from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, object_schema, schema_ref, with_optional
 
 _NO_KEY: Final = "committed without a key: it is known by its client's sequence alone"
@@ -21,28 +23,35 @@ _SUPERSEDED: Final = "committed, but forgotten: a later write has committed unde
 
 
 async def find_outcome(log: Log, record: Record) -> Outcome:
-    """Return what became of the identity of a stored record. Raises ApiError if the log cannot be read."""
+    """Return what became of the identity of a stored record."""
     if not record.key:
         return Outcome(Status.COMMITTED, _NO_KEY, record, record.receipt)
     policy = log.policies[record.policy]
-    with translate_errors():
-        found = await log.lookup(record.key, policy=policy, scope=record.scope, client=record.client)
+    found = await log.lookup(record.key, policy=policy, scope=record.scope, client=record.client)
     if found.record is not None and found.record.receipt == record.receipt:
         return found
     return Outcome(Status.FORGOTTEN, _SUPERSEDED, record, record.receipt)
 
 
+async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scope: str, client: str = "") -> Outcome:
+    """Return what became of an identity. Raises ApiError, with the name of the id's field, if it has no record."""
+    outcome = await log.lookup(key, policy=policy, scope=scope, client=client)
+    if outcome.record is None:
+        raise unknown_error(field)
+    return outcome
+
+
 async def describe_outcome(
-    log: Log, outcome: Outcome, content: Mapping[str, Any], *, with_proof: bool = True
+    log: Log, outcome: Outcome, name: str, encode: Callable[[Record], bytes], *, with_proof: bool = True
 ) -> dict[str, Any]:
-    """Return the answer to a look-up: the outcome of a record, its content, and its proof."""
-    assert outcome.record is not None  # noqa: S101 - absent records are answered with `unknown_error`
-    answer = {"status": outcome.status.value, "reason": outcome.why, **content}
+    """Return the answer to a look-up: the outcome of a record, its content under that name, and its proof."""
+    record = outcome.record
+    assert record is not None  # noqa: S101 - absent records are answered with `unknown_error`
+    answer = {"status": outcome.status.value, "reason": outcome.why, name: orjson.Fragment(encode(record))}
     if not with_proof:
         return answer
-    with translate_errors():
-        proven = await log.prove(outcome.record.receipt)
-    return {**answer, "proof": orjson.Fragment(encode(proof_document(proven)))}
+    proven = await log.prove(record.receipt)
+    return {**answer, "proof": orjson.Fragment(encode_document(proof_document(proven)))}
 
 
 def unknown_error(field: str, reason: str = NEVER_COMMITTED) -> ApiError:

@@ -12,7 +12,7 @@ from oncelog.server.connection_limiter import Caller
 from oncelog.server.limits import CONNECT_BYTES_MAX, ApiLimits
 from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
-from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH, SessionTransport
+from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 from oncelog.server.websocket_frames import CloseCode, encode_close_frame
 from oncelog.server.websocket_session import WebSocketSession
 
@@ -127,14 +127,17 @@ class _WebSocket(web.WebSocketResponse):
 
 
 class WebSocketSessions(Generic[S]):
-    """All WebSocket connections of an API. `new_session` creates a session from a transport and a caller."""
+    """All WebSocket connections of an API.
+
+    `new_session` creates a session from a transport, a caller, and the details that were given to `serve`.
+    """
 
     def __init__(
         self,
         auth_gate: AuthGate,
         limits: ApiLimits,
         counts: Counts,
-        new_session: Callable[[SessionTransport, Caller], S],
+        new_session: Callable[..., S],
         log_limiter: LogLimiter,
     ) -> None:
         self._auth_gate = auth_gate
@@ -147,8 +150,8 @@ class WebSocketSessions(Generic[S]):
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def serve(self, request: web.Request, caller: Caller) -> web.WebSocketResponse:
-        """One connection, from its first frame to its last."""
+    async def serve(self, request: web.Request, caller: Caller, *details: object) -> web.WebSocketResponse:
+        """Serve one connection, from its first frame to its last."""
         limits = self._limits
         socket = _WebSocket(
             # Frames are written by us, and the same bytes go to all: there is no state of a compression in them.
@@ -163,7 +166,7 @@ class WebSocketSessions(Generic[S]):
         if transport is None:  # it is gone already
             return socket
         session_transport = WebSocketSessionTransport(request, transport)
-        session = self._new_session(session_transport, caller)
+        session = self._new_session(session_transport, caller, *details)
         caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, session_transport.refuse_first_message)
         socket.session, socket.session_transport, socket.frame_bytes_max = (
             session,
@@ -185,7 +188,7 @@ class WebSocketSessions(Generic[S]):
     def _check_connected(self, session: S) -> None:
         if session.principal is None:
             self._counts.connections_refused["timeout"] += 1
-            session.close(CloseCode.POLICY, "no connect message arrived in time")
+            session.refuse_silence()
 
     def renew(self) -> None:
         """Looks at the rights of all: expired ones end (CO-23), changed ones are those of now."""

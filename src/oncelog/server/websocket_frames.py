@@ -16,6 +16,7 @@ _pack_length_64: Final = Packing("!BBQ").pack
 class CloseCode:
     """Why a connection ends."""
 
+    NORMAL: Final = 1000
     GOING_AWAY: Final = 1001
     POLICY: Final = 1008
     TOO_LARGE: Final = 1009

@@ -20,11 +20,12 @@ from oncelog.core.canonical import JsonValue
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import BUSY_RETRY_AFTER_MS, ApiError, MalformedMessageError, to_api_error
+from oncelog.server.errors import BUSY_RETRY_AFTER_MS, UNREADABLE, ApiError, MalformedMessageError, to_api_error
 from oncelog.server.frame_rate_limiter import FrameRateLimiter
 from oncelog.server.limits import LONG_FRAME_BYTES, ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.send_queue import SendQueue, SessionTransport
+from oncelog.server.websocket_frames import CloseCode
 from oncelog.storage.clock import Clock
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -70,6 +71,8 @@ class WebSocketSession(ABC, Generic[M, R]):
 
     api: ClassVar[str]
     """Name of the API in metrics."""
+    transport_name: ClassVar[str] = "websocket"
+    """Name of the transport in metrics."""
     handlers: ClassVar[Mapping[Hashable, MessageHandler]]
     """The table of messages: the handler of each kind."""
     connect_kind: ClassVar[Hashable]
@@ -113,13 +116,13 @@ class WebSocketSession(ABC, Generic[M, R]):
     def _send_error(self, error: ApiError, reply_to: R | None = None) -> None:
         """Send an error, and end the connection if its code says so."""
 
-    @abstractmethod
     def _send_outcome(self, pending: Any, outcome: Any) -> None:
-        """Answer a write."""
+        """Answer a write. Sessions with writes implement it."""
+        raise NotImplementedError
 
-    @abstractmethod
     def fail_write(self, pending: Any, error: ApiError) -> None:
-        """Answer a write whose outcome is unknown, or that was not decided."""
+        """Answer a write whose outcome is unknown, or that was not decided. Sessions with writes implement it."""
+        raise NotImplementedError
 
     @abstractmethod
     def _describe(self) -> Mapping[str, JsonValue]:
@@ -197,10 +200,18 @@ class WebSocketSession(ABC, Generic[M, R]):
             self._send_error(error)
             return None
         try:
-            return self._find_handler(self._get_kind(message))(self, message)
+            waiting = self._find_handler(self._get_kind(message))(self, message)
         except ApiError as error:
             self._send_error(error, self._get_reply_to(message))
             return None
+        return None if waiting is None else self._wait_for(waiting, message)
+
+    async def _wait_for(self, handling: Awaitable[None], message: M) -> None:
+        """Wait for a handler that reads the log, and answer the message with an error if that fails."""
+        try:
+            await handling
+        except (ApiError, OncelogError) as error:
+            self._send_error(to_api_error(error, UNREADABLE), self._get_reply_to(message))
 
     def _find_handler(self, kind: Hashable) -> MessageHandler:
         """Return the handler of a message. Raises ApiError if it is unknown, or not the turn of such a message."""
@@ -250,7 +261,7 @@ class WebSocketSession(ABC, Generic[M, R]):
             self.fail_write(pending, ApiError(error_codes.SERVER_ERROR, "the server is at fault; send it again"))
 
     def _count_request(self, outcome: str) -> None:
-        self.service.counts.requests[self.api, "websocket", outcome] += 1
+        self.service.counts.requests[self.api, self.transport_name, outcome] += 1
 
     # --- the end
 
@@ -267,6 +278,10 @@ class WebSocketSession(ABC, Generic[M, R]):
             self.principal = principal
             self._writable.clear()
             self._apply_rights()
+
+    def refuse_silence(self) -> None:
+        """End a connection whose first message has not arrived in time."""
+        self.close(CloseCode.POLICY, "no connect message arrived in time")
 
     def close(self, code: int, reason: str) -> None:
         """End the connection, after the frames of the send queue that can be written now."""

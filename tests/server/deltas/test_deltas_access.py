@@ -213,7 +213,7 @@ async def test_live_streams_end_when_the_credential_loses_its_rights(tmp_path: P
         stream, live = await gateway.stream(), await door.gateway().live()
         await stream.connected()
         assert (await live.connect(token=credential))["type"] == "connected"
-        await until(lambda: len(door.server.deltas.streams) == 2)
+        await until(lambda: len(door.server.apis) == 2)
         if kind == "token":
             clock.advance(60_000 + 31_000)
             door.server._checks.run()

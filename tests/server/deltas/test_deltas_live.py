@@ -107,10 +107,10 @@ async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedS
     await live.send(type="whatever")  # is ignored
     await gateway.pushed(DELTAS[5])
     assert await live.deltas(1) == numbered(6, 6)
-    readers = len(shared_server.door.server.deltas.streams)
+    readers = len(shared_server.door.server.deltas.sessions)
     await soon(live.socket.close())
     await until(lambda: shared_server.door.counts.ws_connections == 0)
-    assert len(shared_server.door.server.deltas.streams) == readers - 1
+    assert len(shared_server.door.server.deltas.sessions) == readers - 1
 
 
 @pytest.mark.rule("DE-12")
@@ -260,14 +260,16 @@ FOLLOWS = {
 @asynccontextmanager
 async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None]:
     """Follow the gateway on a connection that is never read. The server waits two heartbeats for it to read."""
-    streams = door.server.deltas.streams
+    deltas = door.server.deltas
+    limits = replace(deltas.service.limits, heartbeat_ms=heartbeat_ms)
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(("127.0.0.1", door.served.port))
         with pytest.MonkeyPatch.context() as patched:  # for this connection only
-            patched.setattr(streams, "_limits", replace(streams._limits, heartbeat_ms=heartbeat_ms))
+            patched.setattr(deltas.streams, "_limits", limits)
+            patched.setattr(deltas.service, "limits", limits)
             raw.sendall(FOLLOWS[kind])
-            await until(lambda: len(streams) == 1)
+            await until(lambda: len(door.server.apis) == 1)
         yield
 
 
@@ -296,7 +298,7 @@ async def test_slow_reader_is_closed_and_does_not_affect_others(tmp_path: Path, 
             message = await reader.next()
             assert message is not None
             assert message.id == str(number)
-        await until(lambda: len(door.server.deltas.streams) == 1)
+        await until(lambda: len(door.server.apis) == 1)
         # Those of the reader and the writer: unsent data must not keep the socket of the slow reader open.
         await until(lambda: len(connections(door)) == 2)
         assert door.counts.slow_readers_closed == 1
@@ -313,7 +315,7 @@ async def test_websocket_with_unsent_data_that_answers_no_pings_is_closed(tmp_pa
         time = LoopClock(asyncio.get_running_loop())
         await time.advance_until(lambda: stuck not in connections(door), step_s=5)
         assert door.counts.slow_readers_closed == 1
-        assert len(door.server.deltas.streams) == 0
+        assert len(door.server.apis) == 0
 
 
 # --- limits -------------------------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
         assert refusal(refused) == (503, "SERVER_BUSY")
         assert refused.json["error"] == "connections_max is 2, and that many are there already"
         assert await gateway.rows("live") == {"r1": {"a": 1}}  # plain requests are not limited
-        assert len(door.server.deltas) == 2
+        assert len(door.server.apis) == 2
         await soon(other.socket.close())
-        await until(lambda: len(door.server.deltas) == 1)
+        await until(lambda: len(door.server.apis) == 1)
         stream.close()

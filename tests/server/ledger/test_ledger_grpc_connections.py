@@ -23,7 +23,7 @@ from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.ledger import operation_codec
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.errors import ApiError
-from oncelog.server.ledger import codec, grpc_codec, grpc_service
+from oncelog.server.ledger import codec, grpc_codec, grpc_service, reads
 from oncelog.server.limits import LONG_FRAME_BYTES
 from server.auth.auth_material import token
 from server.ledger.ledger_servers import Door, opened
@@ -335,12 +335,12 @@ async def test_long_body_is_decoded_in_another_thread(
 @pytest.mark.rule("CO-31")
 async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = 0
-    block = grpc_codec.encode_block
+    to_block_members = reads.to_block_members
 
-    def counted(given: Any) -> Any:
+    def counted(block: Any, epoch: str) -> Any:
         nonlocal sent
         sent += 1
-        return block(given)
+        return to_block_members(block, epoch)
 
     async with known(tmp_path) as door:
         assert door.server.grpc_service is not None
@@ -352,7 +352,7 @@ async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patched:
             patched.setattr(grpc_service, "CLOSE_TIMEOUT_S", 0.05)
             patched.setattr(service, "limits", replace(service.limits, heartbeat_ms=200))
-            patched.setattr(grpc_codec, "encode_block", counted)
+            patched.setattr(reads, "to_block_members", counted)
             scope = ledger_scope("acme")
             for number in range(12):
                 submissions = [transaction(scope, f"{number}-{n}", 1, [SetEntity("a", b"")]) for n in range(1000)]

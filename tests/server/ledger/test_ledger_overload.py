@@ -10,7 +10,7 @@ from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, until
 from oncelog.core.operations import SetEntity
 from oncelog.core.transactions import ledger_scope, transaction
-from oncelog.server.ledger import codec, grpc_codec, grpc_service
+from oncelog.server.ledger import grpc_service, reads
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.ledger.ledger_servers import Door, key, opened, token
@@ -83,10 +83,10 @@ async def test_stream_of_a_reader_that_does_not_read_can_be_ended(
     sent = 0
 
     def counted(make: Any) -> Any:
-        def count(block: Any) -> Any:
+        def count(*arguments: Any) -> Any:
             nonlocal sent
             sent += 1
-            return make(block)
+            return make(*arguments)
 
         return count
 
@@ -97,8 +97,7 @@ async def test_stream_of_a_reader_that_does_not_read_can_be_ended(
         await reader.write(1, SET)
         watching = await reader.watch_blocks()
         await watching.next()
-        monkeypatch.setattr(grpc_codec, "encode_block", counted(grpc_codec.encode_block))
-        monkeypatch.setattr(codec, "encode_block", counted(codec.encode_block))
+        monkeypatch.setattr(reads, "to_block_members", counted(reads.to_block_members))
         await fill(door)
         await until(Unchanged(lambda: sent))
         if how == "expired":

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from oncelog import error_codes
@@ -320,9 +319,7 @@ class ChatEndpoints:
 
     async def _get_message(self, call: Call) -> Mapping[str, Any]:
         outcome = await self._service.find_message(call.scope, call["message_id"], call.principal)
-        assert outcome.record is not None  # noqa: S101 - found
-        content = {"message": orjson.Fragment(codec.encode_message(outcome.record))}
-        return await describe_outcome(self._service.log, outcome, content)
+        return await describe_outcome(self._service.log, outcome, "message", codec.encode_message)
 
     async def _send(self, call: Call) -> Reply:
         chat_id = call["chat_id"]

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from oncelog import error_codes
 from oncelog.core.merge import NEVER, Row, Stamp
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Compacted
+from oncelog.server.api_service import encode_page_token
 from oncelog.server.errors import ApiError
 from oncelog.server.problems import ProblemDialect
 
@@ -49,13 +51,33 @@ def encode_error(error: ApiError, **more: str) -> bytes:
 PROBLEM_DIALECT: Final = ProblemDialect(get_code, to_error_members, {error_codes.SERVER_ERROR: 503})
 
 
-# --- pushed -----------------------------------------------------------------------------------------------
+# --- answers ----------------------------------------------------------------------------------------------
+
+PushResult = tuple[str, int, bool]
+"""Id and sequence of a pushed delta, and whether it was known."""
 
 
-def encode_push(
-    results: Sequence[tuple[str, int, bool]], epoch: str, previous_epochs: Sequence[str], time_ms: int
-) -> bytes:
-    """What became of a push: id, sequence, and whether it was known, of each delta."""
+class PulledPage(Struct, frozen=True):
+    """A page of deltas. It is empty where only a snapshot has them."""
+
+    deltas: list[Record]
+    cursor: int
+    has_more: bool
+    is_snapshot: bool = False
+
+
+class SnapshotPage(Struct, frozen=True):
+    """A page of rows with their stamps, and the cursor to pull from when all pages have been read."""
+
+    rows: list[tuple[str, str, Row]]
+    cursor: int
+    following: str
+    horizon: int | None
+    """The tombstone horizon: None if no deleted row was ever dropped."""
+
+
+def encode_push(results: Sequence[PushResult], epoch: str, previous_epochs: Sequence[str], time_ms: int) -> bytes:
+    """Encode the answer to a push."""
     texts = [
         f'{{"deltaId":"{delta_id}","sequence":{sequence},"duplicate":{"true" if is_known else "false"}}}'
         for delta_id, sequence, is_known in results
@@ -67,27 +89,29 @@ def encode_push(
     ).encode()
 
 
-# --- read ---------------------------------------------------------------------------------------------------
-
-
 def encode_delta(record: Record) -> bytes:
-    """A delta as readers get it: as it was kept, with its place."""
-    return b'{"sequence":%d,%b' % (record.sequence, record.body[1:])
+    """Encode a delta with its sequence: the stored bytes are spliced in. An erased one is null."""
+    return b"null" if record.erased else b'{"sequence":%d,%b' % (record.sequence, record.body[1:])
 
 
-def encode_pull(records: Iterable[Record], cursor: int, epoch: str, *, has_more: bool, is_snapshot: bool) -> bytes:
-    """A page of deltas."""
-    return b'{"deltas":[%b],%b"cursor":%d,"hasMore":%b,"epoch":%b}' % (
-        b",".join(map(encode_delta, records)),
-        b'"snapshot":true,' if is_snapshot else b"",
-        cursor,
-        b"true" if has_more else b"false",
+def encode_deltas(deltas: Iterable[Record]) -> bytes:
+    """Encode an array of deltas."""
+    return b"[%b]" % b",".join(map(encode_delta, deltas))
+
+
+def encode_pull(page: PulledPage, epoch: str) -> bytes:
+    """Encode a page of deltas."""
+    return b'{"deltas":%b,%b"cursor":%d,"hasMore":%b,"epoch":%b}' % (
+        encode_deltas(page.deltas),
+        b'"snapshot":true,' if page.is_snapshot else b"",
+        page.cursor,
+        b"true" if page.has_more else b"false",
         orjson.dumps(epoch),
     )
 
 
 def encode_rows(rows: Iterable[tuple[str, Row]], following: str) -> bytes:
-    """A page of merged rows."""
+    """Encode a page of merged rows."""
     return b'{"rows":[%b],%b}' % (b",".join([_encode_row(*row) for row in rows]), _encode_page_members(following))
 
 
@@ -101,22 +125,21 @@ def _encode_row(row_id: str, row: Row) -> bytes:
     return b'{"rowId":%b,"columns":{%b},"hlc":"%d"}' % (orjson.dumps(row_id), columns, row.written[0])
 
 
-def encode_snapshot(
-    rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str, horizon: int | None
-) -> bytes:
-    """A page of rows with all that a merge needs."""
+def encode_snapshot(page: SnapshotPage, epoch: str) -> bytes:
+    """Encode a page of rows with all that a merge needs."""
     return b'{"rows":[%b],"cursor":%d,%b,"horizon":%b,"epoch":%b}' % (
-        b",".join([_encode_state(*row) for row in rows]),
-        cursor,
-        _encode_page_members(following),
-        orjson.dumps(None if horizon is None else str(horizon)),
+        b",".join([_encode_state(*row) for row in page.rows]),
+        page.cursor,
+        _encode_page_members(page.following),
+        orjson.dumps(None if page.horizon is None else str(page.horizon)),
         orjson.dumps(epoch),
     )
 
 
-def encode_compaction(compaction: Compacted, following: str) -> bytes:
-    """What a compaction did, and what it left."""
+def encode_compaction(compaction: Compacted) -> bytes:
+    """Encode the result of a compaction. `nextAfter` continues the search for deleted rows."""
     consumer = compaction.held_by
+    following = "" if compaction.next_row is None else encode_page_token(0, None, *compaction.next_row)
     return orjson.dumps(
         {
             "compacted": compaction.deltas,

@@ -1,28 +1,23 @@
 """The Deltas API over HTTP and JSON, under /v1/sync/{gateway}/. Live delivery by server-sent events or a WebSocket."""
 
-import asyncio
-import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 import orjson
-from aiohttp import WSCloseCode, WSMsgType, web
-from msgspec import Struct
+from aiohttp import web
 
 from oncelog import error_codes
-from oncelog.core.deltas import GATEWAY_CHARACTERS_MAX, ROW_ID_CHARACTERS_MAX
+from oncelog.core.deltas import GATEWAY_CHARACTERS_MAX, ROW_ID_CHARACTERS_MAX, is_identifier
 from oncelog.core.values import Record
-from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.deltas import codec
 from oncelog.server.deltas.message_schemas import DELTA_ID, IDENTIFIER
-from oncelog.server.deltas.service import DeltasService, check_row_id, encode_row_token
+from oncelog.server.deltas.service import DeltasService
+from oncelog.server.deltas.session import DeltasSession
 from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, keep
-from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import get_credential, get_path_name, parse_number
 from oncelog.server.json_schemas import (
     NO_NUL,
@@ -33,11 +28,10 @@ from oncelog.server.json_schemas import (
     last_event_id_schema,
     schema_response,
 )
-from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, CONNECT_BYTES_MAX
-from oncelog.server.live_streams import LiveStreams, WebSocketStreamTransport
+from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
+from oncelog.server.live_streams import LiveStreams, encode_event
 from oncelog.server.lookups import describe_outcome
-
-logger: Final = logging.getLogger("oncelog.doors")
+from oncelog.server.websocket import WebSocketSessions
 
 PATH: Final = "/v1/sync/{gateway}/"
 _DELTA_ID_PATTERN: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -47,6 +41,20 @@ def _parse_delta_id(text: str, name: str) -> str:
     if _DELTA_ID_PATTERN.fullmatch(text) is None:
         raise ApiError(error_codes.BAD_REQUEST, f"{name}: must have 64 hexadecimal digits, in lower case", field=name)
     return text
+
+
+def _parse_table(name: str, field: str) -> str:
+    if not is_identifier(name):
+        message = f"{field}: must be an identifier (letters, digits and _, no digit first)"
+        raise ApiError(error_codes.BAD_REQUEST, message, field=field)
+    return name
+
+
+def _parse_row_id(row_id: str, field: str) -> str:
+    if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
+        message = f"{field}: must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
+        raise ApiError(error_codes.BAD_REQUEST, message, field=field, limit=ROW_ID_CHARACTERS_MAX)
+    return row_id
 
 
 _PUSH_DESCRIPTION: Final = (
@@ -79,7 +87,9 @@ _TABLE: Final = {**IDENTIFIER, "description": "Of which table."}
 _SINCE: Final = {**integer_schema("The cursor: deltas after it. A `sequence`, or a `cursor`."), "default": 0}
 _EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
 _SNAPSHOT_AFTER: Final = {**TEXT_SCHEMA, "description": "`nextAfter` of the page before. Nothing else."}
-_TABLE_PARAMETER: Final = Parameter(name="table", place="path", schema=_TABLE, is_required=True, example="products")
+_TABLE_PARAMETER: Final = Parameter(
+    name="table", place="path", schema=_TABLE, parse=_parse_table, is_required=True, example="products"
+)
 _SNAPSHOT_AFTER_PARAMETER: Final = Parameter(name="after", schema=_SNAPSHOT_AFTER, default="", previous_name="page")
 _DELTA_EXAMPLE: Final = {
     "deltaId": "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847",
@@ -105,43 +115,17 @@ _CURSOR_PARAMETERS: Final = (
 )
 
 
-class _Connect(Struct, frozen=True, forbid_unknown_fields=True):
-    """The first frame of a WebSocket, and the only one that a client sends."""
-
-    type: str
-    since: int = 0
-    epoch: str = ""
-    token: str | None = None
-
-
-_CLOSE_TYPES: Final = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
-_CONNECT_DECODER: Final = msgspec.json.Decoder(_Connect)
-
-
 class DeltasEndpoints:
     """The Deltas API of a server over HTTP."""
 
-    def __init__(self, service: DeltasService) -> None:
+    def __init__(self, service: DeltasService, sessions: WebSocketSessions[DeltasSession]) -> None:
         self.service = service
-        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "deltas")
-        self.is_closing = False
-        self._connect_tasks: set[asyncio.Task[_Connect]] = set()
-        """First frames of WebSockets that have not come yet."""
-        self._connecting_count = 0
-
-    def __len__(self) -> int:
-        """Who is connected to stay, also those who have not said yet who they are."""
-        return len(self.streams) + self._connecting_count
+        self.sessions = sessions
+        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "deltas", codec.encode_error)
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
-        limits = self.service.limits
-        limit_schema = {
-            **integer_schema(),
-            "default": min(limits.page_events_default, limits.page_events_max),
-            "description": f"How many at most. 0 is taken as 1, more than {limits.page_events_max} as that.",
-        }
-        limit = Parameter(name="limit", schema=limit_schema, parse=parse_number)
+        limit = self.service.page_sizes.to_parameter()
         resumed = Parameter(
             name="Last-Event-ID", place="header", schema=last_event_id_schema("sequence"), parse=parse_number
         )
@@ -211,7 +195,7 @@ class DeltasEndpoints:
                 summary="Follow deltas",
                 description=_LIVE_DESCRIPTION,
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resumed),
-                handle=self._follow_events,
+                handle=self._follow,
                 responses={200: SSE_RESPONSE},
                 errors=(409,),
                 is_stream=True,
@@ -241,208 +225,46 @@ class DeltasEndpoints:
         return codec.encode_push(results, service.log.epoch, previous, service.auth_gate.clock.wall_ms())
 
     async def _compact(self, call: Call) -> bytes:
-        compaction = await self.service.compact(call.scope, call.body, call.principal.actor)
-        return codec.encode_compaction(compaction, encode_row_token(compaction.next_row))
+        return codec.encode_compaction(await self.service.compact(call.scope, call.body, call.principal.actor))
 
     # --- reading
 
     async def _pull(self, call: Call) -> bytes:
-        service = self.service
-        page = await service.pull(call.scope, call["since"], call["limit"], call["epoch"])
-        return codec.encode_pull(
-            page.deltas, page.cursor, service.log.epoch, has_more=page.has_more, is_snapshot=page.is_snapshot
-        )
+        page = await self.service.pull(call.scope, call["since"], call["limit"], call["epoch"])
+        return codec.encode_pull(page, self.service.log.epoch)
 
     async def _get_rows(self, call: Call) -> bytes:
-        service, table = self.service, call["table"]
-        if call["rowId"] is not None:
-            return codec.encode_rows(await service.load_row(call.scope, table, call["rowId"]), "")
-        return codec.encode_rows(*await service.load_rows(call.scope, table, call["after"], call["limit"]))
+        page = await self.service.load_rows(call.scope, call["table"], call["rowId"], call["after"], call["limit"])
+        return codec.encode_rows(*page)
 
     async def _get_delta(self, call: Call) -> Mapping[str, Any]:
         outcome = await self.service.find_delta(call.scope, call["deltaId"])
-        record = outcome.record
-        assert record is not None  # noqa: S101 - found
-        delta = None if record.erased else orjson.Fragment(codec.encode_delta(record))
-        return await describe_outcome(self.service.log, outcome, {"delta": delta})
+        return await describe_outcome(self.service.log, outcome, "delta", codec.encode_delta)
 
     async def _get_snapshot(self, call: Call) -> bytes:
         page = await self.service.load_snapshot(call.scope, call["after"], call["limit"], call.get_sent_name("after"))
-        return codec.encode_snapshot(page.rows, page.cursor, page.following, self.service.log.epoch, page.horizon)
+        return codec.encode_snapshot(page, self.service.log.epoch)
 
     # --- live
 
-    def close_all(self) -> None:
-        """Sends all readers away: they come back with their cursors."""
-        self.streams.close_all()
-        for task in self._connect_tasks:
-            task.cancel()
-
-    async def _follow_events(self, call: Call) -> web.StreamResponse:
-        resumed = call["Last-Event-ID"]
-        since = call["since"] if resumed is None else resumed
+    async def _follow(self, call: Call) -> web.StreamResponse:
+        since = call["since"] if call["Last-Event-ID"] is None else call["Last-Event-ID"]
         await self.service.check_cursor(call.scope, since, call["epoch"])
-        principal = self._recheck_principal(call.principal)
-        chunks = partial(self._iterate_events, call.scope, since)
+        hello = b'retry: 1000\nevent: connected\ndata: {"epoch":%b}\n\n' % orjson.dumps(self.service.log.epoch)
         return await self.streams.serve(
-            call.request, principal, _new_read_check(call.scope), chunks, codec.encode_error
+            call, [call.scope], hello, self.service.follow(call.scope, since), _encode_chunk
         )
-
-    def _recheck_principal(self, principal: Principal) -> Principal:
-        """Whoever has waited for the store is looked at once more: it does not know of him yet who ends readers."""
-        if self.is_closing:
-            raise shutdown_error()
-        return self.service.auth_gate.recheck_principal(principal)
-
-    async def _iterate_events(self, scope: str, since: int) -> AsyncGenerator[bytes, None]:
-        yield b'retry: 1000\nevent: connected\ndata: {"epoch":%b}\n\n' % orjson.dumps(self.service.log.epoch)
-        async with aclosing(self.service.follow(scope, since)) as batches:
-            async for deltas in batches:
-                yield b"event: snapshot\ndata: {}\n\n" if deltas is None else _encode_chunk(deltas)
 
     async def _serve_websocket(self, request: web.Request, caller: Caller) -> web.WebSocketResponse:
-        limits, counts = self.service.limits, self.service.counts
-        socket = web.WebSocketResponse(
-            compress=False, heartbeat=limits.heartbeat_ms / 1000, max_msg_size=CONNECT_BYTES_MAX
-        )
-        await socket.prepare(request)
-        counts.ws_connections += 1
-        try:
-            await socket.close(code=await self._serve_reader(socket, request, caller))
-        except ConnectionError:
-            pass  # it is gone
-        finally:
-            counts.ws_connections -= 1
-            self._abort_slow(request)
-        return socket
-
-    def _abort_slow(self, request: web.Request) -> None:
-        """aiohttp lets one go who does not answer its beats, but only when all that waits for it has been taken."""
-        if request.transport is not None and request.transport.get_write_buffer_size():
-            logger.warning("a slow reader is closed", extra={"path": request.path})
-            self.service.counts.slow_readers_closed += 1
-            request.transport.abort()
-
-    async def _serve_reader(self, socket: web.WebSocketResponse, request: web.Request, caller: Caller) -> WSCloseCode:
-        """Serves a reader until it goes or is sent away; with which code that is."""
-        try:
-            await self._follow(socket, request, caller)
-        except ApiError as error:
-            self.service.counts.requests["deltas", "ws", error.code] += 1
-            await socket.send_str(_encode_error_frame(error).decode())
-            return WSCloseCode.POLICY_VIOLATION
-        except ConnectionError:
-            raise
-        except Exception:  # nothing that HTTP could answer with may be written to what is a WebSocket by now
-            logger.exception("a live reader could not be served", extra={"path": request.path})
-            return WSCloseCode.INTERNAL_ERROR
-        return WSCloseCode.GOING_AWAY if self.is_closing else WSCloseCode.OK
-
-    async def _follow(self, socket: web.WebSocketResponse, request: web.Request, caller: Caller) -> None:
-        self._connecting_count += 1
-        try:
-            admission = await self._admit(socket, request, caller)
-        finally:
-            self._connecting_count -= 1
-        if admission is None:
-            return
-        principal, scope, since = admission
-        self.service.counts.requests["deltas", "ws", "ok"] += 1
-        transport = WebSocketStreamTransport(request, socket, _encode_error_frame)
-        chunks = partial(self._iterate_frames, scope, since)
-        following = asyncio.ensure_future(self.streams.run(transport, principal, _new_read_check(scope), chunks))
-        close_task = asyncio.ensure_future(_wait_for_close(socket))
-        try:
-            await asyncio.wait([following, close_task], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (following, close_task):
-                task.cancel()
-            await asyncio.wait([following, close_task])
-        if not following.cancelled():
-            following.result()  # what went wrong in it is not kept from the log
-
-    async def _admit(
-        self, socket: web.WebSocketResponse, request: web.Request, caller: Caller
-    ) -> tuple[Principal, str, int] | None:
-        """Who reads which stream from where on; None if the server is stopped before that is said. Raises ApiError."""
-        connect = await self._receive_connect(socket)
-        if connect is None:
-            return None
-        credential = get_credential(request) if connect.token is None else connect.token
-        principal = self.service.auth_gate.authenticate(credential, caller)
-        scope = self.service.check_readable(_get_gateway(request), principal)
-        await self.service.check_cursor(scope, connect.since, connect.epoch)
-        return self._recheck_principal(principal), scope, connect.since
-
-    async def _receive_connect(self, socket: web.WebSocketResponse) -> _Connect | None:
-        """What the client says first; None if the server is stopped before that. Raises ApiError."""
-        read = _read_connect(socket, self.service.limits.connect_timeout_ms / 1000)
-        task = asyncio.get_running_loop().create_task(read)
-        self._connect_tasks.add(task)
-        try:
-            await asyncio.wait([task])
-        finally:
-            self._connect_tasks.discard(task)
-            task.cancel()
-        return None if task.cancelled() else task.result()
-
-    async def _iterate_frames(self, scope: str, since: int) -> AsyncGenerator[bytes, None]:
-        yield b'{"type":"connected","epoch":%b}' % orjson.dumps(self.service.log.epoch)
-        async with aclosing(self.service.follow(scope, since)) as batches:
-            async for deltas in batches:
-                yield b'{"type":"snapshot"}' if deltas is None else _encode_frame(deltas)
+        parse_gateway_name = partial(get_path_name, request, "gateway")
+        return await self.sessions.serve(request, caller, get_credential(request), parse_gateway_name)
 
 
-async def _read_connect(socket: web.WebSocketResponse, timeout_s: float) -> _Connect:
-    """The first frame. Raises ApiError."""
-    try:
-        message = await socket.receive(timeout=timeout_s)
-    except TimeoutError:
-        raise ApiError(error_codes.BAD_REQUEST, "no connect message arrived in time") from None
-    if message.type in _CLOSE_TYPES:
-        raise ConnectionResetError("it is gone")
-    if message.type is not WSMsgType.TEXT:
-        raise ApiError(error_codes.BAD_REQUEST, "the first frame must be a connect message, in JSON")
-    try:
-        connect = _CONNECT_DECODER.decode(message.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ApiError(error_codes.BAD_REQUEST, f"the first frame must be a connect message: {error}") from error
-    if connect.type != "connect" or not 0 <= connect.since < 2**53:
-        raise ApiError(error_codes.BAD_REQUEST, "type: must be connect, and since a whole number from 0 to 2^53−1")
-    return connect
-
-
-async def _wait_for_close(socket: web.WebSocketResponse) -> None:
-    """Returns when the client has gone. What else it sends has no meaning, and is not kept."""
-    async for _ in socket:
-        pass
-
-
-def _new_read_check(scope: str) -> Callable[[Principal], bool]:
-    return lambda principal: principal.grants.may_read(scope)
-
-
-def _encode_chunk(deltas: Sequence[Record]) -> bytes:
-    return b"".join([b"id: %d\ndata: %b\n\n" % (record.sequence, codec.encode_delta(record)) for record in deltas])
-
-
-def _encode_frame(deltas: Sequence[Record]) -> bytes:
-    shown = b",".join(map(codec.encode_delta, deltas))
-    return b'{"type":"deltas","deltas":[%b],"cursor":%d}' % (shown, deltas[-1].sequence)
-
-
-def _encode_error_frame(error: ApiError) -> bytes:
-    return codec.encode_error(error, type="error")
+def _encode_chunk(deltas: Sequence[Record] | None) -> bytes:
+    if deltas is None:
+        return b"event: snapshot\ndata: {}\n\n"
+    return b"".join([encode_event(record.sequence, codec.encode_delta(record)) for record in deltas])
 
 
 def _row_id_schema(description: str) -> Schema:
     return {"type": "string", "maxLength": ROW_ID_CHARACTERS_MAX, "pattern": NO_NUL, "description": description}
-
-
-def _parse_row_id(text: str, name: str) -> str:
-    check_row_id(text, name)
-    return text
-
-
-def _get_gateway(request: web.Request) -> str:
-    return get_path_name(request, "gateway")

@@ -6,21 +6,19 @@ says.
 
 import asyncio
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oncelog import error_codes
 from oncelog.core.canonical import INTEGER_MAX, canonical_text
 from oncelog.core.deltas import (
     GATEWAY_CHARACTERS_MAX,
     PUSH_DELTAS_MAX,
-    ROW_ID_CHARACTERS_MAX,
     DecodedPush,
     DeltaJson,
     WrongIdError,
@@ -32,39 +30,29 @@ from oncelog.core.deltas import (
     encode_op,
     find_gateway_fault,
     has_canonical_columns,
-    is_identifier,
     to_row_delta,
 )
 from oncelog.core.hlc import parse_hlc, wall_ms
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
 from oncelog.core.merge import Row
 from oncelog.core.policy import DELTAS
-from oncelog.core.values import (
-    Committed,
-    Mode,
-    Rate,
-    Reason,
-    Record,
-    Refused,
-    Remembered,
-    Replayed,
-    Submission,
-    Verdict,
-)
+from oncelog.core.values import Committed, Mode, Reason, Record, Refused, Remembered, Replayed, Submission, Verdict
 from oncelog.engine.committer import count_payload_bytes
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
 from oncelog.engine.read_results import Compacted
-from oncelog.errors import CanonicalError, HistoryChangedError, OncelogError
+from oncelog.errors import CanonicalError, HistoryChangedError
+from oncelog.server.api_service import ApiService, decode_page_token, encode_page_token, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, to_api_error, translate_errors
+from oncelog.server.deltas.codec import PulledPage, PushResult, SnapshotPage
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, translate_errors
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, LONG_FRAME_BYTES, ApiLimits
-from oncelog.server.lookups import unknown_error
+from oncelog.server.lookups import load_outcome
 from oncelog.server.metrics import Counts
 
 COMPACT_GRANT: Final = "compact"
-"""What a gateway's stream is called in a grant, with this behind it, for those who may compact it."""
+"""Ends the name of a gateway's stream in a grant to compact the gateway."""
 COMMITTED: Final = "committed"
 KNOWN: Final = "known"
 KNOWN_UNDER_ANOTHER_OP: Final = "known_under_another_op"
@@ -79,41 +67,19 @@ _ERROR_CODES: Final = {
 The other reasons can be retried (`RETRYABLE_CODES`) or are faults of the request."""
 T = TypeVar("T")
 
-PushResult = tuple[str, int, bool]
-"""Of a pushed delta: its id, its sequence, and whether it was known."""
+_Position = tuple[Annotated[int, Meta(ge=0)], int | None, str, str]
+SNAPSHOT_POSITION: Final = msgspec.json.Decoder(_Position)
+"""Position of a page of rows: cursor and horizon of the snapshot, and the row before the page."""
 
 
-class PulledPage(Struct, frozen=True):
-    """A page of deltas; or none, where they are in a snapshot only."""
-
-    deltas: list[Record]
-    cursor: int
-    has_more: bool
-    is_snapshot: bool = False
-
-
-class SnapshotPage(Struct, frozen=True):
-    """A page of rows with their stamps, and after which delta to go on when all pages have been read."""
-
-    rows: list[tuple[str, str, Row]]
-    cursor: int
-    following: str
-    horizon: int | None
-    """The tombstone horizon: None if no deleted row was ever dropped."""
-
-
-class DeltasService:
-    """One for a server. Every call raises ApiError for what is no success."""
+class DeltasService(ApiService):
+    """The Deltas API of a server. Calls raise ApiError, or OncelogError if the log cannot be read."""
 
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
-        self.log = log
-        self.auth_gate = auth_gate
-        self.limits = limits
-        self.counts = counts
+        super().__init__(log, auth_gate, limits=limits, counts=counts)
         per_second = limits.new_events_per_second_max
-        # A push is taken as a whole: with less than its size at once a large one would be put off for ever.
-        self._rate = Rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX)) if per_second else None
-
+        # A push is taken as a whole: a smaller burst than its size would refuse a large push forever.
+        self._rate = new_rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX))
         self._previous_epochs: tuple[str, ...] | None = None
 
     async def load_previous_epochs(self) -> tuple[str, ...]:
@@ -122,41 +88,44 @@ class DeltasService:
             self._previous_epochs = await self.log.previous_epochs()
         return self._previous_epochs
 
-    # --- push
+    # --- rights
 
     def check_writable(self, gateway: str, principal: Principal) -> str:
-        """The stream of a gateway that may be pushed to. Raises ApiError."""
-        scope = parse_gateway(gateway)
-        if not principal.grants.may_write(scope):
-            raise _forbidden_error("not be written")
-        return scope
+        """Return the stream of a gateway that the principal may write. Raises ApiError."""
+        return _check_right(gateway, principal.grants.may_write, "not be written")
+
+    def check_readable(self, gateway: str, principal: Principal) -> str:
+        """Return the stream of a gateway that the principal may read. Raises ApiError."""
+        return _check_right(gateway, principal.grants.may_read, "not be read")
+
+    def check_compactable(self, gateway: str, principal: Principal) -> str:
+        """Return the stream of a gateway that the principal may compact. Raises ApiError."""
+        return _check_right(
+            gateway, lambda scope: principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"), "not be compacted"
+        )
+
+    # --- push
 
     async def push(self, scope: str, body: bytes, principal: Principal) -> list[PushResult]:
-        """Takes all of a push, or nothing of it."""
+        """Commit all deltas of a push, or none."""
         own = self.auth_gate.get_client_id(principal)
         plain = await _run_long(len(body), lambda: decode_canonical_push(body))
-        try:
-            if plain is not None:
-                _check_pushable(plain.deltas, own)
-                known = self.log.recall(DELTAS, scope, plain.keys)
-                if known is not None:
-                    return self._to_known_results(plain.deltas, known)
-            deltas, submissions = await _run_long(
-                len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
-            )
-            # In another spelling it is answered from memory too: it must wait neither for a commit nor for room.
-            known = (
-                self.log.recall(DELTAS, scope, [submission.key for submission in submissions])
-                if plain is None
-                else None
-            )
+        if plain is not None:
+            _check_pushable(plain.deltas, own)
+            known = self.log.recall(DELTAS, scope, plain.keys)
+            if known is not None:
+                return self._to_known_results(plain.deltas, known)
+        deltas, submissions = await _run_long(
+            len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
+        )
+        if plain is None:
+            # A push in another spelling is answered from memory too: it waits neither for a commit nor for room.
+            known = self.log.recall(DELTAS, scope, [submission.key for submission in submissions])
             if known is not None:
                 return self._to_known_results(deltas, known)
-            verdicts = await self.log.submit_many(submissions, Mode.ALL)
-        except OncelogError as error:
-            raise to_api_error(error) from error
+        verdicts = await self.log.submit_many(submissions, Mode.ALL)
         if verdicts and isinstance(verdicts[0], Refused):
-            raise _refusal_error(verdicts, deltas, submissions)  # of all or nothing
+            raise _refusal_error(verdicts, deltas, submissions)  # all are refused, or none
         return self._to_results(deltas, verdicts)
 
     def _to_submissions(
@@ -173,7 +142,7 @@ class DeltasService:
         return decoded.deltas, submissions
 
     def _to_known_results(self, deltas: Sequence[DeltaJson], known: Sequence[Remembered]) -> list[PushResult]:
-        """From memory: nothing is decided, and nothing is written."""
+        """Return the results of a push that memory knows."""
         other_op = sum(
             [receipt.fingerprint != encode_op(delta.op) for receipt, delta in zip(known, deltas, strict=True)]
         )
@@ -201,18 +170,11 @@ class DeltasService:
 
     # --- read
 
-    def check_readable(self, gateway: str, principal: Principal) -> str:
-        """The stream of a gateway that may be read. Raises ApiError."""
-        scope = parse_gateway(gateway)
-        if not principal.grants.may_read(scope):
-            raise _forbidden_error("not be read")
-        return scope
-
     async def pull(self, scope: str, since: int, limit: int | None, epoch: str) -> PulledPage:
-        """Deltas after a sequence, in the order of their arrival (DE-9)."""
+        """Return the deltas after a sequence, in the order of their arrival (DE-9)."""
         self._check_epoch(epoch)
         with _translate_history_errors():
-            page = await self.log.read(stream=scope, after=since, limit=self._get_page_size(limit))
+            page = await self.log.read(stream=scope, after=since, limit=self.page_sizes.clamp(limit))
         deltas, is_snapshot = split_at_compaction(page.records)
         if is_snapshot and not deltas:
             await self._check_tombstones(scope, since)
@@ -223,13 +185,13 @@ class DeltasService:
         return PulledPage(deltas, page.cursor.position, page.has_more)
 
     async def check_cursor(self, scope: str, since: int, epoch: str) -> None:
-        """Raises ApiError for a cursor that is not of this history."""
+        """Raise ApiError for a cursor of another history."""
         self._check_epoch(epoch)
         with _translate_history_errors():
             await self.log.read(stream=scope, after=since, upto=since, limit=1)
 
     async def follow(self, scope: str, since: int) -> AsyncGenerator[Sequence[Record] | None, None]:
-        """Deltas after a sequence, then those to come. None, and nothing more, where they are in a snapshot only."""
+        """Yield deltas after a sequence, then those to come. Yields None, and ends, where only a snapshot has them."""
         async with aclosing(self.log.follow_several(stream=scope, after=since)) as batches:
             async for records in batches:
                 deltas, is_snapshot = split_at_compaction(records)
@@ -248,8 +210,7 @@ class DeltasService:
         The reader may have a row whose tombstone was dropped, so it must replace its rows by the snapshot. Clients of
         all versions do that for this code. A reader without rows, at 0, has nothing to replace.
         """
-        with translate_errors():
-            newest, horizon = await self.log.state.newest_and_horizon(scope)
+        newest, horizon = await self.log.state.newest_and_horizon(scope)
         if since and horizon is not None:
             message = (
                 "since: is older than the compaction, which has dropped deleted rows; replace all rows by those of the "
@@ -259,74 +220,48 @@ class DeltasService:
             raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details)
 
     async def load_rows(
-        self, scope: str, table: str, after: str, limit: int | None
+        self, scope: str, table: str, row_id: str | None, after: str, limit: int | None
     ) -> tuple[list[tuple[str, Row]], str]:
-        """The rows of a table that exist, and after which to go on; "" behind the last."""
-        _check_table(table)
-        with translate_errors():
-            page = await self.log.state.rows(scope, table=table, after=(table, after), limit=self._get_page_size(limit))
-        existing = [(row_id, row) for _, row_id, row in page.rows if row.exists]
-        return existing, page.rows[-1][1] if page.has_more else ""
-
-    async def load_row(self, scope: str, table: str, row_id: str) -> list[tuple[str, Row]]:
-        """One row, if it exists."""
-        _check_table(table)
-        check_row_id(row_id, "rowId")
-        with translate_errors():
+        """Return existing rows of a table, or only one, and the id after which the next page begins ("" at the end)."""
+        if row_id is not None:
             row = await self.log.state.row(scope, table, row_id)
-        return [] if row is None or not row.exists else [(row_id, row)]
+            return [] if row is None or not row.exists else [(row_id, row)], ""
+        page = await self.log.state.rows(scope, table=table, after=(table, after), limit=self.page_sizes.clamp(limit))
+        existing = [(found_id, row) for _, found_id, row in page.rows if row.exists]
+        return existing, page.rows[-1][1] if page.has_more else ""
 
     async def find_delta(self, scope: str, delta_id: str) -> Outcome:
         """Return what became of a delta. Raises ApiError if the gateway has no such delta."""
-        with translate_errors():
-            outcome = await self.log.lookup(bytes.fromhex(delta_id), policy=DELTAS, scope=scope)
-        if outcome.record is None:
-            raise unknown_error("deltaId")
-        return outcome
+        return await load_outcome(self.log, "deltaId", bytes.fromhex(delta_id), policy=DELTAS, scope=scope)
 
     async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> SnapshotPage:
-        """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it.
+        """Return a page of all rows, deleted ones too, with the cursor of the first page: rows may be newer than it.
 
         Raises ApiError if tombstones were dropped since the first page: a reader that misses one of them would restore
         its row with an older delta behind the cursor.
         """
         state = self.log.state
-        with translate_errors():
-            if page_token:
-                cursor, horizon, table, row_id = _decode_token(page_token, field)
-            else:
-                table = row_id = ""
-                cursor, horizon = await state.newest_and_horizon(scope)
-            page = await state.rows(scope, after=(table, row_id), limit=self._get_page_size(limit))
-            if await state.horizon(scope) != horizon:
-                message = "deleted rows were dropped while the snapshot was read; read it again from its first page"
-                details = {"field": field, "epoch": self.log.epoch, "snapshot": True}
-                raise ApiError(error_codes.HISTORY_CHANGED, f"{field}: {message}", **details)
-        following = _encode_token(cursor, horizon, *page.rows[-1][:2]) if page.has_more else ""
+        if page_token:
+            cursor, horizon, table, row_id = decode_page_token(page_token, field, SNAPSHOT_POSITION)
+        else:
+            table = row_id = ""
+            cursor, horizon = await state.newest_and_horizon(scope)
+        page = await state.rows(scope, after=(table, row_id), limit=self.page_sizes.clamp(limit))
+        if await state.horizon(scope) != horizon:
+            message = "deleted rows were dropped while the snapshot was read; read it again from its first page"
+            details = {"field": field, "epoch": self.log.epoch, "snapshot": True}
+            raise ApiError(error_codes.HISTORY_CHANGED, f"{field}: {message}", **details)
+        following = encode_page_token(cursor, horizon, *page.rows[-1][:2]) if page.has_more else ""
         return SnapshotPage(page.rows, cursor, following, horizon)
 
     # --- compaction
 
-    def check_compactable(self, gateway: str, principal: Principal) -> str:
-        """The stream of a gateway that may be compacted. Raises ApiError."""
-        scope = parse_gateway(gateway)
-        if not principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"):
-            raise _forbidden_error("not be compacted")
-        return scope
-
     async def compact(self, scope: str, body: bytes, actor: str) -> Compacted:
-        """Drop the bodies of old deltas, then old deleted rows; as many as one request may."""
+        """Drop the bodies of old deltas, then old deleted rows; at most as many as one request may."""
         request = _decode_compact(body)
         with translate_errors():
             return await self.log.compact(
-                scope,
-                upto=request.upto,
-                keep=request.keep,
-                limit=COMPACT_DELTAS_MAX,
-                tombstone_age_ms=request.tombstone_age_ms,
-                after_row=request.after_row,
-                rows_max=COMPACT_ROWS_MAX,
-                actor=actor,
+                scope, **request, limit=COMPACT_DELTAS_MAX, rows_max=COMPACT_ROWS_MAX, actor=actor
             )
 
     # --- cursors
@@ -336,25 +271,20 @@ class DeltasService:
             message = "epoch: is that of another history; read the snapshot, and go on from its cursor"
             raise ApiError(error_codes.HISTORY_CHANGED, message, field="epoch", epoch=self.log.epoch)
 
-    def _get_page_size(self, requested: int | None) -> int:
-        limits = self.limits
-        return max(1, min(limits.page_events_default if requested is None else requested, limits.page_events_max))
-
 
 @contextmanager
 def _translate_history_errors() -> Iterator[None]:
-    """Do the same as `translate_errors`, also for a cursor ahead of the log."""
-    with translate_errors():
-        try:
-            yield
-        except HistoryChangedError as error:
-            message = f"since: must be at most {error.newest}, the newest; read the snapshot, and go on from its cursor"
-            details = {"epoch": error.epoch, "newest": error.newest}
-            raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details) from error
+    """Raise ApiError for a cursor ahead of the log."""
+    try:
+        yield
+    except HistoryChangedError as error:
+        message = f"since: must be at most {error.newest}, the newest; read the snapshot, and go on from its cursor"
+        details = {"epoch": error.epoch, "newest": error.newest}
+        raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details) from error
 
 
 async def _run_long(size: int, function: Callable[[], T]) -> T:
-    """What is long is done in a thread: others must not wait for it."""
+    """Call a function, in a thread if its input is long, because other requests must not wait for it."""
     return await asyncio.to_thread(function) if size > LONG_FRAME_BYTES else function()
 
 
@@ -469,27 +399,14 @@ def _body_error(error: CanonicalError) -> ApiError:
 _INDEX: Final = re.compile(r"deltas\[(\d+)\]")
 
 
-def _forbidden_error(action: str) -> ApiError:
-    return ApiError(error_codes.FORBIDDEN, f"gateway: may {action}", field="gateway")
+def _check_right(gateway: str, may: Callable[[str], bool], action: str) -> str:
+    scope = parse_gateway(gateway)
+    if not may(scope):
+        raise ApiError(error_codes.FORBIDDEN, f"gateway: may {action}", field="gateway")
+    return scope
 
 
-def _check_table(table: str) -> None:
-    if not is_identifier(table):
-        raise ApiError(
-            error_codes.BAD_REQUEST,
-            "table: must be an identifier (letters, digits and _, no digit first)",
-            field="table",
-        )
-
-
-def check_row_id(row_id: str, field: str) -> None:
-    """Raises ApiError for what no row is called; none is named by an empty one."""
-    if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
-        message = f"{field}: must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
-        raise ApiError(error_codes.BAD_REQUEST, message, field=field, limit=ROW_ID_CHARACTERS_MAX)
-
-
-# --- smaller messages ---------------------------------------------------------------------------------------
+# --- requests to compact ------------------------------------------------------------------------------------
 
 
 class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -501,55 +418,27 @@ class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True, rename="came
     """Previous name of `after`."""
 
 
-class _CompactRequest(Struct, frozen=True):
-    """What a request to compact asks for."""
-
-    upto: int | None
-    keep: int | None
-    tombstone_age_ms: int | None
-    after_row: tuple[str, str]
-
-
 _COMPACT_DECODER: Final = msgspec.json.Decoder(_CompactJson)
-_TOKEN_DECODER: Final = msgspec.json.Decoder(tuple[int, int | None, str, str])
 
 
-def _decode_compact(body: bytes) -> _CompactRequest:
+def _decode_compact(body: bytes) -> dict[str, Any]:
+    """Return the arguments of `Log.compact` that a request has. Raises ApiError."""
     try:
         request = _COMPACT_DECODER.decode(canonical_text(body))
     except CanonicalError as error:
         raise _body_error(error) from error
     except msgspec.ValidationError as error:
         raise ApiError(error_codes.BAD_REQUEST, f"body: {error}") from error
-    upto, keep, age_ms = (
-        None if number is UNSET else number for number in (request.upto, request.keep, request.tombstone_age_ms)
-    )
-    if (upto is None) == (keep is None):
+    names = {"upto": "upto", "keep": "keep", "tombstone_age_ms": "tombstoneAgeMs"}
+    numbers = {name: number for name in names if (number := getattr(request, name)) is not UNSET}
+    if ("upto" in numbers) == ("keep" in numbers):
         raise ApiError(error_codes.BAD_REQUEST, "body: must have one of upto and keep")
-    for field, number in (("upto", upto), ("keep", keep), ("tombstoneAgeMs", age_ms)):
-        if number is not None and not 0 <= number <= INTEGER_MAX:
+    for name, number in numbers.items():
+        if not 0 <= number <= INTEGER_MAX:
+            field = names[name]
             raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be a whole number from 0 to 2^53−1", field=field)
     if request.after and request.page:
         raise ApiError(error_codes.BAD_REQUEST, "page: cannot stand beside after", field="page")
     field, token = ("page", request.page) if request.page else ("after", request.after)
-    after_row = _decode_token(token, field)[2:] if token else ("", "")
-    return _CompactRequest(upto, keep, age_ms, after_row)
-
-
-def encode_row_token(row: tuple[str, str] | None) -> str:
-    """Where a compaction goes on to look for deleted rows, for its next request; empty if all rows were read."""
-    return "" if row is None else _encode_token(0, None, *row)
-
-
-def _encode_token(cursor: int, horizon: int | None, table: str, row_id: str) -> str:
-    return urlsafe_b64encode(msgspec.json.encode((cursor, horizon, table, row_id))).decode()
-
-
-def _decode_token(token: str, field: str) -> tuple[int, int | None, str, str]:
-    try:
-        cursor, horizon, table, row_id = _TOKEN_DECODER.decode(urlsafe_b64decode(token.encode("ascii")))
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be one that a page has given", field=field) from error
-    if cursor < 0 or "\0" in table + row_id:
-        raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be one that a page has given", field=field)
-    return cursor, horizon, table, row_id
+    after_row = decode_page_token(token, field, SNAPSHOT_POSITION)[2:] if token else ("", "")
+    return {**numbers, "after_row": after_row}

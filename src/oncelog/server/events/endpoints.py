@@ -1,11 +1,8 @@
 """The Events API over plain HTTP (EV-16): submit, read a page, follow by server-sent events."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from oncelog.core.builders import parse_uuid
@@ -32,7 +29,7 @@ from oncelog.server.json_schemas import (
     last_event_id_schema,
     schema_response,
 )
-from oncelog.server.live_streams import LiveStreams
+from oncelog.server.live_streams import LiveStreams, encode_event
 from oncelog.server.lookups import describe_outcome
 
 
@@ -230,39 +227,25 @@ class EventsEndpoints:
         return ""
 
     async def _get_event(self, call: Call) -> Mapping[str, Any]:
-        service = self._service
-        outcome = await service.find_event(call["id"], call["partition"])
-        assert outcome.record is not None  # noqa: S101 - found
-        content = {"event": orjson.Fragment(service.native.encode_event(outcome.record))}
-        return await describe_outcome(service.log, outcome, content, with_proof=service.native.shows_actor)
+        log, native = self._service.log, self._service.native
+        outcome = await self._service.find_event(call["id"], call["partition"])
+        return await describe_outcome(log, outcome, "event", native.encode_event, with_proof=native.shows_actor)
 
     # --- follow
 
     async def _follow(self, call: Call) -> web.StreamResponse:
-        resumed = call["Last-Event-ID"]
-        partitions = call["partition"]
-        sync = Sync(partitions, call["since"] if resumed is None else resumed, limit=1)
-        await self._service.load_page(sync, sync.since)  # refuses a cursor ahead of the log before the stream begins
-
-        def may_read(current: Principal) -> bool:
-            return all(map(current.grants.may_read, partitions))
-
-        chunks = partial(self._iterate_chunks, call.principal, sync)
-        return await self.streams.serve(call.request, call.principal, may_read, chunks)
-
-    async def _iterate_chunks(self, principal: Principal, sync: Sync) -> AsyncGenerator[bytes, None]:
-        service = self._service
-        hello = service.native.encode_connected(
+        service, principal, partitions = self._service, call.principal, call["partition"]
+        since = call["since"] if call["Last-Event-ID"] is None else call["Last-Event-ID"]
+        # Refuses a cursor ahead of the log before the stream begins.
+        await service.load_page(Sync(partitions, since, limit=1), since)
+        connected = service.native.encode_connected(
             principal.client_id or "", principal.actor, service.hub.position, service.log.epoch
         )
-        yield b"retry: 1000\nevent: connected\ndata: %b\n\n" % hello
-        async with aclosing(service.log.follow_several(partitions=sync.partitions, after=sync.since)) as batches:
-            async for records in batches:
-                yield self._encode_chunk(records)
-                service.counts.deliveries += len(records)
+        hello = b"retry: 1000\nevent: connected\ndata: %b\n\n" % connected
+        batches = service.log.follow_several(partitions=partitions, after=since)
+        return await self.streams.serve(call, partitions, hello, batches, self._encode_chunk)
 
     def _encode_chunk(self, records: Sequence[Record]) -> bytes:
-        event = self._service.native.encode_event
-        return b"".join(
-            b"id: %d\ndata: %b\n\n" % (record.position, event(record)) for record in filter(is_event, records)
-        )
+        self._service.counts.deliveries += len(records)
+        encode = self._service.native.encode_event
+        return b"".join([encode_event(record.position, encode(record)) for record in filter(is_event, records)])

@@ -13,29 +13,25 @@ import orjson
 from msgspec import Struct
 
 from oncelog.core.canonical import INTEGER_MAX, SEND_AS_STRING, canonical_text
-from oncelog.core.operations import Entity
 from oncelog.core.proof import Block
-from oncelog.core.transactions import OperationJson, encode_operations, operations_from_json
-from oncelog.error_codes import BAD_REQUEST
+from oncelog.core.transactions import OperationJson, encode_operations, format_tx_id, operations_from_json
 from oncelog.errors import CanonicalError
 from oncelog.server.errors import ApiError
-from oncelog.server.ledger.service import value_error
+from oncelog.server.ledger.service import bad_request, value_error
 from oncelog.server.ledger.values import (
-    ClientState,
-    Entities,
-    Relationships,
-    ScopeBlock,
-    Transaction,
+    Members,
     Write,
     WriteAnswer,
     WriteError,
     WriteErrorCode,
     WriteSuccess,
+    to_header_members,
 )
 from oncelog.server.problems import ProblemDialect, to_error_member
+from oncelog.server.websocket_frames import encode_json_text
 
 _OPERATIONS_SLICE: Final = slice(len('{"operations":'), -1)
-"""Of a body: the array alone."""
+"""Selects the array in the body of a record."""
 _MISSING_PATTERN: Final = re.compile("Object missing required field `(.+)`")
 _UNKNOWN_PATTERN: Final = re.compile("Object contains unknown field `(.+)`", re.DOTALL)
 _ACTOR_REASON: Final = "is assigned by the server and must be left out"
@@ -45,15 +41,18 @@ _UUID_HYPHENS: Final = slice(8, 24, 5)
 # --- what comes in -----------------------------------------------------------------------------------
 
 
-class _WriteJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class _RequestJson(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     # A misspelt `vault` must not write to the organization (LG-22).
 
     organization: str
     sequence: int
-    operations: list[OperationJson]
     vault: str = ""
     client_id: str = ""
     idempotency_key: str = ""
+
+
+class _WriteJson(_RequestJson, frozen=True, kw_only=True, gc=False):
+    operations: list[OperationJson]
 
 
 class _BatchItemJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -62,13 +61,8 @@ class _BatchItemJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     vault: str = ""
 
 
-class _BatchJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    organization: str
-    sequence: int
+class _BatchJson(_RequestJson, frozen=True, kw_only=True, gc=False):
     writes: list[_BatchItemJson]
-    vault: str = ""
-    client_id: str = ""
-    idempotency_key: str = ""
 
 
 T = TypeVar("T")
@@ -77,13 +71,13 @@ _BATCH_DECODER: Final = msgspec.json.Decoder(_BatchJson)
 
 
 def decode_write(body: bytes) -> Write:
-    """The body of a write. Raises ApiError."""
+    """Decode the body of a write. Raises ApiError."""
     decoded = _decode(body, _WRITE_DECODER)
     return _to_write(decoded, tuple(decoded.operations), "operations")
 
 
 def decode_batch(body: bytes) -> Write:
-    """The body of a batch: one write of all its operations. Raises ApiError."""
+    """Decode the body of a batch: one write of all its operations. Raises ApiError."""
     decoded = _decode(body, _BATCH_DECODER)
     scopes = [(item.organization, item.vault) for item in decoded.writes]
     check_one_scope((decoded.organization, decoded.vault), scopes)
@@ -93,29 +87,26 @@ def decode_batch(body: bytes) -> Write:
 
 
 def check_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> None:
-    """Raises ApiError for a write of a batch that names another scope than the batch (LG-17)."""
+    """Raise ApiError for a write of a batch that names another scope than the batch (LG-17)."""
     for index, other in enumerate(others):
         if other not in (("", ""), scope):
-            message = f"writes[{index}]: must be of the batch's scope, or name none"
-            raise ApiError(BAD_REQUEST, message, field=f"writes[{index}]")
+            raise bad_request(f"writes[{index}]", "must be of the batch's scope, or name none")
 
 
 def check_batch_operations(counts: list[int]) -> None:
-    """Raises ApiError for a batch, or a write of one, without operations."""
+    """Raise ApiError for a batch, or a write of one, without operations."""
     if not counts:
-        raise ApiError(BAD_REQUEST, "writes: must hold at least one", field="writes")
-    for index, count in enumerate(counts):
-        if not count:
-            field = f"writes[{index}].operations"
-            raise ApiError(BAD_REQUEST, f"{field}: must hold at least one", field=field)
+        raise bad_request("writes", "must hold at least one")
+    if 0 in counts:
+        raise bad_request(f"writes[{counts.index(0)}].operations", "must hold at least one")
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    # In canonical form first: then nothing is rounded, no key is there twice, and 1.0 is 1 (CO-1 to CO-3).
+    # Canonical first: then no number is rounded, no key is repeated, and 1.0 is 1 (CO-1 to CO-3).
     try:
         return decoder.decode(canonical_text(body))
     except CanonicalError as error:
-        # Numbers are numbers here: as a text none would be taken.
+        # The Ledger API takes no number as a string.
         raise value_error(CanonicalError(error.path, error.reason.removesuffix(SEND_AS_STRING))) from error
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `")
@@ -127,14 +118,14 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
             name = unknown[1]
             field = f"{field}.{name}".removeprefix(".")
             reason = _ACTOR_REASON if name == "actor" else "is not a member of this object; check its spelling"
-        raise ApiError(BAD_REQUEST, f"{field or 'body'}: {reason}", field=field or "body") from error
+        raise bad_request(field or "body", reason) from error
 
 
 def _to_write(
     decoded: _WriteJson | _BatchJson, operations: tuple[OperationJson, ...], path: str, *, is_batch: bool = False
 ) -> Write:
     if decoded.sequence > INTEGER_MAX:
-        raise ApiError(BAD_REQUEST, f"sequence: must be at most {INTEGER_MAX} in JSON", field="sequence")
+        raise bad_request("sequence", f"must be at most {INTEGER_MAX} in JSON")
     try:
         return Write(
             decoded.organization,
@@ -150,7 +141,7 @@ def _to_write(
 
 
 def decode_key(text: str) -> bytes:
-    """Of a UUID, or of plain hexadecimal digits."""
+    """Return the bytes of a UUID, with hyphens or without. Raises CanonicalError."""
     digits = text
     if len(text) == _UUID_CHARACTERS and text[_UUID_HYPHENS] == "----":
         digits = text.replace("-", "")
@@ -192,26 +183,23 @@ PROBLEM_DIALECT: Final = ProblemDialect(spell_code, _to_previous_members)
 
 
 def _encode_success(success: WriteSuccess) -> str:
-    """By hand: this is on the way of every write. Its texts are ours but for the actor's name."""
-    proof, block = success.proof, success.block
+    """Encode by hand: every write gets such an answer. Only the actor's name may need escapes."""
+    receipt, attestation = success.receipt, success.attestation
+    proof, block = attestation.proof, attestation.block
     path = ",".join([f'"{node.hex()}"' for node in proof.path])
     return (
-        f'{{"committed_tx_id":"{success.tx_id}","assigned_sequence":{success.assigned_sequence},'
-        f'"version":{success.version},"timestamp_ms":{success.timestamp_ms},"actor":{_quote(success.actor)},'
+        f'{{"committed_tx_id":"{format_tx_id(receipt.lane, receipt.position)}",'
+        f'"assigned_sequence":{receipt.client_sequence},"version":{receipt.sequence},'
+        f'"timestamp_ms":{receipt.log_time_ms},"actor":{encode_json_text(attestation.actor)},'
         f'"block_height":{block.height},"block_header":{_encode_header(block)},"transaction_proof":'
-        f'{{"index":{proof.index},"count":{proof.count},"path":[{path}],"salt":"{success.salt.hex()}"}}}}'
+        f'{{"index":{proof.index},"count":{proof.count},"path":[{path}],"salt":"{attestation.salt.hex()}"}}}}'
     )
 
 
 @lru_cache(maxsize=256)
 def _encode_header(block: Block) -> str:
-    """The same for all that were committed together."""
-    return orjson.dumps(to_header(block)).decode()
-
-
-@lru_cache(maxsize=4096)
-def _quote(text: str) -> str:
-    return orjson.dumps(text).decode()
+    """Encode the header of a block. Cached: all transactions of a group commit share it."""
+    return encode_members(to_header_members(block)).decode()
 
 
 def _to_members(error: WriteError) -> dict[str, Any]:
@@ -229,87 +217,34 @@ def _to_members(error: WriteError) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def to_header(block: Block) -> dict[str, Any]:
-    """A block's header."""
-    return {
-        "lane": block.lane,
-        "height": block.height,
-        "first_position": block.first_position,
-        "count": block.count,
-        "timestamp_ms": block.log_time_ms,
-        "previous_hash": block.previous.hex(),
-        "merkle_root": block.root.hex(),
-        "hash": block.hash.hex(),
-    }
+def encode_members(members: Members) -> bytes:
+    """Encode the answer to a read. Bytes become hexadecimal digits."""
+    return orjson.dumps(members, default=bytes.hex)
 
 
-def encode_client_state(state: ClientState) -> bytes:
-    """Where a client stands."""
-    return orjson.dumps(
-        {
-            "last_committed_sequence": state.last_committed_sequence,
-            "last_seen_ms": state.last_seen_ms,
-            "last_idempotency_key": state.last_key.hex(),
-            "last_request_hash": state.last_request_hash.hex(),
-        }
-    )
+def encode_entity(found: Members) -> bytes:
+    """Encode an entity, or null."""
+    return encode_members({"entity": None if found["entity"] is None else _to_entity(found["entity"])})
 
 
-def encode_entity(found: tuple[str, Entity] | None) -> bytes:
-    """An entity, or null."""
-    return orjson.dumps({"entity": None if found is None else _to_entity(*found)})
+def encode_page(page: Members) -> bytes:
+    """Encode a page of entities or relationships, with the members that pages of all APIs have."""
+    following = page["next_page_token"]
+    next_after = {"next_after": following} if following else {}
+    return encode_members({**page, "has_more": bool(following), **next_after})
 
 
-def _to_entity(key: str, entity: Entity) -> dict[str, Any]:
-    members = {"key": key, "value": b64encode(entity.value).decode(), "version": entity.version}
-    if entity.erased:
-        members["erased"] = True
-    return members if entity.expires_at_ms is None else {**members, "expires_at_ms": entity.expires_at_ms}
+def encode_entities(page: Members) -> bytes:
+    """Encode a page of entities."""
+    return encode_page({**page, "entities": list(map(_to_entity, page["entities"]))})
 
 
-def encode_entities(page: Entities) -> bytes:
-    """A page of entities."""
-    entities = [_to_entity(key, entity) for key, entity in page.entities]
-    return orjson.dumps({"entities": entities, **_to_page_members(page.next_page_token)})
+def _to_entity(entity: Members) -> Members:
+    shown = {name: value for name, value in entity.items() if value is not None and value is not False}
+    return {**shown, "value": b64encode(entity["value"]).decode()}
 
 
-def _to_page_members(following: str) -> dict[str, Any]:
-    members = {"next_page_token": following, "has_more": bool(following)}
-    return {**members, "next_after": following} if following else members
-
-
-def encode_relationships(page: Relationships) -> bytes:
-    """A page of relationships."""
-    names = ("resource", "relation", "subject", "version")
-    relationships = [dict(zip(names, relationship, strict=True)) for relationship in page.relationships]
-    return orjson.dumps({"relationships": relationships, **_to_page_members(page.next_page_token)})
-
-
-def encode_relationship(version: int) -> bytes:
-    """Whether a relationship is there."""
-    return orjson.dumps({"exists": version > 0, "version": version})
-
-
-def encode_transaction(transaction: Transaction) -> bytes:
-    """A transaction as it was committed."""
-    record = transaction.record
-    return orjson.dumps(
-        {
-            "tx_id": transaction.tx_id,
-            "client_id": record.client,
-            "sequence": record.client_sequence,
-            "idempotency_key": record.key.hex(),
-            "operations": orjson.Fragment(encode_operations(transaction.operations)[_OPERATIONS_SLICE]),
-            "timestamp_ms": record.log_time_ms,
-            "actor": record.actor,
-            "block_height": record.height,
-            "version": record.sequence,
-            "request_hash": record.fingerprint.hex(),
-            "erased": record.erased,
-        }
-    )
-
-
-def encode_block(block: ScopeBlock) -> bytes:
-    """A block with the scope's own transactions."""
-    return orjson.dumps({"header": to_header(block.block), "tx_ids": block.tx_ids, "epoch": block.epoch})
+def encode_transaction(transaction: Members) -> bytes:
+    """Encode a transaction."""
+    operations = orjson.Fragment(encode_operations(transaction["operations"])[_OPERATIONS_SLICE])
+    return encode_members({**transaction, "operations": operations})

@@ -1,19 +1,15 @@
 """The Ledger API over plain HTTP and JSON, under /v1/ledger/. Blocks are followed by server-sent events."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
-from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX
-from oncelog.core.transactions import decode_operations, format_tx_id
-from oncelog.errors import CanonicalError
+from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX
+from oncelog.core.transactions import format_tx_id
 from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
-from oncelog.server.auth.principal import Principal
 from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody
 from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import parse_number
@@ -27,13 +23,12 @@ from oncelog.server.json_schemas import (
     positive_integer_schema,
     schema_response,
 )
-from oncelog.server.ledger import codec
+from oncelog.server.ledger import codec, reads
 from oncelog.server.ledger.message_schemas import IDEMPOTENCY_KEY, TX_ID
-from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX, LedgerService, value_error
-from oncelog.server.ledger.values import Scope, Transaction, Write, WriteAnswer
-from oncelog.server.live_streams import LiveStreams
-from oncelog.server.lookups import describe_outcome
-from oncelog.storage.store import RelationshipQuery
+from oncelog.server.ledger.reads import Field, Read
+from oncelog.server.ledger.service import CLIENT_ID_CHARACTERS_MAX, SCOPE_NAME_CHARACTERS_MAX, LedgerService
+from oncelog.server.ledger.values import Members, Write, WriteAnswer
+from oncelog.server.live_streams import LiveStreams, encode_event
 
 PATH: Final = "/v1/ledger/"
 _TX_ID_EXAMPLE: Final = format_tx_id(1, 1)
@@ -99,11 +94,7 @@ class LedgerEndpoints:
                 parameters=(
                     *_SCOPE_PARAMETERS,
                     Parameter(
-                        name="after",
-                        schema=_AFTER_HEIGHT,
-                        parse=parse_number,
-                        default=0,
-                        previous_name="after_height",
+                        name="after", schema=_AFTER_HEIGHT, parse=parse_number, default=0, previous_name="after_height"
                     ),
                     Parameter(name="epoch", schema=_EPOCH, default=""),
                     Parameter(
@@ -113,6 +104,7 @@ class LedgerEndpoints:
                         parse=parse_number,
                     ),
                 ),
+                authorize=partial(_authorize, reads.BLOCKS),
                 handle=self._follow_blocks,
                 responses={200: SSE_RESPONSE},
                 errors=(409,),
@@ -171,161 +163,133 @@ class LedgerEndpoints:
     def _declare_reads(self) -> list[Endpoint]:
         page_size_max = self.service.limits.page_events_max
         limit = {**integer_schema(f"How many; at most {page_size_max}, and 0 is the server's default."), "default": 0}
-        page = (
-            Parameter(name="after", schema=_AFTER, default="", previous_name="page_token"),
-            Parameter(name="limit", schema=limit, parse=parse_number, default=0, previous_name="page_size"),
-        )
-        names = ("resource", "relation", "subject")
-        wanted = [_text_parameter(name, "What it must be; without it, any.") for name in names]
-        exact = [_text_parameter(name, "Of the relationship.", is_required=True) for name in names]
-        height_schema = {**positive_integer_schema(), "description": "Of the block."}
-        height = Parameter(name="height", schema=height_schema, parse=parse_number, is_required=True, example=1)
-        tx_id = Parameter(
-            name="tx_id",
-            schema={**TX_ID, "description": "Of the transaction."},
-            is_required=True,
-            example=_TX_ID_EXAMPLE,
-        )
-        optional_tx_id = Parameter(
-            name="tx_id", schema={**TX_ID, "description": "Of the transaction."}, default="", example=_TX_ID_EXAMPLE
-        )
+        limit_parameter = _declare_parameter(reads.LIMIT, limit, parse=parse_number)
+        wanted = [_declare_text(field, "What it must be; without it, any.") for field in reads.WANTED]
+        exact = [_declare_text(field, "Of the relationship.", is_required=True) for field in reads.EXACT]
+        tx_id_schema = {**TX_ID, "description": "Of the transaction."}
+        tx_id = _declare_parameter(reads.TX_ID, tx_id_schema, is_required=True, example=_TX_ID_EXAMPLE)
+        optional_tx_id = _declare_parameter(reads.TX_ID, tx_id_schema, example=_TX_ID_EXAMPLE)
         key_schema = {**IDEMPOTENCY_KEY, "description": "Of the transaction, in place of `tx_id`."}
-        idempotency_key = Parameter(name="idempotency_key", schema=key_schema, parse=_parse_key, default=b"")
-        client = _text_parameter(
-            "client_id", "Whose. Without it, the credential's.", NAME_CHARACTERS_MAX - len("client:")
+        height = Parameter(
+            name="height",
+            schema={**positive_integer_schema(), "description": "Of the block."},
+            parse=lambda text, name: reads.HEIGHT.check(parse_number(text, name), name),
+            is_required=True,
+            example=1,
         )
+        client = _declare_text(reads.CLIENT, "Whose. Without it, the credential's.", CLIENT_ID_CHARACTERS_MAX)
+        declare, members = self._declare_read, codec.encode_members
         return [
-            _declare_read(
+            declare(
+                reads.CLIENT_STATE,
                 "client-state",
                 "Where a client stands",
                 ("ClientState", "0 for one never seen, or evicted."),
-                self._get_client_state,
-                client,
+                (client,),
+                members,
             ),
-            _declare_read(
+            declare(
+                reads.ENTITY,
                 "entity",
                 "Read an entity",
                 ("EntityFound", "Null where there is none, or it has expired."),
-                self._get_entity,
-                _text_parameter("key", "Of the entity.", is_required=True),
+                (_declare_text(reads.KEY, "Of the entity.", is_required=True),),
+                codec.encode_entity,
             ),
-            _declare_read(
+            declare(
+                reads.ENTITIES,
                 "entities",
                 "List entities by key",
                 ("Entities", "Page by page."),
-                self._list_entities,
-                _text_parameter("prefix", "Only keys that begin with it."),
-                *page,
+                (
+                    _declare_text(reads.PREFIX, "Only keys that begin with it."),
+                    _declare_parameter(reads.ENTITY_AFTER, _AFTER),
+                    limit_parameter,
+                ),
+                codec.encode_entities,
             ),
-            _declare_read(
+            declare(
+                reads.RELATIONSHIPS,
                 "relationships",
                 "List relationships",
                 ("Relationships", _RELATIONSHIPS_DESCRIPTION),
-                self._list_relationships,
-                *wanted,
-                *page,
+                (*wanted, _declare_parameter(reads.RELATIONSHIP_AFTER, _AFTER), limit_parameter),
+                codec.encode_page,
             ),
-            _declare_read(
+            declare(
+                reads.RELATIONSHIP,
                 "relationship",
                 "Look for a relationship",
                 ("RelationshipFound", "Whether it is there."),
-                self._check_relationship,
-                *exact,
+                exact,
+                members,
             ),
-            _declare_read(
+            declare(
+                reads.TRANSACTION,
                 "transaction",
                 "Read a transaction",
                 ("Transaction", "As it was committed."),
-                self._get_transaction,
-                tx_id,
+                (tx_id,),
+                codec.encode_transaction,
                 errors=(404,),
             ),
-            _declare_read(
+            declare(
+                reads.OUTCOME,
                 "outcome",
                 "Look a transaction up by its id or key",
                 ("TransactionOutcome", _OUTCOME_DESCRIPTION),
-                self._get_outcome,
-                optional_tx_id,
-                idempotency_key,
-                client,
+                (optional_tx_id, _declare_parameter(reads.IDEMPOTENCY_KEY, key_schema), client),
+                members,
                 errors=(404,),
             ),
-            _declare_read(
+            declare(
+                reads.BLOCK,
                 "block",
                 "Read a block",
                 ("Block", "Of the scope's lane, with the scope's own transactions."),
-                self._get_block,
-                height,
+                (height,),
+                members,
                 errors=(404,),
             ),
-            _declare_read(
+            declare(
+                reads.PROOF,
                 "proof",
                 "Prove a transaction",
                 ("ProofDocument", "All that a verifier needs (docs/proofs.md)."),
-                self._get_proof,
-                tx_id,
+                (tx_id,),
+                lambda proven: encode(proof_document(proven)),
                 errors=(404,),
             ),
         ]
 
-    async def _get_client_state(self, call: Call) -> bytes:
-        return codec.encode_client_state(
-            await self.service.load_client_state(*_get_scope(call), call["client_id"], call.principal)
+    def _declare_read(
+        self,
+        read: Read,
+        path: str,
+        summary: str,
+        response: tuple[str, str],
+        parameters: Sequence[Parameter],
+        encode_answer: Callable[[Any], bytes],
+        errors: tuple[int, ...] = (),
+    ) -> Endpoint:
+        """Declare an endpoint whose response has that schema and description."""
+        return Endpoint(
+            method="GET",
+            path=f"{PATH}{path}",
+            api="ledger",
+            name=f"get{''.join(word.capitalize() for word in path.split('-'))}",
+            summary=summary,
+            description=response[1],
+            parameters=(*_SCOPE_PARAMETERS, *parameters),
+            authorize=partial(_authorize, read),
+            handle=partial(self._serve_read, read, encode_answer),
+            responses={200: schema_response(*response)},
+            errors=errors,
         )
 
-    async def _get_entity(self, call: Call) -> bytes:
-        return codec.encode_entity(await self.service.load_entity(*_get_scope(call), call["key"], call.principal))
-
-    async def _list_entities(self, call: Call) -> bytes:
-        page = await self.service.list_entities(
-            *_get_scope(call),
-            call["prefix"],
-            call["after"],
-            call["limit"],
-            call.principal,
-            after_field=call.get_sent_name("after"),
-        )
-        return codec.encode_entities(page)
-
-    async def _list_relationships(self, call: Call) -> bytes:
-        organization, vault = _get_scope(call)
-        query = RelationshipQuery(
-            scope=organization,
-            resource=call["resource"],
-            relation=call["relation"],
-            subject=call["subject"],
-            limit=call["limit"],
-        )
-        page = await self.service.list_relationships(
-            query, vault, call["after"], call.principal, after_field=call.get_sent_name("after")
-        )
-        return codec.encode_relationships(page)
-
-    async def _check_relationship(self, call: Call) -> bytes:
-        names = (call["resource"], call["relation"], call["subject"])
-        return codec.encode_relationship(await self.service.find_relationship(*_get_scope(call), names, call.principal))
-
-    async def _get_transaction(self, call: Call) -> bytes:
-        return codec.encode_transaction(
-            await self.service.load_transaction(*_get_scope(call), call["tx_id"], call.principal)
-        )
-
-    async def _get_outcome(self, call: Call) -> Mapping[str, Any]:
-        outcome = await self.service.find_outcome(
-            *_get_scope(call), call["tx_id"], call["idempotency_key"], call["client_id"], call.principal
-        )
-        record = outcome.record
-        assert record is not None  # noqa: S101 - found
-        tx_id = format_tx_id(record.lane, record.position)
-        transaction = codec.encode_transaction(Transaction(tx_id, record, decode_operations(record)))
-        return await describe_outcome(self.service.log, outcome, {"transaction": orjson.Fragment(transaction)})
-
-    async def _get_block(self, call: Call) -> bytes:
-        return codec.encode_block(await self.service.load_block(*_get_scope(call), call["height"], call.principal))
-
-    async def _get_proof(self, call: Call) -> bytes:
-        proof = await self.service.load_proof(*_get_scope(call), call["tx_id"], call.principal)
-        return encode(proof_document(proof))
+    async def _serve_read(self, read: Read, encode_answer: Callable[[Any], Answer], call: Call) -> Answer:
+        values = {field.name: call[field.name] for field in read.fields}
+        return encode_answer(await read.run(self.service, call.scope, call.principal, values))
 
     # --- following
 
@@ -334,73 +298,43 @@ class LedgerEndpoints:
         after, after_field = call["after"], call.get_sent_name("after")
         if last_event_id is not None:
             after, after_field = last_event_id, "Last-Event-ID"
-        scope = self.service.check_watchable(*_get_scope(call), call.principal)
-        await self.service.check_height(scope, after, call["epoch"], after_field=after_field)
-
-        def may_read(current: Principal) -> bool:
-            return current.grants.may_read(scope.name)
-
-        chunks = partial(self._iterate_chunks, scope, after)
-        return await self.streams.serve(call.request, call.principal, may_read, chunks)
-
-    async def _iterate_chunks(self, scope: Scope, after: int) -> AsyncGenerator[bytes, None]:
-        yield b"retry: 1000\n\n"
-        async with aclosing(self.service.follow_blocks(scope, after)) as batches:
-            async for blocks in batches:
-                yield b"".join(
-                    b"id: %d\ndata: %b\n\n" % (scope_block.block.height, codec.encode_block(scope_block))
-                    for scope_block in blocks
-                )
+        await reads.check_height(self.service, call.scope, after, call["epoch"], after_field=after_field)
+        blocks = reads.follow_blocks(self.service, call.scope, after)
+        return await self.streams.serve(call, [call.scope], b"retry: 1000\n\n", blocks, _encode_blocks)
 
 
-def _declare_read(
-    path: str,
-    summary: str,
-    response: tuple[str, str],
-    handle: Callable[[Call], Awaitable[Answer]],
-    *parameters: Parameter,
-    errors: tuple[int, ...] = (),
-) -> Endpoint:
-    """Declare an endpoint whose response has that schema and description."""
-    return Endpoint(
-        method="GET",
-        path=f"{PATH}{path}",
-        api="ledger",
-        name=f"get{''.join(word.capitalize() for word in path.split('-'))}",
-        summary=summary,
-        description=response[1],
-        parameters=(*_SCOPE_PARAMETERS, *parameters),
-        handle=handle,
-        responses={200: schema_response(*response)},
-        errors=errors,
+def _authorize(read: Read, call: Call) -> str:
+    return read.authorize(call["organization"], call["vault"], call.principal)
+
+
+def _encode_blocks(blocks: Sequence[Members]) -> bytes:
+    return b"".join([encode_event(block["header"]["height"], codec.encode_members(block)) for block in blocks])
+
+
+def _declare_parameter(field: Field, schema: Schema, **more: Any) -> Parameter:
+    """Declare the parameter of a field. `Field.check` checks it, for gRPC too."""
+    return Parameter(
+        **{"parse": field.check, **more},
+        name=field.name,
+        schema=schema,
+        default=field.default,
+        previous_name=field.message_name,
     )
 
 
-def _text_parameter(
-    name: str, description: str, characters_max: int = ENTITY_KEY_CHARACTERS_MAX, *, is_required: bool = False
+def _declare_text(
+    field: Field, description: str, characters_max: int = ENTITY_KEY_CHARACTERS_MAX, *, is_required: bool = False
 ) -> Parameter:
-    """Declare a name. `LedgerService` checks it, for gRPC too."""
     schema: Schema = {"type": "string", "maxLength": characters_max, "pattern": NO_NUL, "description": description}
     if is_required:
         schema["minLength"] = 1
-    example = _NAME_EXAMPLES[name] if is_required else None
-    return Parameter(name=name, schema=schema, default="", is_required=is_required, example=example)
+    example = _NAME_EXAMPLES[field.name] if is_required else None
+    return _declare_parameter(field, schema, is_required=is_required, example=example)
 
 
 _SCOPE_PARAMETERS: Final = (
-    _text_parameter("organization", "Whose ledger.", SCOPE_NAME_CHARACTERS_MAX, is_required=True),
-    _text_parameter(
-        "vault", "One of the organization's. Without it, the organization itself.", SCOPE_NAME_CHARACTERS_MAX
+    _declare_text(reads.ORGANIZATION, "Whose ledger.", SCOPE_NAME_CHARACTERS_MAX, is_required=True),
+    _declare_text(
+        reads.VAULT, "One of the organization's. Without it, the organization itself.", SCOPE_NAME_CHARACTERS_MAX
     ),
 )
-
-
-def _parse_key(text: str, _: str) -> bytes:
-    try:
-        return codec.decode_key(text)
-    except CanonicalError as error:
-        raise value_error(error) from error
-
-
-def _get_scope(call: Call) -> tuple[str, str]:
-    return call["organization"], call["vault"]

@@ -3,37 +3,26 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from oncelog.core.operations import Entity
 from oncelog.core.proof import Block
-from oncelog.core.transactions import check_operation_count
+from oncelog.core.transactions import check_operation_count, format_tx_id
 from oncelog.engine.read_results import Proven
 from oncelog.errors import CanonicalError
 from oncelog.ledger.operation_codec import decode_operation, encode_operation
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.ledger.codec import check_batch_operations, check_one_scope
 from oncelog.server.ledger.service import value_error
-from oncelog.server.ledger.values import (
-    ClientState,
-    Entities,
-    Relationships,
-    ScopeBlock,
-    Transaction,
-    Write,
-    WriteAnswer,
-    WriteError,
-    WriteSuccess,
-)
+from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError, WriteSuccess, to_header_members
 
 # --- what comes in -----------------------------------------------------------------------------------
 
 
 def decode_write(message: pb.WriteRequest) -> Write:
-    """A write. Raises ApiError."""
+    """Decode a write. Raises ApiError."""
     return _to_write(message, message.operations)
 
 
 def decode_batch(message: pb.BatchWriteRequest) -> Write:
-    """A batch: one write of all its operations. Raises ApiError."""
+    """Decode a batch: one write of all its operations. Raises ApiError."""
     scopes = [(item.organization, item.vault) for item in message.writes]
     check_one_scope((message.organization, message.vault), scopes)
     check_batch_operations([len(item.operations) for item in message.writes])
@@ -44,7 +33,7 @@ def _to_write(
     message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence[pb.Operation], *, is_batch: bool = False
 ) -> Write:
     try:
-        check_operation_count(len(operations))  # before any of them is looked at
+        check_operation_count(len(operations))  # before any of them is decoded
         return Write(
             message.organization,
             message.vault,
@@ -62,29 +51,32 @@ def _to_write(
 
 
 def encode_answer(write_answer: WriteAnswer) -> pb.WriteResponse:
-    """What became of a write."""
+    """Encode the answer to a write."""
     if isinstance(write_answer, WriteSuccess):
         return pb.WriteResponse(success=_encode_success(write_answer))
     return pb.WriteResponse(error=_encode_error(write_answer))
 
 
 def _encode_success(success: WriteSuccess) -> pb.WriteSuccess:
-    proof = success.proof
+    receipt, attestation = success.receipt, success.attestation
+    proof = attestation.proof
     return pb.WriteSuccess(
-        committed_tx_id=success.tx_id,
-        block_height=success.block.height,
-        block_header=_encode_cached_header(success.block),
-        transaction_proof=pb.TransactionProof(index=proof.index, count=proof.count, path=proof.path, salt=success.salt),
-        assigned_sequence=success.assigned_sequence,
-        version=success.version,
-        timestamp_ms=success.timestamp_ms,
-        actor=success.actor,
+        committed_tx_id=format_tx_id(receipt.lane, receipt.position),
+        block_height=attestation.block.height,
+        block_header=_encode_cached_header(attestation.block),
+        transaction_proof=pb.TransactionProof(
+            index=proof.index, count=proof.count, path=proof.path, salt=attestation.salt
+        ),
+        assigned_sequence=receipt.client_sequence,
+        version=receipt.sequence,
+        timestamp_ms=receipt.log_time_ms,
+        actor=attestation.actor,
     )
 
 
 @lru_cache(maxsize=256)
 def _encode_cached_header(block: Block) -> pb.BlockHeader:
-    """The same for all that were committed together. It is copied into what is sent, and never changed."""
+    """Encode the header of a block. Cached: messages copy it, and all transactions of a group commit share it."""
     return encode_header(block)
 
 
@@ -105,101 +97,22 @@ def _encode_error(error: WriteError) -> pb.WriteError:
 
 
 def encode_header(block: Block) -> pb.BlockHeader:
-    """A block's header."""
-    return pb.BlockHeader(
-        lane=block.lane,
-        height=block.height,
-        first_position=block.first_position,
-        count=block.count,
-        timestamp_ms=block.log_time_ms,
-        previous_hash=block.previous,
-        merkle_root=block.root,
-        hash=block.hash,
-    )
+    """Encode the header of a block."""
+    return pb.BlockHeader(**to_header_members(block))
 
 
-def encode_client_state(state: ClientState) -> pb.GetClientStateResponse:
-    """Where a client stands."""
-    return pb.GetClientStateResponse(
-        last_committed_sequence=state.last_committed_sequence,
-        last_seen_ms=state.last_seen_ms,
-        last_idempotency_key=state.last_key,
-        last_request_hash=state.last_request_hash,
-    )
-
-
-def encode_entity(found: tuple[str, Entity] | None) -> pb.GetEntityResponse:
-    """An entity, or none."""
-    return pb.GetEntityResponse(entity=None if found is None else _to_entity_message(*found))
-
-
-def _to_entity_message(key: str, found: Entity) -> pb.Entity:
-    return pb.Entity(
-        key=key,
-        value=found.value,
-        version=found.version,
-        expires_at_ms=found.expires_at_ms,
-        erased=found.erased,
-    )
-
-
-def encode_entities(page: Entities) -> pb.ListEntitiesResponse:
-    """A page of entities."""
-    found = [_to_entity_message(key, entity) for key, entity in page.entities]
-    return pb.ListEntitiesResponse(entities=found, next_page_token=page.next_page_token)
-
-
-def encode_relationships(page: Relationships) -> pb.ListRelationshipsResponse:
-    """A page of relationships."""
-    found = [
-        pb.StoredRelationship(resource=resource, relation=relation, subject=subject, version=version)
-        for resource, relation, subject, version in page.relationships
-    ]
-    return pb.ListRelationshipsResponse(relationships=found, next_page_token=page.next_page_token)
-
-
-def encode_transaction(found: Transaction) -> pb.Transaction:
-    """A transaction as it was committed."""
-    record = found.record
-    return pb.Transaction(
-        tx_id=found.tx_id,
-        client_id=record.client,
-        sequence=record.client_sequence,
-        idempotency_key=record.key,
-        operations=[encode_operation(operation) for operation in found.operations],
-        timestamp_ms=record.log_time_ms,
-        actor=record.actor,
-        block_height=record.height,
-        version=record.sequence,
-        request_hash=record.fingerprint,
-        erased=record.erased,
-    )
-
-
-def encode_block(scope_block: ScopeBlock) -> pb.Block:
-    """A block with the scope's own transactions."""
-    return pb.Block(header=encode_header(scope_block.block), tx_ids=scope_block.tx_ids, epoch=scope_block.epoch)
+def encode_transaction(transaction: Members) -> pb.Transaction:
+    """Encode a transaction."""
+    return pb.Transaction(**{**transaction, "operations": list(map(encode_operation, transaction["operations"]))})
 
 
 def encode_proof(proven: Proven) -> pb.ProofDocument:
-    """All that proves a record."""
+    """Encode the proof of a record."""
     record = proven.record
+    # All members of the header have the names of the record's fields.
+    header = {name: getattr(record, name) for name in pb.RecordHeader.DESCRIPTOR.fields_by_name}
     return pb.ProofDocument(
-        record=pb.RecordHeader(
-            lane=record.lane,
-            position=record.position,
-            sequence=record.sequence,
-            log_time_ms=record.log_time_ms,
-            height=record.height,
-            client_sequence=record.client_sequence,
-            policy=record.policy,
-            scope=record.scope,
-            key=record.key,
-            fingerprint=record.fingerprint,
-            actor=record.actor,
-            client=record.client,
-            partitions=record.partitions,
-        ),
+        record=pb.RecordHeader(**header),
         salt=None if record.erased else proven.salt,
         body=None if record.erased else record.body,
         body_hash=proven.body_hash,

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote
 
@@ -24,12 +24,12 @@ from oncelog.server.auth_gate import credential_ended_error, renew_each
 from oncelog.server.connection_limiter import Caller, CountedStream
 from oncelog.server.errors import UNREADABLE, ApiError, shutdown_error, to_api_error
 from oncelog.server.http_requests import check_single_authorization, parse_bearer
-from oncelog.server.ledger import grpc_codec
+from oncelog.server.ledger import grpc_codec, reads
 from oncelog.server.ledger.health_service import Health, Reflection, end_call
+from oncelog.server.ledger.reads import Read
 from oncelog.server.ledger.service import LedgerService
 from oncelog.server.ledger.write_batcher import DecodeWrite, WriteBatcher
 from oncelog.server.limits import LONG_FRAME_BYTES
-from oncelog.storage.store import RelationshipQuery
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -211,20 +211,13 @@ class LedgerGrpcService:
 
     def _new_handlers(self) -> dict[str, Any]:
         handlers: dict[str, tuple[type[Message], CallHandler]] = {
-            "Write": (pb.WriteRequest, self._write),
-            "BatchWrite": (pb.BatchWriteRequest, self._batch_write),
-            "GetClientState": (pb.GetClientStateRequest, self._get_client_state),
-            "GetEntity": (pb.GetEntityRequest, self._get_entity),
-            "ListEntities": (pb.ListEntitiesRequest, self._list_entities),
-            "ListRelationships": (pb.ListRelationshipsRequest, self._list_relationships),
-            "CheckRelationship": (pb.CheckRelationshipRequest, self._check_relationship),
-            "GetTransaction": (pb.GetTransactionRequest, self._get_transaction),
-            "GetBlock": (pb.GetBlockRequest, self._get_block),
-            "GetProof": (pb.GetProofRequest, self._get_proof),
+            "Write": (pb.WriteRequest, partial(self._submit_write, grpc_codec.decode_write)),
+            "BatchWrite": (pb.BatchWriteRequest, partial(self._submit_write, grpc_codec.decode_batch)),
+            **{name: (kind, partial(self._read, read, encode)) for name, (kind, read, encode) in _READS.items()},
         }
         # No deserializer: a malformed message gets an error of the Ledger API instead of an internal error of gRPC.
-        # And as streams, which on the wire is the same: so who it is is asked before the message is taken, and not
-        # when gRPC has gathered all of it, of whomever.
+        # Calls are served as streams, which are the same on the wire, so that the caller is authenticated before its
+        # message is read.
         unary: dict[str, Any] = {
             name: grpc.stream_unary_rpc_method_handler(self._new_handler(kind, answer))
             for name, (kind, answer) in handlers.items()
@@ -242,8 +235,8 @@ class LedgerGrpcService:
             task.add_done_callback(self._calls.discard)
             try:
                 answer = await self._serve_call(kind, handle, context)
-            except ApiError as error:
-                await self._abort(context, error)
+            except (ApiError, OncelogError) as error:
+                await self._abort(context, to_api_error(error, UNREADABLE))
             except Exception:  # asyncio.CancelledError is none: the caller has gone
                 logger.exception("a call failed")
                 await self._abort(context, ApiError(error_codes.SERVER_ERROR, "the server is at fault"))
@@ -327,12 +320,6 @@ class LedgerGrpcService:
         if self._read_deadlines:
             self._schedule_deadlines()
 
-    def _write(self, request: pb.WriteRequest, principal: Principal) -> Awaitable[bytes]:
-        return self._submit_write(grpc_codec.decode_write, request, principal)
-
-    def _batch_write(self, request: pb.BatchWriteRequest, principal: Principal) -> Awaitable[bytes]:
-        return self._submit_write(grpc_codec.decode_batch, request, principal)
-
     def _submit_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> Awaitable[bytes]:
         """Calls of these come by the thousand: the answer is made where the verdict is told, and waited for once."""
         if self._is_closing:
@@ -348,49 +335,13 @@ class LedgerGrpcService:
         answer = await self._service.write(write, principal)
         return grpc_codec.encode_answer(answer).SerializeToString()
 
-    async def _get_client_state(self, request: pb.GetClientStateRequest, principal: Principal) -> Message:
-        arguments = (request.organization, request.vault, request.client_id)
-        return grpc_codec.encode_client_state(await self._service.load_client_state(*arguments, principal))
-
-    async def _get_entity(self, request: pb.GetEntityRequest, principal: Principal) -> Message:
-        arguments = (request.organization, request.vault, request.key)
-        return grpc_codec.encode_entity(await self._service.load_entity(*arguments, principal))
-
-    async def _list_entities(self, request: pb.ListEntitiesRequest, principal: Principal) -> Message:
-        page = await self._service.list_entities(
-            request.organization, request.vault, request.prefix, request.page_token, request.page_size, principal
-        )
-        return grpc_codec.encode_entities(page)
-
-    async def _list_relationships(self, request: pb.ListRelationshipsRequest, principal: Principal) -> Message:
-        query = RelationshipQuery(
-            scope=request.organization,
-            resource=request.resource,
-            relation=request.relation,
-            subject=request.subject,
-            limit=request.page_size,
-        )
-        return grpc_codec.encode_relationships(
-            await self._service.list_relationships(query, request.vault, request.page_token, principal)
-        )
-
-    async def _check_relationship(self, request: pb.CheckRelationshipRequest, principal: Principal) -> Message:
-        names = (request.resource, request.relation, request.subject)
-        version = await self._service.find_relationship(request.organization, request.vault, names, principal)
-        return pb.CheckRelationshipResponse(exists=version > 0, version=version)
-
-    async def _get_transaction(self, request: pb.GetTransactionRequest, principal: Principal) -> Message:
-        arguments = (request.organization, request.vault, request.tx_id)
-        return grpc_codec.encode_transaction(await self._service.load_transaction(*arguments, principal))
-
-    async def _get_block(self, request: pb.GetBlockRequest, principal: Principal) -> Message:
-        return grpc_codec.encode_block(
-            await self._service.load_block(request.organization, request.vault, request.height, principal)
-        )
-
-    async def _get_proof(self, request: pb.GetProofRequest, principal: Principal) -> Message:
-        arguments = (request.organization, request.vault, request.tx_id)
-        return grpc_codec.encode_proof(await self._service.load_proof(*arguments, principal))
+    async def _read(self, read: Read, encode: Callable[[Any], Message], request: Any, principal: Principal) -> Message:
+        values = {}
+        for field in read.fields:
+            name = field.message_name or field.name
+            values[field.name] = field.check(getattr(request, name), name)
+        scope = read.authorize(request.organization, request.vault, principal)
+        return encode(await read.run(self._service, scope, principal, values))
 
     # --- watching
 
@@ -407,18 +358,16 @@ class LedgerGrpcService:
             request = await self._read_message(pb.WatchBlocksRequest, context)
             if self._is_closing:
                 raise shutdown_error()
-            scope = self._service.check_watchable(request.organization, request.vault, principal)
-            self._watchers[task] = _Watcher(principal, scope.name)
-            await self._service.check_height(scope, request.after_height, request.epoch)
+            scope = reads.BLOCKS.authorize(request.organization, request.vault, principal)
+            self._watchers[task] = _Watcher(principal, scope)
+            await reads.check_height(self._service, scope, request.after_height, request.epoch)
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
-            async with aclosing(self._service.follow_blocks(scope, request.after_height)) as batches:
+            async with aclosing(reads.follow_blocks(self._service, scope, request.after_height)) as batches:
                 async for blocks in batches:
-                    for scope_block in blocks:
+                    for block in blocks:
                         async with asyncio.timeout(2 * self._service.limits.heartbeat_ms / 1000):
-                            await context.write(grpc_codec.encode_block(scope_block).SerializeToString())
-        except ApiError as error:
-            await self._abort_stream(context, error)
-        except OncelogError as error:
+                            await context.write(pb.Block(**block).SerializeToString())
+        except (ApiError, OncelogError) as error:
             await self._abort_stream(context, to_api_error(error, UNREADABLE))
         except TimeoutError:
             logger.warning("a slow reader is closed", extra={"actor": self._watchers[task].principal.actor})
@@ -445,6 +394,31 @@ class LedgerGrpcService:
                 await self._abort(context, error)
         except TimeoutError:
             raise asyncio.CancelledError from None
+
+
+_READS: Final[dict[str, tuple[type[Message], Read, Callable[[Any], Message]]]] = {
+    "GetClientState": (
+        pb.GetClientStateRequest,
+        reads.CLIENT_STATE,
+        lambda members: pb.GetClientStateResponse(**members),
+    ),
+    "GetEntity": (pb.GetEntityRequest, reads.ENTITY, lambda members: pb.GetEntityResponse(**members)),
+    "ListEntities": (pb.ListEntitiesRequest, reads.ENTITIES, lambda members: pb.ListEntitiesResponse(**members)),
+    "ListRelationships": (
+        pb.ListRelationshipsRequest,
+        reads.RELATIONSHIPS,
+        lambda members: pb.ListRelationshipsResponse(**members),
+    ),
+    "CheckRelationship": (
+        pb.CheckRelationshipRequest,
+        reads.RELATIONSHIP,
+        lambda members: pb.CheckRelationshipResponse(**members),
+    ),
+    "GetTransaction": (pb.GetTransactionRequest, reads.TRANSACTION, grpc_codec.encode_transaction),
+    "GetBlock": (pb.GetBlockRequest, reads.BLOCK, lambda members: pb.Block(**members)),
+    "GetProof": (pb.GetProofRequest, reads.PROOF, grpc_codec.encode_proof),
+}
+"""Request, operation and encoder of each method that reads."""
 
 
 class _Watcher(Struct):

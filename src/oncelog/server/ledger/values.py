@@ -1,25 +1,21 @@
-"""Requests and answers of the Ledger API, independent of the transport. Binary values are bytes."""
+"""Writes of the Ledger API and their answers, independent of the transport. Binary values are bytes."""
 
 from enum import IntEnum
+from typing import Any
 
 from msgspec import Struct
 
-from oncelog.core.operations import Entity, Operation
-from oncelog.core.proof import Block, Proof
-from oncelog.core.values import Record
+from oncelog.core.operations import Operation
+from oncelog.core.proof import Block
+from oncelog.core.values import Receipt
+from oncelog.engine.answer_cache import Attestation
 
-
-class Scope(Struct, frozen=True, gc=False):
-    """An organization, or a vault of one."""
-
-    organization: str
-    vault: str
-    name: str
-    """Of its stream; grants are asked for it."""
+Members = dict[str, Any]
+"""An answer to a read, or a part of one, by the names that JSON and gRPC messages have in common."""
 
 
 class Write(Struct, frozen=True, gc=False):
-    """A write as it was asked for, not checked yet."""
+    """A requested write, not checked yet."""
 
     organization: str
     vault: str
@@ -32,20 +28,14 @@ class Write(Struct, frozen=True, gc=False):
 
 
 class WriteSuccess(Struct, frozen=True, gc=False):
-    """A transaction has been committed: what its first answer said, and what every other from memory says."""
+    """The answer to a committed transaction: the first one, and the one to each retry that memory knows."""
 
-    tx_id: str
-    block: Block
-    proof: Proof
-    salt: bytes
-    assigned_sequence: int
-    version: int
-    timestamp_ms: int
-    actor: str
+    receipt: Receipt
+    attestation: Attestation
 
 
 class WriteErrorCode(IntEnum):
-    """Outcomes that are no success. Their numbers are those of the wire (LG-20)."""
+    """Outcomes of writes that were not committed now, with their numbers in gRPC (LG-20)."""
 
     KEY_EXISTS = 1
     KEY_NOT_FOUND = 2
@@ -58,17 +48,17 @@ class WriteErrorCode(IntEnum):
 
 
 class WriteError(Struct, frozen=True, gc=False, kw_only=True):
-    """Data of a successful call: what became of the write in place of a success."""
+    """The answer to a write that was not committed now. The call itself succeeds."""
 
     code: WriteErrorCode
     message: str
     key: str = ""
-    """The entity of a failed condition, and how it stands: nothing where it does not exist."""
+    """The entity of a failed condition. Its version and value follow if it exists."""
     current_version: int | None = None
     current_value: bytes | None = None
     operation_index: int | None = None
     tx_id: str | None = None
-    """Of ALREADY_COMMITTED, as far as it is remembered."""
+    """Id of a transaction that was ALREADY_COMMITTED, unless it has been forgotten."""
     block_height: int | None = None
     assigned_sequence: int | None = None
     erased: bool = False
@@ -78,42 +68,15 @@ class WriteError(Struct, frozen=True, gc=False, kw_only=True):
 WriteAnswer = WriteSuccess | WriteError
 
 
-class ClientState(Struct, frozen=True, gc=False):
-    """Where a client stands in a scope; all zero and empty for one never seen, or evicted."""
-
-    last_committed_sequence: int = 0
-    last_seen_ms: int = 0
-    last_key: bytes = b""
-    last_request_hash: bytes = b""
-
-
-class Entities(Struct, frozen=True, gc=False):
-    """A page of entities."""
-
-    entities: list[tuple[str, Entity]]
-    next_page_token: str
-
-
-class Relationships(Struct, frozen=True, gc=False):
-    """A page of relationships: resource, relation, subject, version."""
-
-    relationships: list[tuple[str, str, str, int]]
-    next_page_token: str
-
-
-class Transaction(Struct, frozen=True, gc=False):
-    """A transaction as it was committed."""
-
-    tx_id: str
-    record: Record
-    operations: tuple[Operation, ...]
-    """None of an erased one."""
-
-
-class ScopeBlock(Struct, frozen=True, gc=False):
-    """A block of a scope's lane, with the ids of the scope's own transactions."""
-
-    block: Block
-    tx_ids: tuple[str, ...]
-    epoch: str
-    """Of the history that its height belongs to."""
+def to_header_members(block: Block) -> Members:
+    """Return the members of a block's header, the same in JSON and in gRPC messages."""
+    return {
+        "lane": block.lane,
+        "height": block.height,
+        "first_position": block.first_position,
+        "count": block.count,
+        "timestamp_ms": block.log_time_ms,
+        "previous_hash": block.previous,
+        "merkle_root": block.root,
+        "hash": block.hash,
+    }

@@ -1,0 +1,75 @@
+"""Base of the services of all APIs: what each has, and how each bounds pages and rates."""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncelog import error_codes
+from oncelog.core.values import Rate
+from oncelog.engine.log import Log
+from oncelog.server.auth_gate import AuthGate
+from oncelog.server.endpoint import Parameter
+from oncelog.server.errors import ApiError
+from oncelog.server.http_requests import parse_number
+from oncelog.server.json_schemas import integer_schema
+from oncelog.server.limits import ApiLimits
+from oncelog.server.metrics import Counts
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+class PageSizes(Struct, frozen=True):
+    """How many items the pages of an API have."""
+
+    default: int
+    largest: int
+
+    def clamp(self, requested: int | None) -> int:
+        """Return the size of a page that was requested with a limit, or without one."""
+        return max(1, min(self.default if requested is None else requested, self.largest))
+
+    def to_parameter(self, what: str = "How many at most.") -> Parameter:
+        """Declare the parameter `limit`."""
+        schema = {
+            **integer_schema(),
+            "default": self.clamp(None),
+            "description": f"{what} 0 is taken as 1, more than {self.largest} as that.",
+        }
+        return Parameter(name="limit", schema=schema, parse=parse_number)
+
+
+class ApiService:
+    """The service of one API, the same for all of its transports."""
+
+    def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
+        self.log = log
+        self.auth_gate = auth_gate
+        self.clock = auth_gate.clock
+        self.limits = limits
+        self.counts = counts
+        self.page_sizes = PageSizes(limits.page_events_default, limits.page_events_max)
+        self.is_closing = False
+        """Whether the server is being stopped."""
+
+
+def new_rate(per_second: int, burst: int = 0) -> Rate | None:
+    """Return the rate of new writes that the log checks; None for 0, which is no limit."""
+    return Rate(per_second, burst=burst or per_second) if per_second else None
+
+
+def encode_page_token(*position: str | int | None) -> str:
+    """Encode the position at which the next page begins."""
+    return urlsafe_b64encode(msgspec.json.encode(position)).decode()
+
+
+def decode_page_token(token: str, field: str, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode the position of a page, a tuple. Raises ApiError for a text that no page has returned."""
+    try:
+        position = decoder.decode(urlsafe_b64decode(token.encode("ascii")))
+        if not any("\0" in item for item in position if isinstance(item, str)):
+            return position
+    except (ValueError, msgspec.MsgspecError):
+        pass
+    raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be one that a page has given", field=field)

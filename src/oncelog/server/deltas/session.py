@@ -1,0 +1,176 @@
+"""WebSocket sessions of the Deltas API: one frame connects, then the deltas of a gateway follow."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import ClassVar, Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog import error_codes
+from oncelog.core.canonical import INTEGER_MAX, JsonValue
+from oncelog.core.values import Record
+from oncelog.errors import OncelogError
+from oncelog.server.auth.principal import Principal
+from oncelog.server.connection_limiter import Caller
+from oncelog.server.deltas import codec
+from oncelog.server.deltas.service import DeltasService
+from oncelog.server.errors import UNREADABLE, ApiError, to_api_error
+from oncelog.server.send_queue import SessionTransport
+from oncelog.server.websocket_frames import CloseCode, encode_frame
+from oncelog.server.websocket_session import WebSocketSession
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+
+class Connect(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first frame, and the only one that has a meaning."""
+
+    type: str
+    since: int = 0
+    epoch: str = ""
+    token: str | None = None
+
+
+_CONNECT_DECODER: Final = msgspec.json.Decoder(Connect)
+
+
+class DeltasSession(WebSocketSession[Connect | None, None]):
+    """One connection of the Deltas API. Frames after the first one are ignored, and decoded as None."""
+
+    api: ClassVar = "deltas"
+    transport_name: ClassVar = "ws"
+    connect_kind: ClassVar = "connect"
+    frame_noun: ClassVar = "frame"
+    write_noun: ClassVar = "deltas"
+    service: DeltasService
+
+    def __init__(
+        self,
+        service: DeltasService,
+        transport: SessionTransport,
+        caller: Caller,
+        credential: str | None,
+        parse_gateway_name: Callable[[], str],
+    ) -> None:
+        super().__init__(service, transport, caller)
+        self._credential = credential
+        """Credential of the request, for a `connect` without a token."""
+        self._parse_gateway_name = parse_gateway_name
+        self._scope = ""
+        self._slow_after_s = 2 * service.limits.heartbeat_ms / 1000
+        self._follow_task: asyncio.Task[None] | None = None
+
+    # --- frames in
+
+    def _decode(self, data: bytes) -> Connect | None:
+        if self.principal is not None:
+            return None
+        try:
+            connect = _CONNECT_DECODER.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            message = f"the first frame must be a connect message: {error}"
+            raise ApiError(error_codes.BAD_REQUEST, message) from error
+        if connect.type != "connect" or not 0 <= connect.since <= INTEGER_MAX:
+            message = "type: must be connect, and since a whole number from 0 to 2^53−1"
+            raise ApiError(error_codes.BAD_REQUEST, message)
+        return connect
+
+    def receive_binary(self) -> None:
+        """Refuse a binary first frame. Later frames are ignored, as text is."""
+        if self.principal is None:
+            message = "the first frame must be a connect message, in JSON"
+            self._send_error(ApiError(error_codes.BAD_REQUEST, message))
+
+    def _get_kind(self, message: Connect | None) -> str:
+        return "ignored" if message is None else "connect"
+
+    def _get_reply_to(self, message: Connect | None) -> None:
+        """Return None: there is only one request."""
+
+    async def _connect(self, request: Connect) -> None:
+        service = self.service
+        principal = service.auth_gate.authenticate(
+            self._credential if request.token is None else request.token, self.caller
+        )
+        self._scope = service.check_readable(self._parse_gateway_name(), principal)
+        self.principal = principal
+        await service.check_cursor(self._scope, request.since, request.epoch)
+        if self._is_closing:  # it has ended meanwhile
+            return
+        self._count_request("ok")
+        self._follow_task = asyncio.get_running_loop().create_task(self._follow(request.since))
+
+    def _ignore(self, _: None) -> None:
+        """Do nothing."""
+
+    handlers: ClassVar = {"connect": _connect, "ignored": _ignore}
+
+    # --- frames out
+
+    async def _follow(self, since: int) -> None:
+        """Send deltas until the connection ends, or only a snapshot has the next ones."""
+        try:
+            await self._send(b'{"type":"connected","epoch":%b}' % msgspec.json.encode(self.service.log.epoch))
+            async with aclosing(self.service.follow(self._scope, since)) as batches:
+                async for deltas in batches:
+                    await self._send(b'{"type":"snapshot"}' if deltas is None else _encode_deltas(deltas))
+            self.close(CloseCode.NORMAL, "")
+        except (ApiError, OncelogError) as error:
+            self._send_error(to_api_error(error, UNREADABLE))
+        except (ConnectionError, TimeoutError):
+            self.on_disconnect()
+        except Exception:
+            logger.exception("a live reader could not be served", extra=self._describe())
+            self.close(CloseCode.SERVER_ERROR, "")
+
+    async def _send(self, message: bytes) -> None:
+        """Send a message, and wait until the client has read enough. Raises TimeoutError after two heartbeats."""
+        self.send_queue.put(encode_frame(message))
+        self.send_queue.flush()
+        async with asyncio.timeout(self._slow_after_s):
+            await self.transport.drain()
+
+    def _send_error(self, error: ApiError, reply_to: None = None) -> None:  # noqa: ARG002 - there is only one request
+        if not self._is_closing:
+            self._count_request(error.code)
+            self.send_queue.put(encode_frame(codec.encode_error(error, type="error")))
+            self.close(CloseCode.POLICY, "")
+
+    # --- the end
+
+    def refuse_silence(self) -> None:
+        """As the base says. The client gets an error frame first."""
+        self._send_error(ApiError(error_codes.BAD_REQUEST, "no connect message arrived in time"))
+
+    def _may_continue(self, principal: Principal) -> bool:
+        return principal.grants.may_read(self._scope)
+
+    def fail(self, error: Exception) -> None:
+        """As the base says."""
+        self._send_error(to_api_error(error, UNREADABLE))
+
+    def on_disconnect(self) -> None:
+        """As the base says. With unsent data the client does not read, and is cut off (CO-31).
+
+        aiohttp closes a connection that answers no pings, but only when all that waits for it has been sent.
+        """
+        is_slow = not self._is_closing and self.transport.count_buffered_bytes() > 0
+        super().on_disconnect()
+        if is_slow:
+            logger.warning("a slow reader is closed", extra=self._describe())
+            self.service.counts.slow_readers_closed += 1
+            self.transport.abort()
+
+    def _stop_delivery(self) -> None:
+        if self._follow_task is not None:
+            self._follow_task.cancel()
+
+    def _describe(self) -> Mapping[str, JsonValue]:
+        return {"address": self.address, "actor": None if self.principal is None else self.principal.actor}
+
+
+def _encode_deltas(deltas: Sequence[Record]) -> bytes:
+    return b'{"type":"deltas","deltas":%b,"cursor":%d}' % (codec.encode_deltas(deltas), deltas[-1].sequence)

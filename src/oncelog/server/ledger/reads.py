@@ -1,0 +1,291 @@
+"""Reads of the Ledger API, the same over gRPC and HTTP: what each can name, and what it answers.
+
+The order is that of CO-18: the fields of a request are checked first, then the right to read the scope, and only then
+the log is read. Answers are members by their names in JSON and in gRPC messages; binary values are bytes.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX
+from oncelog.core.operations import Entity
+from oncelog.core.policy import LEDGER
+from oncelog.core.transactions import decode_operations, format_tx_id, parse_tx_id
+from oncelog.core.values import Record
+from oncelog.engine.read_results import Proven
+from oncelog.error_codes import HISTORY_CHANGED, NOT_FOUND
+from oncelog.errors import CanonicalError
+from oncelog.server.api_service import decode_page_token, encode_page_token
+from oncelog.server.auth.principal import Principal
+from oncelog.server.errors import ApiError
+from oncelog.server.ledger.codec import decode_key, encode_transaction
+from oncelog.server.ledger.service import (
+    CLIENT_ID_CHARACTERS_MAX,
+    SCOPE_NAME_CHARACTERS_MAX,
+    LedgerService,
+    bad_request,
+    check_key,
+    check_name,
+    check_text,
+    forbidden_error,
+    parse_scope,
+    value_error,
+)
+from oncelog.server.ledger.values import Members, to_header_members
+from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome
+from oncelog.storage.store import RelationshipQuery, ScopedBlock
+
+
+class Field(Struct, frozen=True, kw_only=True):
+    """A value that a request names."""
+
+    name: str
+    check: Callable[[Any, str], Any]
+    """Checks the value that a client sent under a name, and converts it. Raises ApiError."""
+    default: Any = ""
+    """Converted value of a field that is left out."""
+    message_name: str = ""
+    """Name in gRPC messages, if it differs."""
+
+
+class Read(Struct, frozen=True, kw_only=True):
+    """One operation that reads a scope."""
+
+    fields: tuple[Field, ...] = ()
+    load: Callable[..., Awaitable[Any]]
+    """Loads the answer, by service, scope and fields. Raises ApiError or OncelogError."""
+    is_for_writers: bool = False
+    """Whether the right to write suffices too."""
+
+    def authorize(self, organization: str, vault: str, principal: Principal) -> str:
+        """Return the scope of these names. Raises ApiError if the principal may not read it."""
+        scope, grants = parse_scope(organization, vault), principal.grants
+        if not grants.may_read(scope) and not (self.is_for_writers and grants.may_write(scope)):
+            raise forbidden_error("neither be read nor written" if self.is_for_writers else "not be read")
+        return scope
+
+    async def run(self, ledger: LedgerService, scope: str, principal: Principal, values: Members) -> Any:
+        """Load the answer for the checked values of the fields. Raises ApiError or OncelogError."""
+        if CLIENT in self.fields:
+            values["client_id"] = ledger.check_client_id(values["client_id"], principal)
+        return await self.load(ledger, scope, **values)
+
+
+# --- fields --------------------------------------------------------------------------------------------
+
+
+def _text_field(name: str, *, is_required: bool = False) -> Field:
+    check = check_name if is_required else check_text
+    return Field(name=name, check=partial(check, characters_max=ENTITY_KEY_CHARACTERS_MAX))
+
+
+def _token_field(decoder: msgspec.json.Decoder[Any], first: tuple[str, ...]) -> Field:
+    def check(token: str, name: str) -> Any:
+        return decode_page_token(token, name, decoder) if token else first
+
+    return Field(name="after", check=check, default=first, message_name="page_token")
+
+
+def _check_tx_id(tx_id: str, name: str) -> str:
+    if parse_tx_id(tx_id) is None:
+        raise bad_request(name, "must have 16 hexadecimal digits, in lower case")
+    return tx_id
+
+
+def _check_height(height: int, name: str) -> int:
+    if height < 1:
+        raise bad_request(name, f"must be from 1 on, not {height}")
+    return height
+
+
+def _check_idempotency_key(text: str, _: str) -> bytes:
+    try:
+        key = decode_key(text)
+    except CanonicalError as error:
+        raise value_error(error) from error
+    if key:
+        check_key(key)
+    return key
+
+
+ORGANIZATION: Final = Field(name="organization", check=partial(check_name, characters_max=SCOPE_NAME_CHARACTERS_MAX))
+VAULT: Final = Field(name="vault", check=partial(check_text, characters_max=SCOPE_NAME_CHARACTERS_MAX))
+CLIENT: Final = Field(name="client_id", check=partial(check_text, characters_max=CLIENT_ID_CHARACTERS_MAX))
+KEY: Final = _text_field("key", is_required=True)
+PREFIX: Final = _text_field("prefix")
+WANTED: Final = tuple(map(_text_field, ("resource", "relation", "subject")))
+EXACT: Final = tuple(_text_field(field.name, is_required=True) for field in WANTED)
+ENTITY_POSITION: Final = msgspec.json.Decoder(tuple[str])
+ENTITY_AFTER: Final = _token_field(ENTITY_POSITION, ("",))
+RELATIONSHIP_AFTER: Final = _token_field(msgspec.json.Decoder(tuple[str, str, str]), ("", "", ""))
+LIMIT: Final = Field(name="limit", check=lambda limit, _: limit, default=0, message_name="page_size")
+TX_ID: Final = Field(name="tx_id", check=_check_tx_id)
+IDEMPOTENCY_KEY: Final = Field(name="idempotency_key", check=_check_idempotency_key, default=b"")
+HEIGHT: Final = Field(name="height", check=_check_height)
+
+
+# --- entities and relationships ------------------------------------------------------------------------
+
+
+async def _load_client_state(ledger: LedgerService, scope: str, client_id: str) -> Members:
+    """Return where a client stands (LG-8): zero and empty for one that was never seen, or was evicted."""
+    entry = await ledger.log.state.client(scope, client_id)
+    return {
+        "last_committed_sequence": 0 if entry is None else entry.sequence,
+        "last_seen_ms": 0 if entry is None else entry.last_seen_ms,
+        "last_idempotency_key": b"" if entry is None else entry.last_key,
+        "last_request_hash": b"" if entry is None else entry.last_fingerprint,
+    }
+
+
+async def _load_entity(ledger: LedgerService, scope: str, key: str) -> Members:
+    entity = await ledger.log.state.entity(scope, key)
+    return {"entity": None if entity is None else _to_entity_members(key, entity)}
+
+
+async def _list_entities(ledger: LedgerService, scope: str, prefix: str, after: tuple[str], limit: int) -> Members:
+    size = ledger.get_page_size(limit)
+    page = await ledger.log.state.entities(scope, prefix=prefix, after=after[0], limit=size)
+    following = encode_page_token(page.entities[-1][0]) if page.has_more else ""
+    return {"entities": [_to_entity_members(*found) for found in page.entities], "next_page_token": following}
+
+
+def _to_entity_members(key: str, entity: Entity) -> Members:
+    return {
+        "key": key,
+        "value": entity.value,
+        "version": entity.version,
+        "erased": entity.erased,
+        "expires_at_ms": entity.expires_at_ms,
+    }
+
+
+async def _list_relationships(ledger: LedgerService, scope: str, **values: Any) -> Members:
+    query = RelationshipQuery(scope=scope, **{**values, "limit": ledger.get_page_size(values["limit"])})
+    if query.relation and not (query.resource or query.subject):
+        raise bad_request("relation", "needs a resource or a subject beside it")
+    page = await ledger.log.state.relationships(query)
+    names = ("resource", "relation", "subject", "version")
+    return {
+        "relationships": [dict(zip(names, found, strict=True)) for found in page.relationships],
+        "next_page_token": encode_page_token(*page.relationships[-1][:3]) if page.has_more else "",
+    }
+
+
+async def _find_relationship(ledger: LedgerService, scope: str, **names: str) -> Members:
+    version = await ledger.log.state.relationship(scope, **names) or 0
+    return {"exists": version > 0, "version": version}
+
+
+# --- transactions, blocks, proofs ----------------------------------------------------------------------
+
+
+async def _load_transaction(ledger: LedgerService, scope: str, tx_id: str) -> Members:
+    return _to_transaction_members(await _load_record(ledger, scope, tx_id))
+
+
+def _to_transaction_members(record: Record) -> Members:
+    """Return the members of a transaction. An erased one has no operations."""
+    return {
+        "tx_id": format_tx_id(record.lane, record.position),
+        "client_id": record.client,
+        "sequence": record.client_sequence,
+        "idempotency_key": record.key,
+        "operations": decode_operations(record),
+        "timestamp_ms": record.log_time_ms,
+        "actor": record.actor,
+        "block_height": record.height,
+        "version": record.sequence,
+        "request_hash": record.fingerprint,
+        "erased": record.erased,
+    }
+
+
+async def _load_outcome(
+    ledger: LedgerService, scope: str, tx_id: str, idempotency_key: bytes, client_id: str
+) -> Members:
+    """Return what became of a transaction, by its id or its idempotency key. Raises ApiError if it is unknown."""
+    if bool(tx_id) == bool(idempotency_key):
+        raise bad_request("tx_id", "must be given, or idempotency_key in its place")
+    log = ledger.log
+    if tx_id:
+        outcome = await find_outcome(log, await _load_record(ledger, scope, tx_id))
+    else:
+        policy = log.policies[LEDGER.name]
+        outcome = await load_outcome(
+            log, "idempotency_key", idempotency_key, policy=policy, scope=scope, client=client_id
+        )
+    return await describe_outcome(log, outcome, "transaction", _encode_record)
+
+
+def _encode_record(record: Record) -> bytes:
+    return encode_transaction(_to_transaction_members(record))
+
+
+async def _load_proof(ledger: LedgerService, scope: str, tx_id: str) -> Proven:
+    return await ledger.log.prove((await _load_record(ledger, scope, tx_id)).receipt)
+
+
+async def _load_record(ledger: LedgerService, scope: str, tx_id: str) -> Record:
+    place = parse_tx_id(tx_id)
+    assert place is not None  # noqa: S101 - checked by `TX_ID`
+    state = ledger.log.state
+    record = await state.record(*place) if place[0] == state.lane(scope) else None
+    if record is None or record.scope != scope or record.policy != LEDGER.name:
+        raise ApiError(NOT_FOUND, "tx_id: the scope has no such transaction", field="tx_id")
+    return record
+
+
+async def _load_block(ledger: LedgerService, scope: str, height: int) -> Members:
+    found = await ledger.log.state.blocks(scope, min(height, 2**62) - 1, 1)
+    if not found or found[0].block.height != height:
+        raise ApiError(NOT_FOUND, "height: the scope's lane has no such block", field="height")
+    return to_block_members(found[0], ledger.log.epoch)
+
+
+def to_block_members(found: ScopedBlock, epoch: str) -> Members:
+    """Return the members of a block with the ids of the scope's own transactions."""
+    tx_ids = [format_tx_id(found.block.lane, position) for position in found.positions]
+    return {"header": to_header_members(found.block), "tx_ids": tx_ids, "epoch": epoch}
+
+
+async def check_height(
+    ledger: LedgerService, scope: str, after: int, epoch: str, *, after_field: str = "after_height"
+) -> None:
+    """Raise ApiError for a height that the lane does not have, or one of another history (CO-40)."""
+    heads = await ledger.log.heads()
+    lane = ledger.log.state.lane(scope)
+    height = heads[lane].height if lane in heads else 0
+    if (epoch and epoch != ledger.log.epoch) or after > height:
+        message = (
+            f"{after_field}: must be from 0 to {height}, the newest of the scope's lane, and of this history; "
+            "read again from a height that you know"
+        )
+        raise ApiError(HISTORY_CHANGED, message, field=after_field, epoch=ledger.log.epoch, height=height)
+
+
+async def follow_blocks(ledger: LedgerService, scope: str, after: int) -> AsyncGenerator[Sequence[Members], None]:
+    """Yield the blocks after a height, then those to come, for a cursor that `check_height` has accepted."""
+    async with aclosing(ledger.log.state.follow_blocks(scope, after)) as batches:
+        async for blocks in batches:
+            yield [to_block_members(block, ledger.log.epoch) for block in blocks]
+
+
+# --- operations ----------------------------------------------------------------------------------------
+
+CLIENT_STATE: Final = Read(fields=(CLIENT,), load=_load_client_state, is_for_writers=True)
+ENTITY: Final = Read(fields=(KEY,), load=_load_entity)
+ENTITIES: Final = Read(fields=(PREFIX, ENTITY_AFTER, LIMIT), load=_list_entities)
+RELATIONSHIPS: Final = Read(fields=(*WANTED, RELATIONSHIP_AFTER, LIMIT), load=_list_relationships)
+RELATIONSHIP: Final = Read(fields=EXACT, load=_find_relationship)
+TRANSACTION: Final = Read(fields=(TX_ID,), load=_load_transaction)
+OUTCOME: Final = Read(fields=(TX_ID, IDEMPOTENCY_KEY, CLIENT), load=_load_outcome)
+BLOCK: Final = Read(fields=(HEIGHT,), load=_load_block)
+PROOF: Final = Read(fields=(TX_ID,), load=_load_proof)
+BLOCKS: Final = Read(load=check_height)
+"""Blocks of a scope that are followed."""
