@@ -97,12 +97,11 @@ from oncelog.storage.memory import MemoryLog
 
 if TYPE_CHECKING:
     from oncelog.engine.blocking import BlockingLog, open_blocking
-    from oncelog.engine.follower import Follower
     from oncelog.engine.held_lease import Work
     from oncelog.engine.limits import Limits
     from oncelog.engine.log import Log, open_log
     from oncelog.engine.outcome import Outcome, Status
-    from oncelog.engine.read_results import Cursor, Proven, Reading
+    from oncelog.engine.read_results import Cursor, Follower, Proven, Reading
     from oncelog.engine.subscription import Subscription
     from oncelog.engine.write_gate import DiskLimits
     from oncelog.idempotency.asgi import STORED_STATUSES, IdempotencyMiddleware
@@ -122,7 +121,7 @@ _LAZY_NAMES: Final = {
     "Clock": ("oncelog.storage.clock", "Clock"),
     "Consumer": ("oncelog.storage.store", "Consumer"),
     "Cursor": ("oncelog.engine.read_results", "Cursor"),
-    "Follower": ("oncelog.engine.follower", "Follower"),
+    "Follower": ("oncelog.engine.read_results", "Follower"),
     "HttpRequest": ("oncelog.idempotency.http_request", "HttpRequest"),
     "STORED_STATUSES": ("oncelog.idempotency.asgi", "STORED_STATUSES"),
     "IdempotencyMiddleware": ("oncelog.idempotency.asgi", "IdempotencyMiddleware"),

@@ -15,7 +15,7 @@ from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Re
 from oncelog.core.policy import BUILT_IN_POLICIES
 from oncelog.core.transactions import transaction
 from oncelog.core.values import Committed, Item, Refused, Request, SetCursor, Verdict
-from oncelog.engine.compaction import COMPACTION_CONSUMER, build_fold, sweep_tombstones
+from oncelog.engine.eraser import COMPACTION_CONSUMER, build_fold, sweep_tombstones
 from oncelog.storage.store import Query, Store
 from oncelog.storage.verify.findings import DEFAULT_OPTIONS, Inconsistency, VerificationSummary, VerifyOptions
 from oncelog.storage.verify.verification import verify_log

@@ -5,7 +5,7 @@ import asyncio
 import oncelog
 from deadlines import turns
 from oncelog import Record, Settings
-from oncelog.engine.follower import Follower
+from oncelog.engine.read_results import Follower
 from oncelog.engine.subscription import Subscription
 
 ONE_LANE = Settings(lanes=1)

@@ -10,8 +10,8 @@ from deadlines import until
 from engine.observable_store import LoopClock, WatchedLog, nothing
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Granted, Release, Renew, Request, Submission
+from oncelog.engine.answer_cache import WorkResult
 from oncelog.engine.held_lease import HeldLease, Work
-from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import BusyError, ClosedError, LeaseLostError, StoreUnavailableError
 from oncelog.storage.store import BatchResult
 from oncelog.testing.contract.writes import event, key

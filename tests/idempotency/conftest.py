@@ -4,8 +4,8 @@ import pytest
 
 from deadlines import WAIT_S, until
 from oncelog.engine import leases
+from oncelog.engine.answer_cache import WorkResult
 from oncelog.engine.held_lease import HeldLease
-from oncelog.engine.result_cache import WorkResult
 from oncelog.storage.postgres import borrowed_transaction
 
 

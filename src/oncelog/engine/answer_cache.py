@@ -1,27 +1,31 @@
-"""Cache of answers: a retry of one of the newest writes is answered without the store.
+"""Caches of answers: a retry of a recent write, or a repeated call, is answered without the store.
 
-An answer enters when its write is durable, never before. It is given only while nobody, on whatever knowledge, could
-say that the identity has been forgotten: by age alone, which is stricter than any eviction. What its proof is made
-from is kept beside it, block by block; the proof is made when it is asked for.
+An entry is added when its write is durable, never before. It is served only while the log certainly remembers its key:
+the caches compare ages alone, which is stricter than any eviction.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.policy import Forget, Policy
+from oncelog.core.policy import Forget, Policy, Retention
 from oncelog.core.proof import Block, MerkleTree, Proof, prove_from_tree
 from oncelog.core.values import KeyIdentity, Receipt, Remembered
+from oncelog.storage.clock import Clock
 from oncelog.storage.store import BatchResult
 
 SHRINK_DIVISOR: Final = 64
-"""By this part of all it is made smaller at a time."""
+"""A full answer cache drops this fraction of its entries at a time."""
+_RESULT_OVERHEAD_BYTES: Final = 600
+"""Approximate memory of a result besides its body."""
 
 
 class Attestation(Struct, frozen=True):
-    """The block that a record stands in, the proof of it, the salt of its body, and who wrote it."""
+    """The block of a record, the proof of the record, the salt of its body, and its actor."""
 
     block: Block
     proof: Proof
@@ -30,7 +34,7 @@ class Attestation(Struct, frozen=True):
 
 
 class _CachedBlock(Struct, frozen=True, gc=False):
-    """Of tuples alone: a look for objects in cycles goes through every list again, and leaves out such tuples."""
+    """Has tuples only: the garbage collector scans lists again and again, but stops tracking such tuples."""
 
     block: Block
     tree: MerkleTree
@@ -38,68 +42,83 @@ class _CachedBlock(Struct, frozen=True, gc=False):
     actors: tuple[str, ...]
 
 
-class AnswerCache:
-    """At most so many answers; the least recently used one goes first."""
+class _RetentionCache:
+    """Base of both caches: decides whether an entry may still be served."""
+
+    def __init__(self, ttl_ms: int) -> None:
+        self._ttl_ms = ttl_ms
+        self.log_time_ms = 0
+        """Newest known log time. Forgotten keys stay forgotten when the clock is set back."""
+
+    def advance(self, log_time_ms: int) -> None:
+        """Take note of a newer log time."""
+        self.log_time_ms = max(self.log_time_ms, log_time_ms)
+
+    def _get_age_ms(self, receipt: Receipt, now_ms: int) -> int:
+        return max(now_ms, self.log_time_ms) - receipt.log_time_ms
+
+    def _is_expired(self, retention: Retention, receipt: Receipt, now_ms: int) -> bool:
+        age_ms = self._get_age_ms(receipt, now_ms)
+        return age_ms >= self._ttl_ms or (retention.forget is not Forget.NEVER and age_ms >= retention.ttl_ms)
+
+
+class AnswerCache(_RetentionCache):
+    """Answers by identity, at most `entries_max`; the least recently used one is dropped first.
+
+    The data of proofs is cached by block. A proof is computed when a caller asks for it.
+    """
 
     def __init__(self, entries_max: int, ttl_ms: int) -> None:
+        super().__init__(ttl_ms)
         self._entries_max = entries_max
-        self._ttl_ms = ttl_ms
         self._answers: dict[KeyIdentity, Remembered] = {}
         self._blocks: dict[tuple[int, int], _CachedBlock] = {}
         self._leaves = 0
-        self.log_time_ms = 0
-        """The newest that is known. A clock that was set back does not make what the log has forgotten known again."""
         self.erasures = 0
-        """How many there have been, as far as is known."""
+        """Number of erasures in the log, as far as this process knows."""
 
     def __len__(self) -> int:
         return len(self._answers)
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing here that an erasure would have to take away."""
+        """Whether the cache has nothing that an erasure would have to remove."""
         return not self._answers and not self._blocks
 
     def __contains__(self, identity: KeyIdentity) -> bool:
         return identity in self._answers
 
     def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:
-        """What is remembered of an identity, if it is here and certainly not forgotten."""
+        """Return the answer of an identity, if it is cached and certainly not forgotten."""
         remembered = self._answers.pop(identity, None)
-        if remembered is None:
-            return None
-        age_ms = max(now_ms, self.log_time_ms) - remembered.receipt.log_time_ms
-        retention = policy.retention
-        if age_ms >= self._ttl_ms or (retention.forget is not Forget.NEVER and age_ms >= retention.ttl_ms):
+        if remembered is None or self._is_expired(policy.retention, remembered.receipt, now_ms):
             return None
         self._answers[identity] = remembered  # at the end: the most recently used
         return remembered
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
-        """What proves a record, if its block was committed here, is still kept, and nothing was erased since.
+        """Return the proof of a record whose block this process committed, unless it was dropped or cleared.
 
-        With a time, None also for a record that is older than the time to live of answers.
+        With `now_ms`, return None also for a record that is older than the time to live of answers.
         """
         cached = self._blocks.get((receipt.lane, receipt.height))
-        if cached is None:
-            return None
-        if now_ms is not None and max(now_ms, self.log_time_ms) - receipt.log_time_ms >= self._ttl_ms:
+        if cached is None or (now_ms is not None and self._get_age_ms(receipt, now_ms) >= self._ttl_ms):
             return None
         index = receipt.position - cached.block.first_position
         return Attestation(cached.block, prove_from_tree(cached.tree, index), cached.salts[index], cached.actors[index])
 
     def put(self, identity: KeyIdentity, remembered: Remembered) -> None:
-        """Keeps an answer whose write is durable."""
+        """Add an answer whose write is durable."""
         self._answers.pop(identity, None)
         self._answers[identity] = remembered
         self._shrink()
 
     def put_batch(self, result: BatchResult) -> None:
-        """Keeps the answers of a batch that has been committed."""
+        """Add the answers of a committed batch."""
         for head in result.changes.heads.values():
-            self.log_time_ms = max(self.log_time_ms, head.log_time_ms)
+            self.advance(head.log_time_ms)
         if not self._entries_max or result.erasures < self.erasures:
-            return  # what was decided before an erasure may have been erased by it
+            return  # the erasure may have removed what this batch answered
         self._answers.update(result.changes.keys)
         for block, salts, actors in _iterate_blocks(result):
             tree = tuple(map(tuple, result.sealed.trees[block.lane]))
@@ -108,15 +127,15 @@ class AnswerCache:
         self._shrink()
 
     def clear(self) -> None:
-        """Forgets all of them: something has been erased."""
+        """Drop all entries, because something was erased."""
         self._answers.clear()
-        self._blocks.clear()  # with the salts, of which nothing may be left either
+        self._blocks.clear()  # with the salts, which must not outlive the erased bodies
         self._leaves = 0
 
     def _shrink(self) -> None:
         too_many = len(self._answers) - self._entries_max
         if too_many > 0:
-            # Some more, so that it is seldom: to find the oldest a dict goes over all that have been taken before.
+            # More than needed, so that it happens rarely: to find its oldest entry, a dict passes all deleted ones.
             for identity in list(islice(self._answers, too_many + self._entries_max // SHRINK_DIVISOR)):
                 del self._answers[identity]
         if self._leaves > self._entries_max:
@@ -128,7 +147,7 @@ class AnswerCache:
 
 
 def _iterate_blocks(result: BatchResult) -> Iterator[tuple[Block, Sequence[bytes], Sequence[str]]]:
-    """Of each block the salts and actors of its records, in order."""
+    """Yield each block with the salts and actors of its records, in order."""
     blocks, records = result.sealed.blocks, result.changes.records
     if len(blocks) == 1:
         yield blocks[0], result.salts, [record.actor for record in records]
@@ -139,3 +158,65 @@ def _iterate_blocks(result: BatchResult) -> Iterator[tuple[Block, Sequence[bytes
         salts[record.lane].append(salt)
         actors[record.lane].append(record.actor)
     yield from ((block, salts[block.lane], actors[block.lane]) for block in blocks)
+
+
+class WorkResult(Struct, frozen=True):
+    """The stored result of work: its receipt and its body."""
+
+    policy: Policy
+    receipt: Receipt
+    fingerprint: bytes
+    body: bytes
+
+
+class ResultCache(_RetentionCache):
+    """Results of work, at most `bytes_max` bytes; the least recently used one is dropped first.
+
+    Any thread may call `get`.
+    """
+
+    def __init__(self, clock: Clock, bytes_max: int, ttl_ms: int) -> None:
+        super().__init__(ttl_ms)
+        self._clock = clock
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._results: OrderedDict[KeyIdentity, WorkResult] = OrderedDict()
+        self._bytes = 0
+        self.generation = 0
+        """Incremented by every `clear`: a result that was read before one must not be added after it."""
+
+    def get(self, policy: Policy, identity: KeyIdentity) -> WorkResult | None:
+        """Return the result of an identity, if it is cached and certainly not forgotten."""
+        with self._lock:
+            result = self._results.get(identity)
+            if result is None or (result.policy is not policy and result.policy != policy):
+                return None  # the log refuses another policy with the same name
+            if self._is_expired(policy.retention, result.receipt, self._clock.wall_ms()):
+                self._drop(identity)
+                return None
+            self._results.move_to_end(identity)
+            return result
+
+    def put(self, identity: KeyIdentity, result: WorkResult, generation: int) -> None:
+        """Add a durable result. `generation` is that of the time before the result was read or written."""
+        size = len(result.body) + _RESULT_OVERHEAD_BYTES
+        with self._lock:
+            self.advance(result.receipt.log_time_ms)
+            if generation != self.generation or size > self._bytes_max:
+                return
+            if identity in self._results:
+                self._drop(identity)
+            self._results[identity] = result
+            self._bytes += size
+            while self._bytes > self._bytes_max:
+                self._drop(next(iter(self._results)))
+
+    def clear(self) -> None:
+        """Drop all entries, because something was erased."""
+        with self._lock:
+            self._results.clear()
+            self._bytes = 0
+            self.generation += 1
+
+    def _drop(self, identity: KeyIdentity) -> None:
+        self._bytes -= len(self._results.pop(identity).body) + _RESULT_OVERHEAD_BYTES

@@ -31,7 +31,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.deprecation import alias_property
-from oncelog.engine.answer_cache import Attestation
+from oncelog.engine.answer_cache import Attestation, WorkResult
 from oncelog.engine.audit import AuditFilter, AuditPage
 from oncelog.engine.blocking_base import BlockingLeaseManagerBase, BlockingLogBase, wrap_opener
 from oncelog.engine.held_lease import HeldLease
@@ -39,7 +39,6 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
 from oncelog.engine.read_results import Compacted, Cursor, Proven, Reading
-from oncelog.engine.result_cache import WorkResult
 from oncelog.engine.state_reader import BLOCKS_PER_PAGE, StateReader
 from oncelog.portal import Portal
 from oncelog.storage.store import (

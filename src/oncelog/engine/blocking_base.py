@@ -5,10 +5,10 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from oncelog.blocking_base import BlockingObject, BlockingResource
+from oncelog.engine.answer_cache import WorkResult
 from oncelog.engine.held_lease import HeldLease, Work, active_keys, mark_active
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log
-from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
 

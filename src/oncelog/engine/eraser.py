@@ -1,36 +1,54 @@
-"""Erasure of records' bodies: of one identity, of all records of a query, or of deltas that a compaction drops.
+"""Erasure of records' bodies: of one identity, of a stream, of a partition, or of deltas that a compaction drops.
 
 Each transaction erases at most `ERASE_RECORDS` bodies and records the act with its actor. Afterwards `scrub` waits
 until the erased bytes have left the disk.
+
+A compaction then reads the rows of the gateway, and drops deleted ones that no reader needs any more.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from oncelog.core.canonical import canonical
+from oncelog.core.deltas import decode_stored_delta
+from oncelog.core.identity import compute_lane, normal_partitions
+from oncelog.core.limits import TOMBSTONES_MAX
+from oncelog.core.policy import DELTAS
+from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.audit import COMPACT, ERASE, add_detail
-from oncelog.core.values import Applied, FoldRows, Item, KeyIdentity, RecordAct, Verdict
-from oncelog.engine.audit import UNRECORDABLE
-from oncelog.engine.compaction import build_fold
-from oncelog.errors import StoreUnavailableError
-from oncelog.storage.store import Query, Store
+from oncelog.core.rules.tombstones import list_delete_ids
+from oncelog.core.values import (
+    Applied,
+    DropTombstones,
+    FoldRows,
+    Item,
+    KeyIdentity,
+    Record,
+    RecordAct,
+    SetCursor,
+    Tombstone,
+    Verdict,
+)
+from oncelog.engine.audit import UNRECORDABLE, ActQueue
+from oncelog.engine.read_results import Compacted
+from oncelog.errors import CanonicalError, StoreUnavailableError
+from oncelog.storage.store import Consumer, Query, RowPage, Store
 
 ERASE_RECORDS = 500
 """Records that one transaction erases."""
 SCRUB_ATTEMPTS = 200
 SCRUB_PAUSE_S = 0.05
 """Together ten seconds for emptying the write-ahead log between commits."""
+COMPACTION_CONSUMER: Final = "oncelog.compaction"
+"""The consumer whose cursor is the sequence up to which a stream is compacted."""
+_PAGE_BYTES_MAX: Final = 8 * 2**20
 
-
-class ActSink(Protocol):
-    """Where an act is recorded later that could not be recorded in its transaction."""
-
-    def put(self, act: RecordAct) -> None:
-        """Record the act as soon as the log can be written."""
+Submit = Callable[[Item], Awaitable[Verdict]]
 
 
 class Eraser:
@@ -39,31 +57,108 @@ class Eraser:
     def __init__(
         self,
         store: Store,
-        submit: Callable[[Item], Awaitable[Verdict]],
-        acts: ActSink,
-        on_erased: Callable[[], None],
+        submit: Submit,
+        acts: ActQueue,
+        drop_buffered: Callable[[], None],
+        clear_caches: Callable[[], None],
     ) -> None:
-        """`on_erased` is called after each transaction: subscribers drop the records that they have buffered."""
+        """`drop_buffered` is called after each transaction: subscribers must not get the erased bodies."""
         self._store = store
         self._submit = submit
         self._acts = acts
-        self._on_erased = on_erased
+        self._drop_buffered = drop_buffered
+        self._clear_caches = clear_caches
 
     async def erase_identity(self, identity: KeyIdentity, actor: str) -> int:
         """Erase the body of the record of an identity. Return how many bodies were erased."""
-        key_status = await self._store.get_key_status(identity)
-        record = key_status.record
-        if record is None:
-            return 0
-        act = RecordAct(
-            act=ERASE,
-            actor=actor,
-            scope=record.scope if record.sequence else "",
-            lane=record.lane,
-            target=record.key.hex(),
-            details=canonical({"policy": record.policy}),
+        async with self._purge():
+            key_status = await self._store.get_key_status(identity)
+            record = key_status.record
+            if record is None:
+                return 0
+            act = RecordAct(
+                act=ERASE,
+                actor=actor,
+                scope=record.scope if record.sequence else "",
+                lane=record.lane,
+                target=record.key.hex(),
+                details=canonical({"policy": record.policy}),
+            )
+            return await self._erase(record.lane, key_status.positions, act)
+
+    async def erase_stream(self, stream: str, actor: str) -> int:
+        """Erase the bodies of a stream. Return how many were erased."""
+        async with self._purge():
+            act = RecordAct(act=ERASE, actor=actor, scope=stream, target=stream)
+            return await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS), act)
+
+    async def erase_partition(self, partition: str, actor: str) -> int:
+        """Erase the bodies of a partition in all lanes: records of streams may be in it, too."""
+        async with self._purge():
+            partitions = normal_partitions((partition,))
+            act = RecordAct(act=ERASE, actor=actor, target=partitions[0] if partitions else "")
+            erased = 0
+            for lane in await self._store.heads():
+                query = Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS)
+                erased += await self._erase_all(query, replace(act, lane=lane))
+            return erased
+
+    async def compact(  # noqa: PLR0913 - as `Log.compact`
+        self,
+        scope: str,
+        *,
+        upto: int | None,
+        keep: int,
+        limit: int,
+        tombstone_age_ms: int,
+        after_row: tuple[str, str],
+        rows_max: int,
+        actor: str,
+    ) -> Compacted:
+        """Drop the bodies of deltas up to a sequence, or of all but the newest; then drop old deleted rows."""
+        identity = (scope, COMPACTION_CONSUMER)
+        read_set = ReadSet(
+            lanes={compute_lane(scope, self._store.settings.lanes)}, streams={scope}, consumers={identity}
         )
-        return await self._erase(record.lane, key_status.positions, act)
+        known = (await self._store.side_state(read_set)).snapshot
+        newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
+        if upto is None:
+            wanted = await self._store.sequence_before(scope, newest, max(0, keep) + 1)
+        else:
+            wanted = min(newest, upto)
+        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, limit)))
+        erased = 0
+        if bound > after:
+            async with self._purge():
+                act = RecordAct(act=COMPACT, actor=actor, scope=scope, details=canonical({"upto": bound}))
+                query = Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS)
+                erased = await self._erase_all(query, act, policy=DELTAS.name)
+            await self._submit(SetCursor(COMPACTION_CONSUMER, bound, scope))
+            if bound < wanted:
+                return Compacted(erased, bound, has_more=True)
+        upto = max(bound, after)
+        if upto == 0:
+            return Compacted(0, 0)
+        swept = await sweep_tombstones(
+            self._store,
+            self._submit,
+            scope,
+            upto=upto,
+            age_ms=tombstone_age_ms,
+            after=after_row,
+            rows_max=rows_max,
+            actor=actor,
+        )
+        return replace(swept, deltas=erased)
+
+    @asynccontextmanager
+    async def _purge(self) -> AsyncIterator[None]:
+        """Clear the caches after an erasure, also after a failed one, and wait until the bytes have left the disk."""
+        try:
+            yield
+        finally:
+            self._clear_caches()
+        await self.scrub()
 
     async def _erase(self, lane: int, positions: Sequence[int], act: RecordAct) -> int:
         """Erase bodies and record it in one transaction, or record it later if it cannot be recorded now."""
@@ -75,7 +170,7 @@ class Eraser:
                 self._acts.put(add_detail(act, "records", erased))
             return erased
 
-    async def erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
+    async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
         """Erase the bodies of all records of a query, or of those of one policy. Return how many were erased."""
         erased = 0
         while True:
@@ -85,7 +180,7 @@ class Eraser:
                 await self._commit_fold(build_fold(query.stream or "", full))
             if full:
                 erased += await self._erase(full[0].lane, [record.position for record in full], act)
-                self._on_erased()
+                self._drop_buffered()
             if not page.has_more:
                 return erased
             query = replace(query, after=page.next, upto=page.upto)
@@ -98,9 +193,7 @@ class Eraser:
         if not fold.rows:
             return
         with suppress(*UNRECORDABLE):
-            verdict = await self._submit(fold)
-            if not isinstance(verdict, Applied):
-                raise TypeError(f"a fold was answered with {verdict!r}")
+            await _apply(self._submit, fold)
 
     async def scrub(self) -> None:
         """Wait until no erased bytes are on the disk, also those of an earlier call that failed.
@@ -116,3 +209,91 @@ class Eraser:
             "it is erased, but a reader (a backup, a verification) holds on to the log as it was, so that its bytes "
             "are still on the disk; erase it again when the reader is done"
         )
+
+
+async def _apply(submit: Submit, item: FoldRows | DropTombstones) -> Applied:
+    verdict = await submit(item)
+    if not isinstance(verdict, Applied):
+        raise TypeError(f"{type(item).__name__} was answered with {verdict!r}")
+    return verdict
+
+
+# --- compaction
+
+
+def build_fold(scope: str, records: Sequence[Record]) -> FoldRows:
+    """Return the fold of the rows that some deltas of a stream changed, before their bodies are dropped."""
+    rows: dict[tuple[str, str], None] = {}
+    ranges: list[tuple[int, int]] = []
+    for record in records:
+        try:
+            delta = decode_stored_delta(record.body)
+        except (CanonicalError, msgspec.MsgspecError):
+            continue  # written by an application: its row is unknown, and no fold covers it
+        rows[delta.table, delta.row_id] = None
+        if ranges and ranges[-1][1] == record.sequence - 1:
+            ranges[-1] = (ranges[-1][0], record.sequence)
+        else:
+            ranges.append((record.sequence, record.sequence))
+    return FoldRows(scope, tuple(ranges), tuple(rows))
+
+
+async def sweep_tombstones(  # noqa: PLR0913 - each is passed by name
+    store: Store,
+    submit: Submit,
+    scope: str,
+    *,
+    upto: int,
+    age_ms: int,
+    after: tuple[str, str],
+    rows_max: int,
+    actor: str = "",
+) -> Compacted:
+    """Read at most `rows_max` rows after a table and row id, and drop the deleted ones that `core.tombstones` lets go.
+
+    `upto` is the sequence up to which the stream is compacted.
+    """
+    consumers = [consumer for consumer in await store.consumers() if consumer.scope == scope]
+    names = tuple(consumer.name for consumer in consumers)
+    slowest = min(
+        (consumer for consumer in consumers if consumer.name != COMPACTION_CONSUMER),
+        key=lambda consumer: consumer.cursor,
+        default=None,
+    )
+    lane = compute_lane(scope, store.settings.lanes)
+    old_ms = (await store.side_state(ReadSet(lanes={lane}))).get_time_ms(lane) - age_ms
+    dropped, is_held, next_row = 0, False, after
+    while rows_max > 0:
+        page = await store.rows(scope, "", next_row, min(TOMBSTONES_MAX, rows_max), _PAGE_BYTES_MAX)
+        found = [tombstone for tombstone in await _list_tombstones(store, scope, page) if tombstone.sequence <= upto]
+        if found:
+            dropped += (await _apply(submit, DropTombstones(scope, tuple(found), age_ms, names, actor))).count
+            is_held = is_held or _is_held(found, slowest, old_ms)
+        if not page.has_more:
+            return Compacted(0, upto, dropped=dropped, held_by=slowest if is_held else None)
+        next_row = page.rows[-1][:2]
+        rows_max -= len(page.rows)
+    return Compacted(0, upto, dropped=dropped, next_row=next_row, held_by=slowest if is_held else None)
+
+
+def _is_held(found: Sequence[Tombstone], slowest: Consumer | None, old_ms: int) -> bool:
+    return slowest is not None and any(
+        tombstone.sequence > slowest.cursor and tombstone.log_time_ms <= old_ms for tombstone in found
+    )
+
+
+async def _list_tombstones(store: Store, scope: str, page: RowPage) -> list[Tombstone]:
+    """Return the deleted rows of a page whose DELETE the log still knows."""
+    deleted = [(place, list_delete_ids(*place)) for place in page.rows if not place[2].exists]
+    ids = [identity for _, identities in deleted for identity in identities]
+    known = await store.find_keys([(DELTAS.name, scope, "", identity) for identity in ids]) if ids else []
+    receipts = {
+        identity: remembered.receipt for identity, remembered in zip(ids, known, strict=True) if remembered is not None
+    }
+    tombstones = []
+    for (table, row_id, row), identities in deleted:
+        found = [receipts[identity] for identity in identities if identity in receipts]
+        if found:
+            newest = max(found, key=lambda receipt: receipt.sequence)
+            tombstones.append(Tombstone(table, row_id, row.deleted, newest.sequence, newest.log_time_ms))
+    return tombstones

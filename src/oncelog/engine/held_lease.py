@@ -12,7 +12,7 @@ from msgspec import Struct
 from oncelog.core.limits import FAILURE_BYTES_MAX, LEASE_MS_DEFAULT, RUN_MS_MAX_DEFAULT
 from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Reason, Refused, Verdict
-from oncelog.engine.result_cache import WorkResult
+from oncelog.engine.answer_cache import WorkResult
 from oncelog.errors import (
     BusyError,
     ConflictError,

@@ -32,6 +32,7 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
+from oncelog.engine.answer_cache import ResultCache, WorkResult
 from oncelog.engine.held_lease import (
     HeldLease,
     Work,
@@ -43,7 +44,6 @@ from oncelog.engine.held_lease import (
     to_work_error,
 )
 from oncelog.engine.lease_watchdog import LeaseGroup, LeaseWatchdog, build_renewal
-from oncelog.engine.result_cache import ResultCache, WorkResult
 from oncelog.errors import (
     ClockJumpedError,
     ClosedError,

@@ -15,19 +15,14 @@ from types import TracebackType
 from typing import Final, Self
 from uuid import UUID
 
-from msgspec.structs import replace
-
 from oncelog.core.canonical import canonical
-from oncelog.core.identity import compute_lane, normal_partitions
+from oncelog.core.identity import compute_lane
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.plan import Validate
-from oncelog.core.policy import DELTAS, EVENTS, Policy
+from oncelog.core.policy import EVENTS, Policy
 from oncelog.core.proof import encode_record_header, hash_leaf, prove
-from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.audit import (
     APPLICATION_ACTOR,
-    COMPACT,
-    ERASE,
     QUOTA_CHANGE,
     READ_ONLY_OFF,
     READ_ONLY_ON,
@@ -51,8 +46,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.deprecation import alias_method, alias_property
-from oncelog.engine import eraser
-from oncelog.engine.answer_cache import AnswerCache
+from oncelog.engine.answer_cache import AnswerCache, ResultCache, WorkResult
 from oncelog.engine.arguments import build_identity, check_integer, check_lane, normalize_partitions, resolve_cursor
 from oncelog.engine.audit import (
     LOG_ACTOR,
@@ -66,16 +60,13 @@ from oncelog.engine.audit import (
     encode_cursor,
 )
 from oncelog.engine.committer import Committer, VerdictSink
-from oncelog.engine.compaction import COMPACTION_CONSUMER, sweep_tombstones
 from oncelog.engine.eraser import Eraser
-from oncelog.engine.follower import Follower
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, Status, describe_outcome
 from oncelog.engine.policy_registry import PolicyRegistry
-from oncelog.engine.read_results import Compacted, Cursor, Proven, Reading, format_order
-from oncelog.engine.result_cache import ResultCache, WorkResult
+from oncelog.engine.read_results import Compacted, Cursor, Follower, Proven, Reading, format_order
 from oncelog.engine.state_reader import StateReader
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import RecordListener, Tailers
@@ -134,9 +125,11 @@ class Log:
         self._act_queue = ActQueue(
             self._submit_work, self._clock, lambda: ReadOnlyReason.FULL in self._write_gate.reasons
         )
-        self._eraser = Eraser(store, self._submit_work, self._act_queue, self._tailers.drop_buffered)
+        self._eraser = Eraser(
+            store, self._submit_work, self._act_queue, self._tailers.drop_buffered, self._clear_caches
+        )
         self._write_gate.on_change = self._record_read_only
-        self._state_reader = StateReader(store, self._cache, self._tailers, self._limits, self._check_open)
+        self._state_reader = StateReader(store, self._cache, self._tailers, self._limits, lambda: self._open_store)
         self._poll_task: asyncio.Task[None] | None = None
         self._close_task: asyncio.Task[None] | None = None
         self._is_open = False
@@ -312,8 +305,7 @@ class Log:
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """The tenants that the log counts for, and what each of them has."""
-        self._check_open()
-        return await self._store.usage()
+        return await self._open_store.usage()
 
     # --- writing
 
@@ -397,25 +389,13 @@ class Log:
         self._check_open()
         if (key is not None) + (partition is not None) + (stream is not None) != 1:
             raise ValueError("erase takes one of key, partition and stream")
-        try:
-            if key is not None:
-                if scope is None and policy.name == EVENTS.name:
-                    await self.lookup(key)  # raises LookupError if the id may be a tenant's
-                erased = await self._eraser.erase_identity(build_identity(policy, scope or "", client, key), actor)
-            elif stream is not None:
-                act = RecordAct(act=ERASE, actor=actor, scope=stream, target=stream)
-                erased = await self._eraser.erase_all(Query(stream=stream, limit=eraser.ERASE_RECORDS), act)
-            else:
-                # Streams may have records in it too, in whatever lanes they are.
-                partitions = normal_partitions((partition or "",))
-                limit = eraser.ERASE_RECORDS
-                queries = [Query(lane=lane, partitions=partitions, limit=limit) for lane in await self.heads()]
-                act = RecordAct(act=ERASE, actor=actor, target=partitions[0] if partitions else "")
-                erased = sum([await self._eraser.erase_all(query, replace(act, lane=query.lane)) for query in queries])
-        finally:
-            self._clear_caches()
-        await self._eraser.scrub()
-        return erased
+        if key is not None:
+            if scope is None and policy.name == EVENTS.name:
+                await self.lookup(key)  # raises LookupError if the id may be a tenant's
+            return await self._eraser.erase_identity(build_identity(policy, scope or "", client, key), actor)
+        if stream is not None:
+            return await self._eraser.erase_stream(stream, actor)
+        return await self._eraser.erase_partition(partition or "", actor)
 
     async def compact(  # noqa: PLR0913 - each of them is asked for by its name
         self,
@@ -442,41 +422,16 @@ class Log:
         age_ms = self._limits.tombstone_age_ms if tombstone_age_ms is None else tombstone_age_ms
         if type(age_ms) is not int or not 0 <= age_ms <= STORED_INTEGER_MAX:
             raise ValueError(f"tombstone_age_ms must be a whole number from 0 to {STORED_INTEGER_MAX}, not {age_ms!r}")
-        identity = (scope, COMPACTION_CONSUMER)
-        read_set = ReadSet(lanes={compute_lane(scope, self.settings.lanes)}, streams={scope}, consumers={identity})
-        known = (await self._store.side_state(read_set)).snapshot
-        newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
-        if keep is not None:
-            wanted = await self._store.sequence_before(scope, newest, max(0, check_integer(keep, "keep")) + 1)
-        else:
-            wanted = min(newest, check_integer(upto, "upto"))
-        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, check_integer(limit, "limit"))))
-        erased = 0
-        if bound > after:
-            try:
-                act = RecordAct(act=COMPACT, actor=actor, scope=scope, details=canonical({"upto": bound}))
-                query = Query(stream=scope, after=after, upto=bound, limit=eraser.ERASE_RECORDS)
-                erased = await self._eraser.erase_all(query, act, policy=DELTAS.name)
-            finally:
-                self._clear_caches()
-            await self._eraser.scrub()
-            await self._submit_work(SetCursor(COMPACTION_CONSUMER, bound, scope))
-            if bound < wanted:
-                return Compacted(erased, bound, has_more=True)
-        upto = max(bound, after)
-        if upto == 0:
-            return Compacted(0, 0)
-        sweep = await sweep_tombstones(
-            self._store,
-            self._submit_work,
+        return await self._eraser.compact(
             scope,
-            upto=upto,
-            age_ms=age_ms,
-            after=after_row,
+            upto=None if upto is None else check_integer(upto, "upto"),
+            keep=0 if keep is None else check_integer(keep, "keep"),
+            limit=check_integer(limit, "limit"),
+            tombstone_age_ms=age_ms,
+            after_row=after_row,
             rows_max=rows_max,
             actor=actor,
         )
-        return Compacted(erased, upto, dropped=sweep.dropped, next_row=sweep.next_row, held_by=sweep.held_by)
 
     # --- reading
 
@@ -495,8 +450,7 @@ class Log:
 
         Raises HistoryChangedError for a cursor of another epoch, or one that is ahead of the log.
         """
-        self._check_open()
-        check_lane(lane, self.settings)
+        check_lane(lane, self._open_store.settings)
         page = await self._store.read(
             Query(
                 lane=lane,
@@ -520,7 +474,6 @@ class Log:
         self, show: EncodeViews, *, partitions: Sequence[str], after: int = 0, upto: int | None = None, limit: int = 500
     ) -> RecordViewPage:
         """As `read`, of events in partitions of lane 0, as `show` makes them of what readers are shown: for servers."""
-        self._check_open()
         query = Query(
             partitions=normalize_partitions(None, partitions, None),
             after=after,
@@ -528,7 +481,7 @@ class Log:
             limit=max(1, min(limit, self._limits.page_records_max)),
             bytes_max=self._limits.page_bytes_max,
         )
-        return await self._store.read_views(query, EVENTS.name, show)
+        return await self._open_store.read_views(query, EVENTS.name, show)
 
     def follow(
         self,
@@ -575,8 +528,7 @@ class Log:
         after: int | Cursor | str,
         consumer: str | None,
     ) -> AsyncGenerator[Sequence[Record], None]:
-        self._check_open()
-        check_lane(lane, self.settings)
+        check_lane(lane, self._open_store.settings)
         if consumer is not None:
             if lane:
                 raise ValueError("a consumer keeps a cursor of lane 0 or of a stream, not of another lane")
@@ -597,8 +549,7 @@ class Log:
         self, *, partitions: Sequence[str] = (), stream: str | None = None, lane: int = 0
     ) -> Subscription:
         """The live part alone, with a bounded queue that the caller empties: for servers that feed many readers."""
-        self._check_open()
-        check_lane(lane, self.settings)
+        check_lane(lane, self._open_store.settings)
         if stream is not None:
             lane = compute_lane(stream, self.settings.lanes)
         return await self._tailers.subscribe(lane, normalize_partitions(None, partitions, stream), stream)
@@ -608,8 +559,7 @@ class Log:
 
         For a server that feeds its readers itself: no queue, no task, no loss. Call `unlisten` when it is over.
         """
-        self._check_open()
-        check_lane(lane, self.settings)
+        check_lane(lane, self._open_store.settings)
         return await self._tailers.listen(lane, listener)
 
     def unlisten(self, listener: RecordListener, lane: int = 0) -> None:
@@ -646,10 +596,8 @@ class Log:
         an unknown event may belong to one of them: then this raises LookupError. Pass
         `event_scope("acme")` for events of the tenant `acme`, or `""` for events of no such tenant.
         """
-        self._check_open()
-        outcome = describe_outcome(
-            policy, await self._store.get_key_status(build_identity(policy, scope or "", client, key))
-        )
+        key_status = await self._open_store.get_key_status(build_identity(policy, scope or "", client, key))
+        outcome = describe_outcome(policy, key_status)
         if scope is None and outcome.status is Status.UNKNOWN and policy.name == EVENTS.name:
             await self._check_no_separate_ids()
         return outcome
@@ -664,8 +612,7 @@ class Log:
 
     async def prove(self, receipt: Receipt) -> Proven:
         """The proof that a record stands in the chain. Raises LookupError for a receipt of another log."""
-        self._check_open()
-        block, evidence = await self._store.block(receipt.lane, receipt.height)
+        block, evidence = await self._open_store.block(receipt.lane, receipt.height)
         index = receipt.position - block.first_position
         if not 0 <= index < len(evidence) or evidence[index].record.receipt != receipt:
             raise LookupError(f"position {receipt.position} of lane {receipt.lane} is not this log's: {receipt}")
@@ -678,8 +625,7 @@ class Log:
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """The newest of everything, lane by lane."""
-        self._check_open()
-        return await self._store.heads()
+        return await self._open_store.heads()
 
     # --- named consumers
 
@@ -702,15 +648,18 @@ class Log:
 
     async def consumers(self) -> list[Consumer]:
         """All named consumers, with how far each is behind."""
-        self._check_open()
-        return await self._store.consumers()
+        return await self._open_store.consumers()
 
     async def confirm_clock(self) -> None:
         """Believes the wall clock as it is, after a jump stopped commits."""
-        self._check_open()
-        await self._store.confirm_clock()
+        await self._open_store.confirm_clock()
 
     # --- inside
+
+    @property
+    def _open_store(self) -> Store:
+        self._check_open()
+        return self._store
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -773,7 +722,7 @@ class Log:
                 continue
             level = logging.WARNING
             newest_ms = max((head.log_time_ms for head in heads.values()), default=0)
-            self._cache.log_time_ms = max(self._cache.log_time_ms, newest_ms)
+            self._cache.advance(newest_ms)
             self._results.advance(newest_ms)
             if erasures != self._cache.erasures:
                 self._cache.erasures = erasures

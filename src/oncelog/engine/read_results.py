@@ -1,4 +1,8 @@
-"""Results of reading a log: pages, cursors and proofs."""
+"""Results of reading a log: pages, followers, cursors and proofs."""
+
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self
 
 from msgspec import Struct
 
@@ -7,7 +11,7 @@ from oncelog.core.values import Record
 from oncelog.cursor import Cursor
 from oncelog.storage.store import Consumer
 
-__all__ = ["Compacted", "Cursor", "Proven", "Reading", "format_order"]
+__all__ = ["Compacted", "Cursor", "Follower", "Proven", "Reading", "format_order"]
 
 
 class Reading(Struct, frozen=True):
@@ -20,6 +24,31 @@ class Reading(Struct, frozen=True):
     """The bound: pass it on with the cursor, and paging ends however fast the log grows."""
     has_more: bool
     newest: int
+
+
+class Follower:
+    """Async iterator over records. Close it where a loop ends before the log: `async with log.follow(…) as records`."""
+
+    def __init__(self, records: AsyncGenerator[Record, None]) -> None:
+        self._records = records
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        return await anext(self._records)
+
+    async def aclose(self) -> None:
+        """Close the iterator."""
+        await self._records.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 class Proven(Struct, frozen=True):

@@ -36,15 +36,20 @@ class StateReader:
     """What `Log.state` returns. Every read sees what has been committed, by this process or another."""
 
     def __init__(
-        self, store: Store, cache: AnswerCache, tailers: Tailers, limits: Limits, check_open: Callable[[], None]
+        self, store: Store, cache: AnswerCache, tailers: Tailers, limits: Limits, get_open_store: Callable[[], Store]
     ) -> None:
+        """`get_open_store` raises ClosedError unless the log is open."""
         self._store = store
         self._cache = cache
         self._tailers = tailers
         self._limits = limits
-        self._check_open = check_open
+        self._get_open_store = get_open_store
         self.ledger = LEDGER
         """The log's own ledger policy, which may have another time to live."""
+
+    @property
+    def _open_store(self) -> Store:
+        return self._get_open_store()
 
     def lane(self, scope: str) -> int:
         """The lane of a scope's records and blocks."""
@@ -52,10 +57,9 @@ class StateReader:
 
     async def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """Where a client stands in a scope; None for one never seen, or evicted. Without a policy: in a ledger."""
-        self._check_open()
         policy = policy or self.ledger
         lane, identity = self.lane(scope), (policy.name, scope, client)
-        found = await self._store.side_state(ReadSet(lanes={lane}, clients={identity}))
+        found = await self._open_store.side_state(ReadSet(lanes={lane}, clients={identity}))
         entry, head = found.snapshot.clients.get(identity), found.snapshot.heads[lane]
         if entry is None:
             return None
@@ -64,21 +68,20 @@ class StateReader:
 
     async def entity(self, scope: str, key: str) -> Entity | None:
         """An entity as it stands; None where there is none, or it has expired."""
-        self._check_open()
         lane = self.lane(scope)
-        found = await self._store.side_state(ReadSet(lanes={lane}, entities={(scope, key)}))
+        found = await self._open_store.side_state(ReadSet(lanes={lane}, entities={(scope, key)}))
         entity = found.snapshot.entities.get((scope, key))
         return entity if entity is not None and entity.is_live(found.get_time_ms(lane)) else None
 
     async def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
         """Entities by key: those that begin with the prefix and come after a key."""
-        self._check_open()
-        return await self._store.entities(scope, prefix, after, self._clamp_limit(limit), self._limits.page_bytes_max)
+        return await self._open_store.entities(
+            scope, prefix, after, self._clamp_limit(limit), self._limits.page_bytes_max
+        )
 
     async def newest(self, scope: str) -> int:
         """The newest sequence of a stream; 0 before the first."""
-        self._check_open()
-        found = await self._store.side_state(ReadSet(lanes={self.lane(scope)}, streams={scope}))
+        found = await self._open_store.side_state(ReadSet(lanes={self.lane(scope)}, streams={scope}))
         return found.snapshot.streams.get(scope, 0)
 
     async def horizon(self, scope: str) -> int | None:
@@ -87,49 +90,42 @@ class StateReader:
 
     async def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
         """The newest sequence and the tombstone horizon of a gateway, both of one moment."""
-        self._check_open()
         read_set = ReadSet(lanes={self.lane(scope)}, streams={scope}, horizons={scope})
-        found = (await self._store.side_state(read_set)).snapshot
+        found = (await self._open_store.side_state(read_set)).snapshot
         return found.streams.get(scope, 0), found.horizons.get(scope)
 
     async def sequence_before(self, scope: str, upto: int, count: int) -> int:
         """Return the sequence `count` records back in a stream, counted from `upto`; 0 if there are fewer."""
-        self._check_open()
-        return await self._store.sequence_before(scope, upto, max(1, count))
+        return await self._open_store.sequence_before(scope, upto, max(1, count))
 
     async def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """A merged row as it stands, deleted or not; None where there never was one."""
-        self._check_open()
         identity = (scope, table, row_id)
-        found = await self._store.side_state(ReadSet(lanes={self.lane(scope)}, rows={identity}))
+        found = await self._open_store.side_state(ReadSet(lanes={self.lane(scope)}, rows={identity}))
         return found.snapshot.rows.get(identity)
 
     async def rows(
         self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500
     ) -> RowPage:
         """Merged rows by table and row id, deleted ones too: of one table, or of all."""
-        self._check_open()
-        return await self._store.rows(scope, table, after, self._clamp_limit(limit), self._limits.page_bytes_max)
+        return await self._open_store.rows(scope, table, after, self._clamp_limit(limit), self._limits.page_bytes_max)
 
     async def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """The version that made a relationship; None where there is none."""
-        self._check_open()
         identity = (scope, resource, relation, subject)
         read_set = ReadSet(lanes={self.lane(scope)}, relationships={identity})
-        return (await self._store.side_state(read_set)).snapshot.relationships.get(identity)
+        return (await self._open_store.side_state(read_set)).snapshot.relationships.get(identity)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """Relationships by resource, relation and subject."""
-        self._check_open()
         if query.relation and not (query.resource or query.subject):
             raise ValueError("a relation alone finds nothing: name its resource or its subject")
-        return await self._store.relationships(query)
+        return await self._open_store.relationships(query)
 
     # --- members
 
     async def find_membership(self, scope: str, member: str) -> Membership | None:
         """A stream as one of its members sees it, all of one moment; None for everybody else."""
-        self._check_open()
         identity = (scope, member)
         read_set = ReadSet(
             lanes={self.lane(scope)},
@@ -138,7 +134,7 @@ class StateReader:
             rosters={scope},
             acknowledged={identity},
         )
-        found = (await self._store.side_state(read_set)).snapshot
+        found = (await self._open_store.side_state(read_set)).snapshot
         known = found.members.get(identity)
         if known is None:
             return None
@@ -147,30 +143,26 @@ class StateReader:
 
     async def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
         """Return those of some pairs of stream and name that are members, all of one moment."""
-        self._check_open()
         wanted = set(identities)
         read_set = ReadSet(lanes={self.lane(scope) for scope, _ in wanted}, members=wanted)
-        return set((await self._store.side_state(read_set)).snapshot.members)
+        return set((await self._open_store.side_state(read_set)).snapshot.members)
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
         """Members of a stream by name, each with its role and what it has acknowledged."""
-        self._check_open()
-        return await self._store.members(scope, after, self._clamp_limit(limit))
+        return await self._open_store.members(scope, after, self._clamp_limit(limit))
 
     async def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
         """Streams of a member by name, of those whose names begin with the prefix."""
-        self._check_open()
         if not prefix:
             raise ValueError("prefix must not be empty")
-        return await self._store.memberships(member, prefix, after, self._clamp_limit(limit))
+        return await self._open_store.memberships(member, prefix, after, self._clamp_limit(limit))
 
     async def record(self, lane: int, position: int) -> Record | None:
         """The record at a place; None where there is none."""
-        self._check_open()
-        heads = await self._store.heads()
+        heads = await self._open_store.heads()
         if lane not in heads or not 1 <= position <= heads[lane].position:
             return None
-        page = await self._store.read(Query(lane=lane, after=position - 1, upto=position, limit=1))
+        page = await self._open_store.read(Query(lane=lane, after=position - 1, upto=position, limit=1))
         return page.records[0] if page.records else None  # a leap has passed over it
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
@@ -184,12 +176,10 @@ class StateReader:
 
     async def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS_PER_PAGE) -> list[ScopedBlock]:
         """Blocks of the scope's lane above a height, in order, each with the positions of the scope's records in it."""
-        self._check_open()
-        return await self._store.blocks(self.lane(scope), after, limit, scope)
+        return await self._open_store.blocks(self.lane(scope), after, limit, scope)
 
     async def follow_blocks(self, scope: str, after: int = 0) -> AsyncGenerator[Sequence[ScopedBlock], None]:
         """All of them, then those to come, each once and in order. Close it (`aclosing`)."""
-        self._check_open()
         lane = self.lane(scope)
         commit_signal = _CommitSignal()
         await self._tailers.listen(lane, commit_signal)

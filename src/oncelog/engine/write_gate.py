@@ -6,8 +6,9 @@ a lease, cursors, erasure, members that leave or are removed. For these the limi
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
+from operator import gt, lt
 from typing import Final
 
 from msgspec import Struct
@@ -129,7 +130,7 @@ class WriteGate:
         self._poll_disk()
         self._check_store_size()
         if disk_limits is None:
-            self._set_reason(ReadOnlyReason.FULL, False, "")
+            self._set_reason(ReadOnlyReason.FULL, False)
         else:
             self._since_store_poll_ms = (
                 disk_limits.store_look_ms
@@ -175,8 +176,9 @@ class WriteGate:
             if disk_limits is not None and self._since_store_poll_ms >= disk_limits.store_look_ms:
                 self._since_store_poll_ms = 0
                 await self._poll_store()
-            if ReadOnlyReason.FREE in self._reasons:
-                await self._free_space()
+            # The write-ahead log takes space of its own, and no commit arrives to empty it.
+            if ReadOnlyReason.FREE in self._reasons and await self._try_call(self._store.scrub, "no room was made"):
+                self._poll_disk()
             if ReadOnlyReason.FULL not in self._reasons:
                 self._not_full_ms += before.look_ms
                 continue
@@ -187,70 +189,70 @@ class WriteGate:
         self._poll_task = None
 
     def _poll_disk(self) -> None:
-        self.free_bytes = free = self._store.free_bytes()
-        disk_limits = self.disk_limits
-        if disk_limits is None or not disk_limits.free_bytes_min:
-            self._set_reason(ReadOnlyReason.FREE, False, "")
-        elif free is not None:
-            is_known = ReadOnlyReason.FREE in self._reasons
-            is_short = free < (disk_limits.free_again_bytes if is_known else disk_limits.free_bytes_min)
-            self._set_reason(
-                ReadOnlyReason.FREE, is_short, f"less than {disk_limits.free_bytes_min} bytes of the disk are free"
-            )
-
-    async def _free_space(self) -> None:
-        """What lies beside the store takes room of its own, and no commit comes to move it."""
-        try:
-            await self._store.scrub()
-        except OncelogError as error:
-            logger.debug("no room was made: %s", error)
-        except Exception:
-            logger.warning("no room was made; it is tried again", exc_info=True)  # or nobody would look any more
-        else:
-            self._poll_disk()
-
-    async def _poll_store(self) -> None:
-        try:
-            if ReadOnlyReason.SIZE in self._reasons:
-                # What somebody read for long has been kept beside the store since, and no commit comes to move it.
-                await self._store.scrub()
-            self.store_bytes = await self._store.size_bytes()
-        except OncelogError as error:
-            logger.debug("the size of the store is not known: %s", error)  # those who submit are told
-        except Exception:
-            logger.warning("the size of the store is not known; it is asked for again", exc_info=True)
-        else:
-            self._check_store_size()
+        self.free_bytes = self._store.free_bytes()
+        limits = self.disk_limits or DiskLimits()
+        message = f"less than {limits.free_bytes_min} bytes of the disk are free"
+        self._check_bytes(
+            ReadOnlyReason.FREE, self.free_bytes, lt, limits.free_bytes_min, limits.free_again_bytes, message
+        )
 
     def _check_store_size(self) -> None:
-        """By the last look at it."""
-        disk_limits, size = self.disk_limits, self.store_bytes
-        if disk_limits is None or not disk_limits.store_bytes_max:
-            self._set_reason(ReadOnlyReason.SIZE, False, "")
-        elif size is not None:
-            is_known = ReadOnlyReason.SIZE in self._reasons
-            is_too_large = size > (disk_limits.store_again_bytes if is_known else disk_limits.store_bytes_max)
-            self._set_reason(
-                ReadOnlyReason.SIZE, is_too_large, f"the store has more than {disk_limits.store_bytes_max} bytes"
-            )
+        """Compare the last known size of the store with its limit."""
+        limits = self.disk_limits or DiskLimits()
+        message = f"the store has more than {limits.store_bytes_max} bytes"
+        self._check_bytes(
+            ReadOnlyReason.SIZE, self.store_bytes, gt, limits.store_bytes_max, limits.store_again_bytes, message
+        )
+
+    def _check_bytes(
+        self,
+        reason: ReadOnlyReason,
+        found: int | None,
+        is_beyond: Callable[[int, int], bool],
+        limit: int,
+        resume_limit: int,
+        message: str,
+    ) -> None:
+        """Set or clear a reason. Once it is set, `resume_limit` applies, so that it does not change with every poll."""
+        if not limit:
+            self._set_reason(reason, False)
+        elif found is not None:
+            is_active = is_beyond(found, resume_limit if reason in self._reasons else limit)
+            self._set_reason(reason, is_active, message)
+
+    async def _poll_store(self) -> None:
+        # A reader that took long kept bytes in the write-ahead log, and no commit arrives to remove them.
+        if ReadOnlyReason.SIZE in self._reasons and not await self._try_call(self._store.scrub, "no room was made"):
+            return
+        if await self._try_call(self._measure_store, "the size of the store is not known"):
+            self._check_store_size()
+
+    async def _measure_store(self) -> None:
+        self.store_bytes = await self._store.size_bytes()
 
     async def _probe(self) -> None:
-        """Whether something can be written again."""
-        try:
-            await self._store.probe()
-        except OncelogError as error:
-            logger.debug("still nothing can be written: %s", error)
-            return
-        except Exception:
-            logger.warning("still nothing can be written; it is tried again", exc_info=True)
+        """Clear the reason FULL if the store can write again."""
+        if not await self._try_call(self._store.probe, "still nothing can be written"):
             return
         free = self._store.free_bytes()
         if free is None or free >= PROBE_FREE_BYTES_MIN:
             self._not_full_ms = 0
-            self._set_reason(ReadOnlyReason.FULL, False, "")
+            self._set_reason(ReadOnlyReason.FULL, False)
 
-    def _set_reason(self, reason: ReadOnlyReason, is_active: bool, message: str, actor: str = "") -> None:
-        """Tells once what begins, and once what is over."""
+    async def _try_call(self, call: Callable[[], Awaitable[object]], failure: str) -> bool:
+        """Return whether the call succeeded. No error may end the polling."""
+        try:
+            await call()
+        except OncelogError as error:
+            logger.debug("%s: %s", failure, error)  # callers of `submit` get the error
+        except Exception:
+            logger.warning("%s; it is tried again", failure, exc_info=True)
+        else:
+            return True
+        return False
+
+    def _set_reason(self, reason: ReadOnlyReason, is_active: bool, message: str = "", actor: str = "") -> None:
+        """Set or clear a reason. Logs each change once."""
         if is_active == (reason in self._reasons):
             return
         was_read_only = bool(self._reasons)

@@ -25,10 +25,10 @@ from msgspec import Struct
 from oncelog.core.identity import scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, RUN_MS_LIMIT
 from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
+from oncelog.engine.answer_cache import WorkResult
 from oncelog.engine.held_lease import HeldLease, Work
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log, open_log
-from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import (
     BusyError,
     ConflictError,

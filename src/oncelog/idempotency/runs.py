@@ -28,11 +28,11 @@ from oncelog.core.identity import RUN_KEY_BYTES, check_object, run_key, run_key_
 from oncelog.core.limits import RUN_MS_LIMIT
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
+from oncelog.engine.answer_cache import WorkResult
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.held_lease import HeldLease, Work
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
-from oncelog.engine.result_cache import WorkResult
 from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
 from oncelog.idempotency.call_key import to_json_arrays
 from oncelog.idempotency.once import RUN_S_MAX, InFlight, check_duration_ms

@@ -213,7 +213,7 @@ class Submitter:
 
     def states(self) -> list[ClientEntry | None]:
         nothing: Any = None
-        books = StateReader(self.log.store, AnswerCache(0, 1), nothing, Limits(), lambda: None)
+        books = StateReader(self.log.store, AnswerCache(0, 1), nothing, Limits(), lambda: self.log.store)
         return [self.log.run(books.client(scope, client)) for scope in SCOPES for client in CLIENTS]
 
     def heads(self) -> dict[int, tuple[int, int, int]]:
