@@ -77,7 +77,7 @@ def test_cache_evicts_the_least_recently_used_answer() -> None:
     cache.put(two, answer(2))
     cache.put(four, answer(4))
     assert len(cache) == 3
-    assert [name in cache for name in (one, two, three, four)] == [True, True, False, True]
+    assert [name in cache.answers for name in (one, two, three, four)] == [True, True, False, True]
 
 
 @pytest.mark.rule("CO-30")
@@ -94,7 +94,7 @@ def test_cached_answer_expires() -> None:
     cache.put(name, answer(1, log_time_ms=500))
     assert cache.get(EVENTS, name, 1499) is not None
     assert cache.get(EVENTS, name, 1500) is None
-    assert name not in cache
+    assert name not in cache.answers
 
 
 @pytest.mark.rule("CO-17", "LG-10")

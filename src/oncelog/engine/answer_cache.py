@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.policy import Forget, Policy, Retention
+from oncelog.core.policy import FOREVER, Forget, Policy, Retention
 from oncelog.core.proof import Block, MerkleTree, Proof, prove_from_tree
 from oncelog.core.values import KeyIdentity, Receipt, Remembered
 from oncelog.storage.clock import Clock
@@ -54,11 +54,8 @@ class _RetentionCache:
         """Take note of a newer log time."""
         self.log_time_ms = max(self.log_time_ms, log_time_ms)
 
-    def _get_age_ms(self, receipt: Receipt, now_ms: int) -> int:
-        return max(now_ms, self.log_time_ms) - receipt.log_time_ms
-
     def _is_expired(self, retention: Retention, receipt: Receipt, now_ms: int) -> bool:
-        age_ms = self._get_age_ms(receipt, now_ms)
+        age_ms = max(now_ms, self.log_time_ms) - receipt.log_time_ms
         return age_ms >= self._ttl_ms or (retention.forget is not Forget.NEVER and age_ms >= retention.ttl_ms)
 
 
@@ -71,29 +68,27 @@ class AnswerCache(_RetentionCache):
     def __init__(self, entries_max: int, ttl_ms: int) -> None:
         super().__init__(ttl_ms)
         self._entries_max = entries_max
-        self._answers: dict[KeyIdentity, Remembered] = {}
+        self.answers: dict[KeyIdentity, Remembered] = {}
+        """Oldest first. The committer tests membership here, which is faster than a method."""
         self._blocks: dict[tuple[int, int], _CachedBlock] = {}
         self._leaves = 0
         self.erasures = 0
         """Number of erasures in the log, as far as this process knows."""
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self.answers)
 
     @property
     def is_empty(self) -> bool:
         """Whether the cache has nothing that an erasure would have to remove."""
-        return not self._answers and not self._blocks
-
-    def __contains__(self, identity: KeyIdentity) -> bool:
-        return identity in self._answers
+        return not self.answers and not self._blocks
 
     def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:
         """Return the answer of an identity, if it is cached and certainly not forgotten."""
-        remembered = self._answers.pop(identity, None)
+        remembered = self.answers.pop(identity, None)
         if remembered is None or self._is_expired(policy.retention, remembered.receipt, now_ms):
             return None
-        self._answers[identity] = remembered  # at the end: the most recently used
+        self.answers[identity] = remembered  # at the end: the most recently used
         return remembered
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
@@ -102,15 +97,15 @@ class AnswerCache(_RetentionCache):
         With `now_ms`, return None also for a record that is older than the time to live of answers.
         """
         cached = self._blocks.get((receipt.lane, receipt.height))
-        if cached is None or (now_ms is not None and self._get_age_ms(receipt, now_ms) >= self._ttl_ms):
+        if cached is None or (now_ms is not None and self._is_expired(FOREVER, receipt, now_ms)):
             return None
         index = receipt.position - cached.block.first_position
         return Attestation(cached.block, prove_from_tree(cached.tree, index), cached.salts[index], cached.actors[index])
 
     def put(self, identity: KeyIdentity, remembered: Remembered) -> None:
         """Add an answer whose write is durable."""
-        self._answers.pop(identity, None)
-        self._answers[identity] = remembered
+        self.answers.pop(identity, None)
+        self.answers[identity] = remembered
         self._shrink()
 
     def put_batch(self, result: BatchResult) -> None:
@@ -119,7 +114,7 @@ class AnswerCache(_RetentionCache):
             self.advance(head.log_time_ms)
         if not self._entries_max or result.erasures < self.erasures:
             return  # the erasure may have removed what this batch answered
-        self._answers.update(result.changes.keys)
+        self.answers.update(result.changes.keys)
         for block, salts, actors in _iterate_blocks(result):
             tree = tuple(map(tuple, result.sealed.trees[block.lane]))
             self._blocks[block.lane, block.height] = _CachedBlock(block, tree, tuple(salts), tuple(actors))
@@ -128,16 +123,16 @@ class AnswerCache(_RetentionCache):
 
     def clear(self) -> None:
         """Drop all entries, because something was erased."""
-        self._answers.clear()
+        self.answers.clear()
         self._blocks.clear()  # with the salts, which must not outlive the erased bodies
         self._leaves = 0
 
     def _shrink(self) -> None:
-        too_many = len(self._answers) - self._entries_max
+        too_many = len(self.answers) - self._entries_max
         if too_many > 0:
             # More than needed, so that it happens rarely: to find its oldest entry, a dict passes all deleted ones.
-            for identity in list(islice(self._answers, too_many + self._entries_max // SHRINK_DIVISOR)):
-                del self._answers[identity]
+            for identity in list(islice(self.answers, too_many + self._entries_max // SHRINK_DIVISOR)):
+                del self.answers[identity]
         if self._leaves > self._entries_max:
             target_entries = self._entries_max - self._entries_max // SHRINK_DIVISOR
             for place in list(islice(self._blocks, len(self._blocks) - 1)):

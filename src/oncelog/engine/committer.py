@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import Any, Final, Protocol, TypeVar, cast, overload
 
 from msgspec import Struct
@@ -66,19 +66,19 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class VerdictSink(Protocol[T_contra]):
-    """Who is told an outcome: a future, or a server's own kind of it, which is told at once and in its turn.
+    """Receives the outcome of a submission: a future, or an object of a server.
 
-    None of it may raise: the committer would have nobody to tell.
+    No method may raise, because the committer has no caller to pass the error to.
     """
 
     def done(self) -> bool:
-        """Whether nobody wants to know any more."""
+        """Whether the outcome is not wanted any more."""
 
     def set_result(self, result: T_contra, /) -> None:
-        """This became of it, and it is durable."""
+        """Take the verdict, which is durable."""
 
     def set_exception(self, exception: Exception, /) -> None:
-        """Nobody can tell what became of it."""
+        """Take the error that leaves the outcome unknown."""
 
 
 ItemSink = VerdictSink[Verdict]
@@ -86,29 +86,49 @@ RequestSink = VerdictSink[list[Verdict]]
 
 
 class _QueueEntry(Struct, eq=False, gc=False):
-    """Something in the queue or in flight, and who waits for it."""
+    """A submission in the queue or in flight, and the sinks that wait for its outcome."""
 
     request: Item | Request
-    """An item that came alone, or several that came together."""
-    sink: ItemSink | None
-    """For an item that came alone."""
-    request_sink: RequestSink | None
-    """For several."""
+    """A single item, or several that belong together."""
+    sink: VerdictSink[Any]
+    """An `ItemSink` for a single item, else a `RequestSink`."""
     bytes: int
     identity: KeyIdentity | None = None
-    """Of a submission that came alone: equal ones may join it."""
+    """Of a single submission: equal ones may join it."""
     joined_sinks: list[ItemSink] | None = None
     is_known_only: bool = False
-    """It found the queue full: it is answered if it is known, and else told that the log is busy."""
+    """The queue was full when it arrived: it is answered if it is known, and refused as busy otherwise."""
+    is_settled: bool = False
+    """Its sinks have the outcome."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What came, one or several."""
+        """The items, one or several."""
         return self.request.items if isinstance(self.request, Request) else (self.request,)
 
 
+class _EntryQueue:
+    """Submissions that wait for a batch. The load includes those in flight, until they have their outcome."""
+
+    __slots__ = ("bytes", "entries", "items")
+
+    def __init__(self) -> None:
+        self.entries: deque[_QueueEntry] = deque()
+        self.items = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def append(self, entry: _QueueEntry, items: int) -> None:
+        """Add an entry that has so many items."""
+        self.items += items
+        self.bytes += entry.bytes
+        self.entries.append(entry)
+
+
 class Committer:
-    """One for a log in a process. Everything happens on the event loop's thread, but for the store's own work."""
+    """The committer of a log in one process. It runs on the event loop; only the store uses other threads."""
 
     def __init__(
         self,
@@ -127,82 +147,87 @@ class Committer:
         self._validate = None if validate is None else _wrap_validate(validate)
         self._on_commit = on_commit
         self._write_gate = write_gate
-        self._queue: deque[_QueueEntry] = deque()
-        self._known_only_queue: deque[_QueueEntry] = deque()
+        self._queue = _EntryQueue()
+        self._known_only_queue = _EntryQueue()
+        self._batch: list[_QueueEntry] = []
+        """Being committed."""
         self._in_flight: dict[KeyIdentity | None, _QueueEntry] = {}
         self._items_max = limits.queue_items_max
         self._bytes_max = limits.queue_bytes_max
         self._body_bytes_max = limits.body_bytes_max
-        self._items = 0
-        self._bytes = 0
-        self._known_only_items = 0
-        self._known_only_bytes = 0
         self._joined_count = 0
         self._batch_ms = 0.0
         self._batch_items_target = min(BATCH_ITEMS_TARGET, limits.batch_items_max, limits.queue_items_max)
         self._batch_bytes_target = min(limits.batch_bytes_max, limits.queue_bytes_max) // 2
-        self._scheduler = BatchScheduler(lambda: len(self._queue), self._has_full_batch)
+        self._scheduler = BatchScheduler(self._queue.__len__, self._has_full_batch)
         self._failed_batches = 0
-        """In a row, for one reason that is the store's: it is logged once, and when it is over."""
+        """Batches in a row that the store did not commit. The first one and the end of the row are logged."""
         self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
         self.on_batch: Callable[[int, float], None] | None = None
-        """Told of every group commit: how many items, how many seconds."""
+        """Called after every group commit with the number of its items and its duration in seconds."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of the log's event loop, to be used as a sink."""
+        return (self._loop or self._get_loop()).create_future()
 
     @overload
     def submit(self, item: Item) -> Verdict | asyncio.Future[Verdict]: ...
 
     @overload
-    def submit(self, item: Item, receiver: ItemSink) -> Verdict | None: ...
+    def submit(self, item: Item, sink: ItemSink) -> Verdict | None: ...
 
-    def submit(self, item: Item, receiver: ItemSink | None = None) -> Verdict | asyncio.Future[Verdict] | None:
-        """What becomes of one item: at once if it is known, else when it is durable.
+    def submit(self, item: Item, sink: ItemSink | None = None) -> Verdict | asyncio.Future[Verdict] | None:
+        """Return the verdict of an item if it is known now; else the sink gets it when it is durable.
 
-        That is told to the receiver, and nothing is returned; without one a future is.
+        Without a sink, a future is created and returned. Retries do not pay for one: they are the fastest path.
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
-        if not isinstance(item, Submission):
+        identity, size = None, 0
+        if isinstance(item, Submission):
+            # `count_payload_bytes` inlined for the usual write: this runs for every submission.
+            size = count_payload_bytes(item) if item.operations or item.delta is not None else len(item.body)
+            if size > self._body_bytes_max:
+                return self._refuse_too_large(size)
+            if item.key:
+                identity = key_identity(item)
+                if identity in self._cache.answers:
+                    known = self._answer_from_cache(item, identity)
+                    if known is not None:
+                        return known
+        else:
             _check_item(item)
-            return self._enqueue(item, None, 0, receiver)
-        # `count_payload_bytes` and `_has_room` inlined for the usual write: this runs for every submission.
-        size = count_payload_bytes(item) if item.operations or item.delta is not None else len(item.body)
-        if size > self._body_bytes_max:
-            return self._refuse_too_large(size)
-        if not item.key:
-            return self._enqueue(item, None, size, receiver)
-        identity = key_identity(item)
-        if identity in self._cache:
-            known = self._answer_from_cache(item, identity)
-            if known is not None:
-                return known
+        future = None
+        if sink is None:
+            sink = future = self.create_future()
         if identity in self._in_flight and self._can_join(item, identity):
-            return self._join(identity, receiver)
-        return self._enqueue(item, identity, size, receiver)
+            self._join(identity, sink)
+            return future
+        return self._enqueue(item, identity, size, sink) or future
 
-    def _enqueue(
-        self, item: Item, identity: KeyIdentity | None, size: int, sink: ItemSink | None
-    ) -> Refused | asyncio.Future[Verdict] | None:
-        """Into the queue, or among the questions if that is full."""
-        future = None if sink is not None else (self._loop or self._get_loop()).create_future()
-        entry = _QueueEntry(item, sink or future, None, size, identity)
-        if self._items and (self._items >= self._items_max or self._bytes + size > self._bytes_max):
-            return future if self._enqueue_known_only(entry) else self._refuse_busy()
+    def _enqueue(self, item: Item, identity: KeyIdentity | None, size: int, sink: ItemSink) -> Refused | None:
+        """Add an item to the queue, or to the known-only queue if it is full. Refuse it if that is full, too."""
+        entry = _QueueEntry(item, sink, size, identity)
+        queue = self._queue
+        # `_has_room` and `_EntryQueue.append` inlined, as above.
+        if queue.items and (queue.items >= self._items_max or queue.bytes + size > self._bytes_max):
+            return self._enqueue_known_only(entry)
         if identity is not None:
             self._in_flight.setdefault(identity, entry)
-        self._items += 1
-        self._bytes += size
-        self._queue.append(entry)
+        queue.items += 1
+        queue.bytes += size
+        queue.entries.append(entry)
         if self._drain_task is None:
             self._start_draining()
         elif self._scheduler.is_waiting:
             self._scheduler.notify_arrival()
-        return future
+        return None
 
     def _answer_from_cache(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
-        """From memory: what was answered before."""
-        # Who is no member, or no more, must not learn that the id is known; and shape comes before everything.
+        """Return the cached answer of a retry, unless only the store may decide."""
+        # Callers that are not members must not learn that the id is known, and a malformed item is refused first.
         if item.policy.members_only or check_item(item) is not None:
             return None
         remembered = self._cache.get(item.policy, identity, self._clock.wall_ms())
@@ -212,34 +237,21 @@ class Committer:
             return None  # only the store knows whether another scope has the event (core.rules.event_ids)
         return answer_known_key(item, remembered)
 
-    def _can_join(self, item: Submission, identity: KeyIdentity) -> bool:
-        """Whether an equal submission's outcome is on its way, and this one may wait for it too."""
-        if item.policy.members_only or self._joined_count >= self._items_max or check_item(item) is not None:
+    def _can_join(self, item: Item, identity: KeyIdentity | None) -> bool:
+        """Whether an equal submission is in flight, whose outcome this one may wait for."""
+        if not isinstance(item, Submission) or item.policy.members_only or self._joined_count >= self._items_max:
             return False
-        return self._in_flight[identity].request == item
+        return check_item(item) is None and self._in_flight[identity].request == item
 
-    def _join(self, identity: KeyIdentity, sink: ItemSink | None) -> asyncio.Future[Verdict] | None:
+    def _join(self, identity: KeyIdentity | None, sink: ItemSink) -> None:
         in_flight = self._in_flight[identity]
         if in_flight.joined_sinks is None:
             in_flight.joined_sinks = []
         self._joined_count += 1
-        if sink is not None:
-            in_flight.joined_sinks.append(sink)
-            return None
-        future: asyncio.Future[Verdict] = self._get_loop().create_future()
-        in_flight.joined_sinks.append(future)
-        return future
+        in_flight.joined_sinks.append(sink)
 
-    @overload
-    def submit_request(self, request: Request) -> list[Verdict] | asyncio.Future[list[Verdict]]: ...
-
-    @overload
-    def submit_request(self, request: Request, receiver: RequestSink) -> list[Verdict] | None: ...
-
-    def submit_request(
-        self, request: Request, receiver: RequestSink | None = None
-    ) -> list[Verdict] | asyncio.Future[list[Verdict]] | None:
-        """What becomes of several items that belong together: as `submit` says."""
+    def submit_request(self, request: Request, sink: RequestSink) -> list[Verdict] | None:
+        """Return the verdicts of items that belong together if they are known now; else None, as `submit`."""
         if self._is_closing:
             raise ClosedError("the log is closed")
         if not request.items:
@@ -248,28 +260,22 @@ class Committer:
             _check_item(item)
         sizes = [count_payload_bytes(item) for item in request.items if isinstance(item, Submission)]
         refused = self._check_request_size(len(request.items), sizes)
-        if refused is not None:
-            return [refused] * len(request.items)
-        known = self._answer_all_from_cache(request)
-        if known is not None:
-            return known
-        future: asyncio.Future[list[Verdict]] | None = None
-        if receiver is None:
-            receiver = future = self._get_loop().create_future()
-        entry = _QueueEntry(request, None, receiver, sum(sizes))
-        if self._has_room(entry.bytes, len(request.items)):
-            self._items += len(request.items)
-            self._bytes += entry.bytes
-            self._queue.append(entry)
-            self._start_draining()
-            if self._scheduler.is_waiting:
-                self._scheduler.notify_arrival()
-        elif not self._enqueue_known_only(entry):
-            return [self._refuse_busy()] * len(request.items)
-        return future
+        if refused is None:
+            known = self._answer_all_from_cache(request)
+            if known is not None:
+                return known
+            entry = _QueueEntry(request, sink, sum(sizes))
+            if self._has_room(self._queue, entry.bytes, len(request.items)):
+                self._queue.append(entry, len(request.items))
+                self._start_draining()
+                if self._scheduler.is_waiting:
+                    self._scheduler.notify_arrival()
+                return None
+            refused = self._enqueue_known_only(entry)
+        return None if refused is None else [refused] * len(request.items)
 
     def _check_request_size(self, items: int, sizes: Sequence[int]) -> Refused | None:
-        """More than one request may have."""
+        """Return the refusal of a request that exceeds a limit."""
         if items > self._limits.request_items_max:
             message = f"items must be at most {self._limits.request_items_max}, not {items}"
             return Refused(Reason.MALFORMED, message, "items")
@@ -281,12 +287,12 @@ class Committer:
         return None
 
     def _answer_all_from_cache(self, request: Request) -> list[Verdict] | None:
-        """The answers of a request whose items are all in memory."""
+        """Return the answers of a request if all of them are cached."""
         if request.mode is not Mode.EACH:
             return None
         answers: list[Verdict] = []
         for item in request.items:
-            if not isinstance(item, Submission) or not item.key or key_identity(item) not in self._cache:
+            if not isinstance(item, Submission) or not item.key or key_identity(item) not in self._cache.answers:
                 return None
             answer = self._answer_from_cache(item, key_identity(item))
             if answer is None:
@@ -295,7 +301,7 @@ class Committer:
         return answers
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
-        """What is remembered of keys that are all in memory; None if one is not, or if not everybody may know."""
+        """Return what is remembered of keys, if all are cached and any caller may know it; else None."""
         if self._is_closing or policy.members_only or policy.client_sequence:
             return None
         now_ms = self._clock.wall_ms()
@@ -310,16 +316,16 @@ class Committer:
 
     @property
     def queue_length(self) -> int:
-        """Writes that have no answer yet."""
-        return self._items
+        """Number of writes without an outcome."""
+        return self._queue.items
 
     async def close(self) -> None:
-        """Takes nothing more, and returns when all that was accepted has its answer."""
+        """Refuse further submissions, and wait until those that were accepted have their outcome."""
         self._is_closing = True
         await self.wait_idle()
 
     async def wait_idle(self) -> None:
-        """Returns when all that was accepted so far has its answer."""
+        """Wait until all submissions that were accepted have their outcome."""
         while self._drain_task is not None:
             await asyncio.wait([self._drain_task])
 
@@ -329,37 +335,34 @@ class Committer:
         message = f"body must have at most {self._body_bytes_max} bytes, not {size}"
         return Refused(Reason.MALFORMED, message, "body")
 
-    def _has_room(self, size: int, items: int) -> bool:
-        if not self._items:
-            return True  # what is alone is never too much: its own limits have been checked
-        return self._items + items <= self._items_max and self._bytes + size <= self._bytes_max
+    def _has_room(self, queue: _EntryQueue, size: int, items: int) -> bool:
+        if not queue.items:
+            return True  # a single request has limits of its own, which were checked
+        return queue.items + items <= self._items_max and queue.bytes + size <= self._bytes_max
 
-    def _enqueue_known_only(self, entry: _QueueEntry) -> bool:
-        """The queue is full, so this is only asked about: the decision answers what it knows, and refuses the rest.
+    def _enqueue_known_only(self, entry: _QueueEntry) -> Refused | None:
+        """The queue is full: let `plan` answer what is known and refuse the rest.
 
-        False if even the questions are too many, or it is something that cannot be known.
+        Refuses the entry at once if too many of them wait, or if it has an item that cannot be known.
         """
-        if not _can_be_known_only(entry):
-            return False
-        items, size = self._known_only_items + len(entry.items), self._known_only_bytes + entry.bytes
-        if self._known_only_queue and (items > self._items_max or size > self._bytes_max):
-            return False
-        self._known_only_items, self._known_only_bytes = items, size
+        queue, items = self._known_only_queue, len(entry.items)
+        if not _can_be_known_only(entry) or not self._has_room(queue, entry.bytes, items):
+            return self._refuse_busy()
         entry.request = _to_known_only(entry.request)
         entry.identity = None
         entry.is_known_only = True
-        self._known_only_queue.append(entry)
+        queue.append(entry, items)
         self._start_draining()
-        return True
+        return None
 
     def _refuse_busy(self) -> Refused:
-        batches = 1 + self._items // self._limits.batch_items_max
+        batches = 1 + self._queue.items // self._limits.batch_items_max
         retry_after_ms = max(RETRY_AFTER_MS_MIN, round(batches * self._batch_ms))
-        message = f"{self._items} writes wait for their commit; try again in {retry_after_ms} ms"
+        message = f"{self._queue.items} writes wait for their commit; try again in {retry_after_ms} ms"
         return Refused(Reason.BUSY, message, retry_after_ms=retry_after_ms)
 
     def _get_loop(self) -> asyncio.AbstractEventLoop:
-        """A log is used by one event loop. Asking for it costs a system call, so it is asked once."""
+        """Return the only event loop that uses the log. Cached, because asking for it costs a system call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -368,7 +371,7 @@ class Committer:
 
     def _start_draining(self) -> None:
         if self._drain_task is None:
-            # A task begins in the next turn of the loop: all that submit in this one come along.
+            # The task starts in the next iteration of the loop: submissions of this iteration join its first batch.
             self._drain_task = self._get_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
@@ -379,9 +382,8 @@ class Committer:
                         await self._scheduler.wait(self._get_loop())
                     self._scheduler.start_batch()
                     began = time.perf_counter()
-                    before = self._items
-                    batch = self._form_batch(self._queue, self._items, self._bytes)
-                    items = before - sum(len(entry.items) for entry in self._queue) if self._queue else before
+                    self._batch = batch = self._form_batch(self._queue)
+                    items = self._queue.items - sum(len(entry.items) for entry in self._queue.entries)
                     await self._commit(batch)
                     duration_s = time.perf_counter() - began
                     self._batch_ms = duration_s * 1000
@@ -389,50 +391,43 @@ class Committer:
                     if self.on_batch is not None:
                         self.on_batch(items, duration_s)
                 if self._known_only_queue:
-                    await self._commit(
-                        self._form_batch(self._known_only_queue, self._known_only_items, self._known_only_bytes)
-                    )
+                    self._batch = self._form_batch(self._known_only_queue)
+                    await self._commit(self._batch)
         except BaseException:
-            # Nobody goes on after this, so nobody may wait for it.
-            self._fail([*self._queue, *self._known_only_queue], _build_stopped_error())
-            self._queue.clear()
-            self._known_only_queue.clear()
+            # No task commits after this one, so no caller may be left waiting.
+            waiting = [*self._batch, *self._queue.entries, *self._known_only_queue.entries]
+            self._queue.entries.clear()
+            self._known_only_queue.entries.clear()
+            error = ClosedError("the log was stopped; submit again under the same identity")
+            self._fail([entry for entry in waiting if not entry.is_settled], error)
             raise
         finally:
             self._drain_task = None
+            self._batch = []
 
     def _has_full_batch(self) -> bool:
-        """Whether a batch is large enough as it is, or no more would be let in."""
-        return self._items >= self._batch_items_target or self._bytes >= self._batch_bytes_target
+        """Whether a batch is large enough as it is, or the queue admits no more."""
+        return self._queue.items >= self._batch_items_target or self._queue.bytes >= self._batch_bytes_target
 
-    def _form_batch(self, queue: deque[_QueueEntry], items: int, size: int) -> list[_QueueEntry]:
-        """The next batch, in the order of arrival: all of it, or as much as fits."""
-        limits = self._limits
+    def _form_batch(self, queue: _EntryQueue) -> list[_QueueEntry]:
+        """Remove the next batch from a queue, in the order of arrival: all of it, or as much as fits."""
+        limits, entries = self._limits, queue.entries
         batch: list[_QueueEntry] = []
-        if items <= limits.batch_items_max and size <= limits.batch_bytes_max:
+        if queue.items <= limits.batch_items_max and queue.bytes <= limits.batch_bytes_max:
             if queue is self._queue and self._scheduler.should_pipeline(len(queue)):
-                return [queue.popleft() for _ in range(len(queue) // 2)]
-            batch.extend(queue)
-            queue.clear()
+                return [entries.popleft() for _ in range(len(entries) // 2)]
+            batch.extend(entries)
+            entries.clear()
             return batch
         items = size = 0
-        while queue:
-            entry = queue[0]
+        while entries:
+            entry = entries[0]
             items += len(entry.items)
             size += entry.bytes
             if batch and (items > limits.batch_items_max or size > limits.batch_bytes_max):
                 break
-            batch.append(queue.popleft())
+            batch.append(entries.popleft())
         return batch
-
-    def _fail_on_store_error(self, batch: Sequence[_QueueEntry], error: StoreError | ClosedError) -> None:
-        level = logging.DEBUG if self._failed_batches else logging.WARNING
-        logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
-        self._failed_batches += 1
-        self._write_gate.notify_failure(error)
-        if isinstance(error, LogReplacedError):
-            self._cache.clear()  # answers of a history that is gone
-        self._fail(batch, error)
 
     async def _commit(self, batch: Sequence[_QueueEntry]) -> None:
         read_only_message = self._write_gate.refresh_message()
@@ -443,12 +438,20 @@ class Committer:
         try:
             result = await self._store.commit(_group_into_requests(requests), self._validate)
         except (StoreError, ClosedError) as error:
-            self._fail_on_store_error(batch, error)
+            level = logging.DEBUG if self._failed_batches else logging.WARNING
+            logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
+            self._failed_batches += 1
+            self._write_gate.notify_failure(error)
+            if isinstance(error, LogReplacedError):
+                self._cache.clear()  # its answers belong to the replaced history
+            self._fail(batch, error)
         except ClockJumpedError as error:
             await self._commit_known_only(batch, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the others anything
+        except Exception as error:  # noqa: BLE001 - no error of one submission may fail the others
             if len(batch) > 1:
-                await self._bisect(batch)
+                middle = len(batch) // 2
+                await self._commit(batch[:middle])
+                await self._commit(batch[middle:])
             elif isinstance(error, UnstorableError):
                 # Not the details of the cause, which quote the rejected row.
                 reason = str(error.__cause__ or "").partition("\n")[0]
@@ -457,45 +460,29 @@ class Committer:
             else:
                 logger.warning("a request was not committed: %s: %s", type(error).__name__, error)
                 self._fail(batch, error)
-        except BaseException:
-            self._fail(batch, _build_stopped_error())
-            raise
         else:
             self._reply(batch, result, refusal)
 
     async def _commit_known_only(self, batch: Sequence[_QueueEntry], error: ClockJumpedError) -> None:
-        """New writes are refused with the error; what is known is answered all the same, in one transaction."""
+        """Refuse new writes with the error, and answer those that are known, in one transaction."""
         logger.warning("new writes are refused: %s", error)
         entries = [entry for entry in batch if _can_be_known_only(entry)]
         self._fail([entry for entry in batch if not _can_be_known_only(entry)], error)
         try:
             requests = _group_into_requests([_to_known_only(entry.request) for entry in entries])
             result = await self._store.commit(requests, self._validate)
-        except Exception as second:  # noqa: BLE001 - those who ask are told
+        except Exception as second:  # noqa: BLE001 - the callers get the error
             self._fail(entries, second)
             return
-        except BaseException:
-            self._fail(entries, _build_stopped_error())
-            raise
-        # An item that came alone gets the error; each item of a request has a verdict of its own.
+        # A single item gets the error; each item of a request gets its own verdict.
         refusal = Refused(Reason.BUSY, str(error), retry_after_ms=RETRY_AFTER_MS_MIN)
         verdicts = chain.from_iterable(result.verdicts)
         for entry in entries:
             answers = list(islice(verdicts, len(entry.items)))
-            if entry.sink is not None and _is_not_known(answers[0]):
+            if not isinstance(entry.request, Request) and _is_not_known(answers[0]):
                 self._fail([entry], error)
             else:
                 self._settle([entry], answers, refusal)
-
-    async def _bisect(self, batch: Sequence[_QueueEntry]) -> None:
-        """One of them is at fault, and the others must not pay for it."""
-        middle = len(batch) // 2
-        try:
-            await self._commit(batch[:middle])
-        except BaseException:
-            self._fail(batch[middle:], _build_stopped_error())
-            raise
-        await self._commit(batch[middle:])
 
     async def _commit_bisected(
         self, entry: _QueueEntry, request_or_item: Item | Request, refusal: Refused | None
@@ -507,9 +494,6 @@ class Committer:
         except Exception as error:  # noqa: BLE001 - a retry finds the items that were committed
             self._fail([entry], error)
             return
-        except BaseException:
-            self._fail([entry], _build_stopped_error())
-            raise
         refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
         if request.mode is Mode.UNTIL_REFUSED and refused is not None:
             skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
@@ -579,20 +563,18 @@ class Committer:
         remaining = iter(verdicts)
         for entry in batch:
             self._dequeue(entry)
-            sink = entry.sink
-            if sink is None:
-                answers = list(islice(remaining, len(entry.items)))
+            if isinstance(entry.request, Request):
+                answers = list(islice(remaining, len(entry.request.items)))
                 if refusal is not None or entry.is_known_only:
                     answers = [self._replace_not_known(verdict, refusal) for verdict in answers]
-                if entry.request_sink is not None:
-                    _send_result(entry.request_sink, answers)
+                _send_result(entry.sink, answers)
                 continue
             verdict = next(remaining)
             if refusal is not None or entry.is_known_only:
                 verdict = self._replace_not_known(verdict, refusal)
             elif is_cacheable and isinstance(verdict, Replayed):
                 self._cache_answer(entry, verdict)
-            _send_result(sink, verdict)
+            _send_result(entry.sink, verdict)
             for joined in entry.joined_sinks or ():
                 _send_result(joined, _to_replayed(verdict))
 
@@ -600,7 +582,7 @@ class Committer:
         return (refusal or self._refuse_busy()) if _is_not_known(verdict) else verdict
 
     def _cache_answer(self, entry: _QueueEntry, verdict: Replayed) -> None:
-        """An answer that came from the store: the next retry gets it from memory."""
+        """Cache an answer of the store for the next retry."""
         item = entry.request
         if entry.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
@@ -610,24 +592,21 @@ class Committer:
     def _fail(self, batch: Iterable[_QueueEntry], error: Exception) -> None:
         for entry in batch:
             self._dequeue(entry)
-            for sink in (entry.sink, entry.request_sink, *(entry.joined_sinks or ())):
-                if sink is not None:
-                    _send_error(sink, error)
+            for sink in (entry.sink, *(entry.joined_sinks or ())):
+                _send_error(sink, error)
 
     def _dequeue(self, entry: _QueueEntry) -> None:
-        if entry.is_known_only:
-            self._known_only_items -= len(entry.items)
-            self._known_only_bytes -= entry.bytes
-            return
+        entry.is_settled = True
+        queue = self._known_only_queue if entry.is_known_only else self._queue
+        queue.items -= len(entry.request.items) if isinstance(entry.request, Request) else 1
+        queue.bytes -= entry.bytes
         if entry.joined_sinks is not None:
             self._joined_count -= len(entry.joined_sinks)
-        self._items -= len(entry.request.items) if isinstance(entry.request, Request) else 1
-        self._bytes -= entry.bytes
         self._in_flight.pop(entry.identity, None)
 
 
 def _send_result(sink: VerdictSink[T], result: T) -> None:
-    """A receiver that raises must not cost the others anything."""
+    """Pass a result to a sink. A sink that raises must not affect the others."""
     try:
         if not sink.done():
             sink.set_result(result)
@@ -649,7 +628,7 @@ def _check_item(item: object) -> None:
 
 
 def count_payload_bytes(submission: Submission) -> int:
-    """What a submission holds, in bytes, beside names and keys."""
+    """Return the bytes of a submission's body, operations and columns, without names and keys."""
     size = len(submission.body)
     for operation in submission.operations:
         if isinstance(operation, SetEntity):
@@ -660,21 +639,13 @@ def count_payload_bytes(submission: Submission) -> int:
 
 
 def _group_into_requests(entries: Sequence[Item | Request]) -> list[Request]:
-    """Items that came alone, one after the other, make one request: there too each has its own outcome."""
+    """Merge consecutive single items into one request, in which each has its own outcome."""
     if Request not in set(map(type, entries)):
         return [Request(tuple(cast("Sequence[Item]", entries)))]
     requests: list[Request] = []
-    alone: list[Item] = []
-    for entry in entries:
-        if isinstance(entry, Request):
-            if alone:
-                requests.append(Request(tuple(alone)))
-                alone = []
-            requests.append(entry)
-        else:
-            alone.append(entry)
-    if alone:
-        requests.append(Request(tuple(alone)))
+    for is_request, group in groupby(entries, lambda entry: isinstance(entry, Request)):
+        members: list[Any] = list(group)
+        requests += members if is_request else [Request(tuple(members))]
     return requests
 
 
@@ -703,22 +674,18 @@ def _is_not_known(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and verdict.reason is Reason.NOT_KNOWN
 
 
-def _build_stopped_error() -> ClosedError:
-    return ClosedError("the log was stopped; submit again under the same identity")
-
-
 def _to_replayed(verdict: Verdict) -> Verdict:
-    """What an equal submission is told that was decided right after the first one."""
+    """Return the verdict of an equal submission that joined the first one."""
     return Replayed(verdict.receipt) if isinstance(verdict, Committed) else verdict
 
 
 def _wrap_validate(validate: Validate) -> Validate:
-    """An application's validation may raise: then what it says is the objection."""
+    """Return a validation that does not raise: the text of an error is the objection."""
 
     def validate_safely(submission: Submission) -> str | None:
         try:
             objection: object = validate(submission)
-        except Exception as error:  # noqa: BLE001 - it is the application's
+        except Exception as error:  # noqa: BLE001 - the application may raise anything
             logger.warning("validate raised %s: %s", type(error).__name__, error)
             return str(error) or type(error).__name__
         if objection is None or isinstance(objection, str):

@@ -362,8 +362,9 @@ class Log:
         for item in items:
             if not self._has_policy(item):
                 await self._policies.declare(item)
-        outcome = self._committer.submit_request(Request(items, mode, is_admitted_whole))
-        return await outcome if isinstance(outcome, asyncio.Future) else outcome
+        future: asyncio.Future[list[Verdict]] = self._committer.create_future()
+        verdicts = self._committer.submit_request(Request(items, mode, is_admitted_whole), future)
+        return await future if verdicts is None else verdicts
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
         """What is remembered of some keys, if all of them are in memory: for servers, which have checked who asks."""

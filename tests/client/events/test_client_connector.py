@@ -183,7 +183,7 @@ async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_o
         # Connect, sync, and both events in one request.
         await until(lambda: counts.frames_received >= before + 3)
         await other.send("submit_events", {"events": [item(9)]}, 1)
-        await until(lambda: served.server.log._committer._items == 2)
+        await until(lambda: served.server.log.queue_length == 2)
         gate.open()
         await settled(client)
         assert counts.requests["events", "websocket", "server_busy"] >= 1
