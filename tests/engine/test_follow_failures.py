@@ -55,7 +55,7 @@ async def test_failed_poll_is_retried(caplog: pytest.LogCaptureFixture) -> None:
             await log.store.inner.commit([Request((event(1),))])  # as another process
             assert positions(await subscription.next()) == [1]
             assert failures > 2
-            assert "could not be looked at" in caplog.text
+            assert "could not be polled" in caplog.text
 
 
 async def away(*_: object) -> None:

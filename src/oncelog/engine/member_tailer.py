@@ -1,11 +1,12 @@
-"""Delivers changes of members to the followers of a lane: by revision, as records are delivered by position.
+"""Delivers changes of members in a lane by revision, as records are delivered by position.
 
-What this process has committed is told at once. What others have is found by the look at the lanes' heads, whose
-revision says that something has changed, and is then read from the store: as much as has changed, and no more.
+Changes of this process are delivered at once. A poll finds the changes of others: it compares the revision of the lane,
+and reads the new changes from the store.
 """
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -21,40 +22,74 @@ PAGE_CHANGES: Final = 500
 
 
 class MemberListener(Protocol):
-    """Takes changes of members as they come."""
+    """Receives changes of members."""
 
     def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
-        """These have changed, and stand so. The same may be told again. Must not raise, and must not take long."""
+        """Take changes with the state after them. A change may arrive twice. Must not raise, and must be fast."""
 
 
-class MemberTailer:
-    """Of one lane, for one listener."""
+class LaneReader(ABC):
+    """Reads what is new in a lane: a task runs while the store has more than was delivered."""
 
-    def __init__(self, store: Store, lane: int, revision: int, listener: MemberListener) -> None:
+    def __init__(self, lane: int, name: str) -> None:
         self.lane = lane
-        self._store = store
-        self._revision = revision
-        self._newest = revision
-        self._listener = listener
+        self._name = name
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
-        """Of the newest reading."""
-
-    def is_behind(self, revision: int) -> bool:
-        """Whether something of this revision, or before it, has not been told yet."""
-        return self._revision < revision
+        """Of the newest read. A `Tailer` counts it in the next poll."""
+        self._failed_polls = 0
 
     @property
-    def revision(self) -> int:
-        """All that was changed up to here has been told."""
-        return self._revision
+    @abstractmethod
+    def _has_more(self) -> bool:
+        """Whether something is left to read."""
+
+    @abstractmethod
+    async def _read_next(self) -> bool:
+        """Read and deliver. Return False if the store does not have what was announced."""
+
+    def _wake(self) -> None:
+        if self._task is None and self._has_more:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._has_more and await self._read_next():
+                self._error, self._failed_polls = None, 0
+        except Exception as error:  # the next wake tries again
+            if self._error is None and not self._failed_polls:
+                exc_info = not isinstance(error, StoreError)
+                logger.warning("%s could not be read: %s", self._name, error, exc_info=exc_info)
+            self._error = error
+        finally:
+            self._task = None
+
+
+class MemberTailer(LaneReader):
+    """The reader of changes in a lane. It is idle without listeners."""
+
+    def __init__(self, store: Store, lane: int) -> None:
+        super().__init__(lane, f"members of lane {lane}")
+        self.listeners: list[MemberListener] = []
+        self._store = store
+        self.revision = 0
+        """All changes up to here are delivered."""
+        self._newest = 0
+
+    def is_behind(self, revision: int) -> bool:
+        """Whether a change up to this revision is not delivered yet."""
+        return bool(self.listeners) and self.revision < revision
+
+    @property
+    def _has_more(self) -> bool:
+        return self.is_behind(self._newest)
 
     def reset(self, revision: int) -> None:
-        """The lane is back at this revision: what comes after it has not been told."""
-        self._revision = self._newest = revision
+        """Continue after a revision: the lane went back to it, or the first listener begins there."""
+        self.revision = self._newest = revision
 
     async def wait_for_revision(self, revision: int) -> None:
-        """Waits until all up to the revision has been told. Raises what keeps it from being read."""
+        """Wait until all changes up to a revision are delivered. Raises the error of the store."""
         while self.is_behind(revision):
             self.poll(revision)
             if self._task is not None:
@@ -63,11 +98,11 @@ class MemberTailer:
                 raise self._error
 
     def notify_commit(self, changes: Changes, head: LaneHead) -> None:
-        """These were made durable here. They are told as they are if nothing else has come in between."""
-        if self._task is None and head.revision == self._revision + 1:
-            self._revision = head.revision
+        """Take changes that this process committed. They are delivered as they are if no others came in between."""
+        if self._task is None and head.revision == self.revision + 1:
+            self.revision = head.revision
             self._newest = max(self._newest, head.revision)
-            if changes.members or changes.acknowledged:
+            if self.listeners and (changes.members or changes.acknowledged):
                 self._publish(changes)
         else:
             self.poll(head.revision)
@@ -82,48 +117,36 @@ class MemberTailer:
                 present = kind == ACKNOWLEDGEMENT or state is not None  # only members acknowledge
                 member_changes.append(MemberChange(revision, scope, member, kind, present, acknowledged, role))
         if member_changes:
-            self._listener.deliver_changes(member_changes)
+            self._deliver(member_changes)
+
+    def _deliver(self, changes: Sequence[MemberChange]) -> None:
+        for listener in self.listeners:
+            listener.deliver_changes(changes)
 
     def poll(self, newest: int) -> None:
-        """The lane is at this revision."""
+        """Take the revision of the lane."""
         self._newest = max(self._newest, newest)
-        if self._task is None and self._revision < self._newest:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        self._wake()
 
     async def close(self) -> None:
-        """Nothing more is told."""
+        """End the delivery."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _run(self) -> None:
-        try:
-            while self._revision < self._newest:
-                await self._catch_up(self._newest)
-                self._error = None
-        except Exception as error:  # the next look tries again
-            if self._error is None:
-                logger.warning(
-                    "changes of members in lane %d could not be read: %s",
-                    self.lane,
-                    error,
-                    exc_info=not isinstance(error, StoreError),
-                )
-            self._error = error
-        finally:
-            self._task = None
-
-    async def _catch_up(self, newest: int) -> None:
-        # Names are not empty, so that this stands before all of the next revision.
-        start_revision = self._revision
+    async def _read_next(self) -> bool:
+        newest = self._newest
+        # Names are not empty, so this place is before all changes of the next revision.
+        start_revision = self.revision
         place: MemberCursor = (start_revision + 1, "", "", 0)
         while True:
             changes = await self._store.member_changes(self.lane, place, PAGE_CHANGES)
             if changes:
-                self._listener.deliver_changes(changes)
+                self._deliver(changes)
                 place = changes[-1].cursor
             if len(changes) < PAGE_CHANGES:
                 break
-        # After a full page there may be another of its revision; after the last nothing is left of any that it has.
-        if self._revision == start_revision:  # it has not begun again meanwhile
-            self._revision = max(newest, place[0] - (0 if changes else 1))
+        # A full page may end within a revision; after the last page nothing is left of the revisions in it.
+        if self.revision == start_revision:  # not reset meanwhile
+            self.revision = max(newest, place[0] - (0 if changes else 1))
+        return True

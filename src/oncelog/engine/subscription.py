@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from oncelog.core.values import Record
 from oncelog.engine.limits import Limits
@@ -13,52 +14,60 @@ from oncelog.errors import ClosedError, SlowReaderError
 logger: Final = logging.getLogger("oncelog.engine")
 
 
-class RecordSource(Protocol):
-    """Where the records of a subscription come from: the tailer of its lane."""
-
-    lane: int
-
-    @property
-    def cursor(self) -> Cursor:
-        """Everything up to here has been delivered, in this history."""
-
-    def remove(self, subscription: "Subscription") -> None:
-        """The subscription gets nothing more."""
-
-
 class Subscription:
-    """Records from `start` on, as they come, for one reader. Its queue is bounded: who is too slow is closed."""
+    """Records after `start`, as they arrive, for one reader. The queue is bounded: a slow reader is closed."""
 
-    def __init__(self, tailer: RecordSource, partitions: frozenset[str], stream: str | None, limits: Limits) -> None:
-        self.start = tailer.cursor
-        """Everything after this is delivered. It is a cursor of the lane, whatever is read there."""
+    def __init__(
+        self,
+        start: Cursor,
+        lane: int,
+        partitions: frozenset[str],
+        stream: str | None,
+        limits: Limits,
+        remove: Callable[["Subscription"], None],
+    ) -> None:
+        """`remove` ends the delivery."""
+        self.start = start
+        """All later records are delivered. It is a cursor of the lane, whatever the subscription reads."""
         self.partitions = partitions
         self.stream = stream
         self.is_slow = False
-        """The queue is half full: a reader that cares can be warned."""
-        self._tailer = tailer
+        """The queue is half full: a server can warn its reader."""
+        self._lane = lane
         self._limits = limits
+        self._remove = remove
         self._queue: deque[Record] = deque()
         self._bytes = 0
-        self._overrun_at: Cursor | None = None
-        """Where a reader that was closed can resume, in the order that it reads."""
         self._error: Exception | None = None
-        self._is_closed = False
+        """Raised by `next` once the queue is empty."""
         self._has_waiter = False
         self._wakeup: asyncio.Future[None] | None = None
 
-    async def next(self) -> list[Record]:
-        """All that has arrived, at least one.
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """Keys of the groups of readers that the subscription belongs to (`Tailer`)."""
+        if self.stream is not None:
+            return [("stream", self.stream)]
+        return [("partition", partition) for partition in self.partitions] or [("", "")]
 
-        Raises SlowReaderError; ClosedError when the log is closed; the store's error when it could not be read for
-        long. One task at a time may wait here: who comes second gets RuntimeError.
+    async def next(self) -> list[Record]:
+        """Wait for records and return all that are queued, at least one.
+
+        Only one task may wait at a time.
+
+        Raises:
+            SlowReaderError: the queue overflowed; resume from `error.cursor`.
+            ClosedError: the log was closed.
+            StoreError: the store has been unreadable for too long.
+            RuntimeError: another task is already waiting.
         """
         if self._has_waiter:
             raise RuntimeError("another task is waiting for this subscription; each reader needs one of its own")
         self._has_waiter = True
         try:
             while not self._queue:
-                self._check_active()
+                if self._error is not None:
+                    raise self._error
                 self._wakeup = asyncio.get_running_loop().create_future()
                 await self._wakeup
         finally:
@@ -69,25 +78,15 @@ class Subscription:
         self.is_slow = False
         return records
 
-    def _check_active(self) -> None:
-        if self._overrun_at is not None:
-            raise SlowReaderError(self._overrun_at)
-        if self._error is not None:
-            raise self._error
-        if self._is_closed:
-            raise ClosedError("the subscription is closed")
-
     def fail(self, error: Exception) -> None:
-        """Nothing more arrives, and that is why."""
-        self._error = error
-        self._tailer.remove(self)
+        """End the delivery. `next` raises the error, unless it has another one already."""
+        self._error = self._error or error
+        self._remove(self)
         self._wake()
 
     def close(self) -> None:
-        """Nothing more arrives."""
-        self._is_closed = True
-        self._tailer.remove(self)
-        self._wake()
+        """End the delivery."""
+        self.fail(ClosedError("the subscription is closed"))
 
     def wants(self, record: Record) -> bool:
         """Whether the record is in its scope."""
@@ -96,30 +95,29 @@ class Subscription:
         return not self.partitions or not self.partitions.isdisjoint(record.partitions)
 
     def deliver(self, record: Record) -> None:
-        """Puts a record into the queue, or closes a reader that has too many there."""
-        if self._overrun_at is not None or record.position <= self.start.position:
+        """Add a record to the queue, or close a reader that has too many records there."""
+        if self._error is not None or record.position <= self.start.position:
             return
         self._queue.append(record)
         self._bytes += len(record.body)
         limits = self._limits
         if len(self._queue) > limits.subscription_records_max or self._bytes > limits.subscription_bytes_max:
-            if len(self._queue) > 1:  # one large record alone is what there is to read
+            if len(self._queue) > 1:  # a single large record must be readable
                 self._overrun()
         elif 2 * len(self._queue) > limits.subscription_records_max or 2 * self._bytes > limits.subscription_bytes_max:
             if not self.is_slow:
-                logger.warning("a reader of lane %d is slow: %d records wait", self._tailer.lane, len(self._queue))
+                logger.warning("a reader of lane %d is slow: %d records wait", self._lane, len(self._queue))
             self.is_slow = True
         self._wake()
 
     def _overrun(self) -> None:
-        """What waits is let go: it is in the store, behind the cursor that the reader is given."""
+        """Drop the queue: its records are in the store, after the cursor that the reader gets."""
         first = self._queue[0]
         number = (first.position if self.stream is None else first.sequence) - 1
-        self._overrun_at = Cursor(number, self.start.epoch, format_order(self.stream, self._tailer.lane))
-        logger.warning("a reader of lane %d was closed: it is behind %d", self._tailer.lane, number)
+        logger.warning("a reader of lane %d was closed: it is behind %d", self._lane, number)
         self._queue.clear()
         self._bytes = 0
-        self._tailer.remove(self)
+        self.fail(SlowReaderError(Cursor(number, self.start.epoch, format_order(self.stream, self._lane))))
 
     def _wake(self) -> None:
         if self._wakeup is not None and not self._wakeup.done():
