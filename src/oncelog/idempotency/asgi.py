@@ -23,11 +23,10 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.identity import scope_of
-from oncelog.core.limits import NAME_CHARACTERS_MAX, RUN_MS_LIMIT
-from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.policy import KEY_BYTES_MAX, Retention
 from oncelog.engine.answer_cache import WorkResult
 from oncelog.engine.held_lease import HeldLease, Work
-from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import (
     BusyError,
@@ -37,8 +36,9 @@ from oncelog.errors import (
     OncelogError,
     ResultErasedError,
 )
+from oncelog.idempotency.call_key import InFlight, build_leased_policy, check_wait_options
 from oncelog.idempotency.http_request import Fingerprint, build_http_request, compute_fingerprint
-from oncelog.idempotency.once import RETENTION_DEFAULT, RUN_S_MAX, InFlight, check_duration_ms
+from oncelog.idempotency.once import RETENTION_DEFAULT, RUN_S_MAX
 
 logger: Final = logging.getLogger("oncelog.http")
 
@@ -75,13 +75,23 @@ _ESCAPED: Final = re.compile(rb'\\(["\\])')
 """A string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
 _BARE: Final = re.compile(rb"[\x21-\x7e]+")
 _PROBLEM: Final = "urn:oncelog:problem:"
+_REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str]]] = {
+    ConflictError: (
+        422,
+        "key-reused",
+        "This Idempotency-Key was used for another request. Use a new key for a new request.",
+    ),
+    InFlightError: (409, "in-flight", "A request with this Idempotency-Key is being carried out."),
+    ResultErasedError: (410, "answer-erased", "The request was carried out; its answer has been erased since."),
+}
+"""Problems by the error with which the log refuses a request."""
 _BUSY_RESPONSES: Final = {
     "busy": (503, "busy", "Too many requests are waiting. Try again."),
     "rate_limited": (429, "rate-limited", "Too many new requests. Try again."),
     "read_only": (503, "read-only", "No new requests are carried out for now. Try again later."),
     "quota_exceeded": (507, "quota-exceeded", "There is no more room for new requests. Try again later."),
 }
-"""What a new request is told that is not carried out, by the reason of a `BusyError`."""
+"""Problems of new requests that are not carried out, by the reason of a `BusyError`."""
 
 
 class _StoredResponse(Struct):
@@ -141,8 +151,7 @@ class IdempotencyMiddleware:
         them. After any other answer the next request with the key is carried out. `fingerprint` is a function, sync or
         async, from an `HttpRequest` to 1 to 64 bytes: requests under one key are the same if these are equal.
         """
-        if in_flight not in ("wait", "raise"):
-            raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
+        self._wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
         if not isinstance(log, Log | str | os.PathLike) and not callable(log):
             raise TypeError(f"log is an open Log, a function that gives one, or a path, not {type(log).__name__}")
         if isinstance(methods, str):
@@ -160,22 +169,11 @@ class IdempotencyMiddleware:
         self._scope = scope
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
-        self._waits = in_flight == "wait"
-        self._wait_ms = None if wait_s is None else check_duration_ms("wait_s", wait_s)
-        self._lease_ms = check_duration_ms("lease_s", lease_s)
-        self._run_ms_max = check_duration_ms("run_s_max", run_s_max, RUN_MS_LIMIT)
         self._request_bytes_max = request_bytes_max
         self._answer_bytes_max = answer_bytes_max
         self._stored_statuses = _collect_stored_statuses(store_status)
         self._fingerprint = fingerprint
-        self._policy = Policy(
-            name=name,
-            key_bytes=(1, KEY_BYTES_MAX),
-            order=Order.STREAM,
-            on_reuse=OnReuse.REFUSE,
-            retention=retention,
-            leased=True,
-        )
+        self._policy = build_leased_policy(name, retention)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI says."""
@@ -206,10 +204,7 @@ class IdempotencyMiddleware:
             scope=_build_stream_name(user),
             key=key,
             fingerprint=await compute_fingerprint(build_http_request(scope, body), self._fingerprint),
-            lease_ms=self._lease_ms,
-            run_ms_max=self._run_ms_max,
-            waits=self._waits,
-            wait_ms=self._wait_ms,
+            **self._wait_options,
         )
         log, result_or_lease = await self._begin(work)
         if isinstance(result_or_lease, HeldLease):
@@ -229,21 +224,14 @@ class IdempotencyMiddleware:
         try:
             log = await self._get_log()
             return log, log.leases.recall(work) or await log.leases.begin(work)
-        except ConflictError as error:
-            detail = "This Idempotency-Key was used for another request. Use a new key for a new request."
-            raise _Problem(422, "key-reused", detail) from error
-        except InFlightError as error:
-            detail = "A request with this Idempotency-Key is being carried out."
-            raise _Problem(409, "in-flight", detail, RETRY_AFTER_MS) from error
-        except ResultErasedError as error:
-            detail = "The request was carried out; its answer has been erased since."
-            raise _Problem(410, "answer-erased", detail) from error
         except BusyError as error:
-            status, kind, detail = _BUSY_RESPONSES[error.reason]
-            raise _Problem(status, kind, detail, error.retry_after_ms) from error
+            raise _Problem(*_BUSY_RESPONSES[error.reason], error.retry_after_ms) from error
         except OncelogError as error:
-            logger.exception("a request could not be begun")
-            raise _build_unavailable("The request was not carried out. Try again.") from error
+            if type(error) not in _REFUSALS:
+                logger.exception("a request could not be begun")
+                raise _build_unavailable("The request was not carried out. Try again.") from error
+            retry_after_ms = RETRY_AFTER_MS if isinstance(error, InFlightError) else None
+            raise _Problem(*_REFUSALS[type(error)], retry_after_ms) from error
 
     async def _run_app(self, log: Log, lease: HeldLease, scope: Scope, receive: Receive, send: Send) -> None:
         # In place: those outside may look into the scope afterwards for what the application put there, the route.
@@ -252,10 +240,7 @@ class IdempotencyMiddleware:
             scope["extensions"] = {
                 name: extension for name, extension in extensions.items() if name not in _BYPASS_EXTENSIONS
             }
-        log_bytes_max = log.limits.body_bytes_max
-        answer = _ResponseRecorder(
-            log.leases, lease, send, self._stored_statuses, self._answer_bytes_max, log_bytes_max
-        )
+        answer = _ResponseRecorder(log, lease, send, self._stored_statuses, self._answer_bytes_max)
         try:
             await self._app(scope, receive, answer)
         finally:
@@ -323,21 +308,12 @@ class _ReplayReceive:
 class _ResponseRecorder:
     """Holds the application's answer until it is whole and durable, then sends it."""
 
-    def __init__(
-        self,
-        lease_manager: LeaseManager,
-        lease: HeldLease,
-        send: Send,
-        stored_statuses: frozenset[int],
-        bytes_max: int,
-        log_bytes_max: int,
-    ) -> None:
-        self._lease_manager = lease_manager
+    def __init__(self, log: Log, lease: HeldLease, send: Send, stored_statuses: frozenset[int], bytes_max: int) -> None:
+        self._log = log
         self._lease = lease
         self._send = send
         self._stored_statuses = stored_statuses
         self._bytes_max = bytes_max
-        self._log_bytes_max = log_bytes_max
         self._start: Message | None = None
         self._buffer = bytearray()
         self.is_settled = False
@@ -376,7 +352,7 @@ class _ResponseRecorder:
                 await self._store_response(start, None if is_too_large else body)
             else:
                 self.is_settled = True
-                await self._lease_manager.release(self._lease)
+                await self._log.leases.release(self._lease)
         except _Problem as problem:
             self._is_replaced = True
             await _send_problem(self._send, problem)
@@ -387,11 +363,11 @@ class _ResponseRecorder:
     async def _store_response(self, start: Message, body: bytes | None) -> None:
         """Store the answer; without a body, which was too large, only that there was one."""
         encoded = _encode_response(start, body)
-        if len(encoded) > self._log_bytes_max:
+        if len(encoded) > self._log.limits.body_bytes_max:
             encoded = _encode_response(start, None)
         self.is_settled = True
         try:
-            await self._lease_manager.complete(self._lease, encoded)
+            await self._log.leases.complete(self._lease, encoded)
         except LeaseLostError as error:
             detail = "This took so long that a retry has taken over. Ask again for its outcome."
             raise _Problem(409, "taken-over", detail, RETRY_AFTER_MS) from error

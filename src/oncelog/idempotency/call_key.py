@@ -1,4 +1,4 @@
-"""What identifies a call: the function's name, and its arguments in canonical form."""
+"""What a call is: the name of its function, its arguments in canonical form, and how it waits for other callers."""
 
 import dataclasses
 import inspect
@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 from uuid import UUID
 
 import msgspec
 
 from oncelog.core.canonical import canonical, canonical_at, canonical_exact, canonical_fast
+from oncelog.core.limits import LEASE_MS_MAX, RUN_MS_LIMIT
 from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Order, Policy, Retention
 from oncelog.errors import CanonicalError
 
@@ -20,12 +21,22 @@ KEY_BYTES: Final = 16
 """Of a key that is made from arguments."""
 
 Key = bytes | str | UUID
+InFlight = Literal["wait", "raise"]
 NAME_MAX: Final = 256
 """Characters of a function's name: it is part of its stream's."""
 _EXACT_MAX: Final = 2**53 - 1
 _MAIN: Final = ("__main__", "__mp_main__")
 """What a script's own module is called, the second by the workers of multiprocessing."""
 _NON_NAME_CHARACTERS: Final = re.compile(r"[^a-z0-9_.-]+")
+
+
+class WaitOptions(TypedDict):
+    """Fields of `Work` that a caller chooses."""
+
+    waits: bool
+    wait_ms: int | None
+    lease_ms: int
+    run_ms_max: int
 
 
 def check_name(name: object) -> str:
@@ -60,20 +71,43 @@ def get_module_name(module: str) -> str:
 
 
 def build_policy(kind: str, name: str, retention: Retention) -> Policy:
-    """The policy for calls of that name. Each has its own, so that a changed retention is noticed, not confused."""
+    """Return the policy for calls of a function. Each has its own, so that the log refuses a changed retention."""
     plain = _NON_NAME_CHARACTERS.sub("-", name.lower())
     policy = f"{kind}.{plain}"
     if plain != name or len(policy) > NAME_CHARACTERS_MAX:
         suffix = f"-{sha256(name.encode()).hexdigest()[:8]}"
         policy = policy[: NAME_CHARACTERS_MAX - len(suffix)] + suffix
+    return build_leased_policy(policy, retention)
+
+
+def build_leased_policy(name: str, retention: Retention) -> Policy:
+    """Return a policy for work that is done once, under a lease."""
     return Policy(
-        name=policy,
+        name=name,
         key_bytes=(1, KEY_BYTES_MAX),
         order=Order.STREAM,
         on_reuse=OnReuse.REFUSE,
         retention=retention,
         leased=True,
     )
+
+
+def check_wait_options(in_flight: str, wait_s: float | None, lease_s: float, run_s_max: float) -> WaitOptions:
+    """Return the options of a caller in milliseconds. Raises ValueError for one that is out of range."""
+    if in_flight not in ("wait", "raise"):
+        raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
+    return {
+        "waits": in_flight == "wait",
+        "wait_ms": None if wait_s is None else _to_ms("wait_s", wait_s, LEASE_MS_MAX),
+        "lease_ms": _to_ms("lease_s", lease_s, LEASE_MS_MAX),
+        "run_ms_max": _to_ms("run_s_max", run_s_max, RUN_MS_LIMIT),
+    }
+
+
+def _to_ms(name: str, seconds: float, ms_max: int) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= ms_max / 1000:
+        raise ValueError(f"{name} must be from 0.001 to {ms_max // 1000} seconds, not {seconds!r}")
+    return round(seconds * 1000)
 
 
 class Arguments:

@@ -11,14 +11,15 @@ process and after whatever restart, until it is forgotten. Callers at the same m
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from hashlib import sha256
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from msgspec import Struct
 
 from oncelog.core.identity import scope_of
-from oncelog.core.limits import LEASE_MS_MAX, RUN_MS_LIMIT, RUN_MS_MAX_DEFAULT
+from oncelog.core.limits import RUN_MS_MAX_DEFAULT
 from oncelog.core.policy import Policy, Retention, kept_for
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.held_lease import HeldLease, Work
@@ -26,9 +27,12 @@ from oncelog.engine.log import Log
 from oncelog.idempotency.call_key import (
     KEY_BYTES,
     Arguments,
+    InFlight,
     Key,
+    WaitOptions,
     build_policy,
     check_name,
+    check_wait_options,
     encode_key,
     get_function_name,
 )
@@ -38,7 +42,6 @@ from oncelog.idempotency.share import AsyncSharedLog, SharedLog
 P = ParamSpec("P")
 R = TypeVar("R")
 
-InFlight = Literal["wait", "raise"]
 AnyLog = Log | BlockingLog | SharedLog | AsyncSharedLog
 RETENTION_DEFAULT: Final = kept_for(hours=24)
 RUN_S_MAX: Final = RUN_MS_MAX_DEFAULT / 1000
@@ -69,14 +72,10 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
     that died; the lease is renewed while the function runs, for `run_s_max` at most. `name` is the function's; a
     changed one begins with an empty memory.
     """
-    if in_flight not in ("wait", "raise"):
-        raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
+    wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
     _check_log(log)
     if key is not None and not callable(key):
         raise TypeError(f"key is a function of the arguments that gives one, not {type(key).__name__}")
-    lease_ms = check_duration_ms("lease_s", lease_s)
-    run_ms_max = check_duration_ms("run_s_max", run_s_max, RUN_MS_LIMIT)
-    wait_ms = None if wait_s is None else check_duration_ms("wait_s", wait_s)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if not inspect.isroutine(function):
@@ -89,11 +88,7 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
             key=key,
             name=its_name,
             scope=scope,
-            lease_ms=lease_ms,
-            run_ms_max=run_ms_max,
-            waits=in_flight == "wait",
-            wait_ms=wait_ms,
-            remember=tuple(remember),
+            wait_options=wait_options,
         )
         wrapped: Any = (_wrap_async if is_async(function) else _wrap_blocking)(function, calls, log)
         wrapped.__oncelog__ = calls
@@ -134,11 +129,7 @@ class _OnceOptions(Struct, frozen=True, kw_only=True):
     key: Callable[..., Key] | None
     name: str
     scope: str | Callable[..., str] | None
-    lease_ms: int
-    run_ms_max: int
-    waits: bool
-    wait_ms: int | None
-    remember: tuple[type[Exception], ...]
+    wait_options: WaitOptions
 
     def build_work(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Work:
         arguments_hash = sha256(self.arguments.encode(args, kwargs)).digest()
@@ -147,10 +138,7 @@ class _OnceOptions(Struct, frozen=True, kw_only=True):
             scope=self._build_stream(args, kwargs),
             key=arguments_hash[:KEY_BYTES] if self.key is None else encode_key(self.key(*args, **kwargs)),
             fingerprint=arguments_hash,
-            lease_ms=self.lease_ms,
-            run_ms_max=self.run_ms_max,
-            waits=self.waits,
-            wait_ms=self.wait_ms,
+            **self.wait_options,
         )
 
     def _build_stream(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
@@ -177,23 +165,27 @@ def _wrap_async(
 
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        async def call() -> tuple[bytes, Any]:
+        async def call(guard: AbstractAsyncContextManager[None]) -> tuple[bytes, Any]:
             try:
-                return encoding.encode_result(await function(*args, **kwargs))
-            except options.remember as error:
+                async with guard:
+                    return encoding.encode_result(await function(*args, **kwargs))
+            except encoding.remembered_errors as error:
                 return encoding.encode_error(error)
 
         work = options.build_work(args, kwargs)
         opened_log = log() if not isinstance(log, Log | AsyncSharedLog) and callable(log) else log
         if isinstance(opened_log, AsyncSharedLog):
-            return await _call_in_async_transaction(
-                functools.partial(function, *args, **kwargs), opened_log, work, options
-            )
+            async with opened_log.transaction(work) as shared:
+                if shared.result is not None:
+                    return encoding.decode_outcome(shared.result)
+                body, value = await call(shared.guard_function())
+                await shared.complete(body)
+            return _unwrap(value)
         leases = _get_log(opened_log, Log, function).leases
         result_or_lease = leases.recall(work) or await leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
             return encoding.decode_outcome(result_or_lease.body)
-        _, value = await leases.run(result_or_lease, call)
+        _, value = await leases.run(result_or_lease, lambda: call(nullcontext()))
         return _unwrap(value)
 
     return wrapper
@@ -208,21 +200,27 @@ def _wrap_blocking(
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        def call() -> tuple[bytes, Any]:
+        def call(guard: AbstractContextManager[None]) -> tuple[bytes, Any]:
             try:
-                return encoding.encode_result(function(*args, **kwargs))
-            except options.remember as error:
+                with guard:
+                    return encoding.encode_result(function(*args, **kwargs))
+            except encoding.remembered_errors as error:
                 return encoding.encode_error(error)
 
         work = options.build_work(args, kwargs)
         opened_log = log() if not isinstance(log, BlockingLog | SharedLog) and callable(log) else log
         if isinstance(opened_log, SharedLog):
-            return _call_in_transaction(functools.partial(function, *args, **kwargs), opened_log, work, options)
+            with opened_log.transaction(work) as shared:
+                if shared.result is not None:
+                    return encoding.decode_outcome(shared.result)
+                body, value = call(shared.guard_function())
+                shared.complete(body)
+            return _unwrap(value)
         leases = _get_log(opened_log, BlockingLog, function).leases
         result_or_lease = leases.recall(work) or leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
             return encoding.decode_outcome(result_or_lease.body)
-        _, value = leases.run(result_or_lease, call)
+        _, value = leases.run(result_or_lease, lambda: call(nullcontext()))
         return _unwrap(value)
 
     return wrapper
@@ -234,38 +232,6 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
-def _call_in_transaction(function: Callable[[], Any], log: SharedLog, work: Work, options: _OnceOptions) -> Any:
-    encoding = options.encoding
-    with log.transaction(work) as shared:
-        if shared.result is not None:
-            value = encoding.decode_outcome(shared.result)
-        else:
-            try:
-                with shared.guard_function():
-                    body, value = encoding.encode_result(function())
-            except options.remember as error:
-                body, value = encoding.encode_error(error)
-            shared.complete(body)
-    return _unwrap(value)
-
-
-async def _call_in_async_transaction(
-    function: Callable[[], Awaitable[Any]], log: AsyncSharedLog, work: Work, options: _OnceOptions
-) -> Any:
-    encoding = options.encoding
-    async with log.transaction(work) as shared:
-        if shared.result is not None:
-            value = encoding.decode_outcome(shared.result)
-        else:
-            try:
-                async with shared.guard_function():
-                    body, value = encoding.encode_result(await function())
-            except options.remember as error:
-                body, value = encoding.encode_error(error)
-            await shared.complete(body)
-    return _unwrap(value)
-
-
 L = TypeVar("L", Log, BlockingLog)
 
 
@@ -274,10 +240,3 @@ def _get_log(log: AnyLog | Callable[[], AnyLog], kind: type[L], function: Callab
     if not isinstance(opened_log, kind):
         raise TypeError(f"{function.__qualname__} needs a {kind.__name__}, not {type(opened_log).__name__}")
     return opened_log
-
-
-def check_duration_ms(name: str, seconds: float, ms_max: int = LEASE_MS_MAX) -> int:
-    """Return a duration of the caller in milliseconds. Raises ValueError for one that is out of range."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= ms_max / 1000:
-        raise ValueError(f"{name} must be from 0.001 to {ms_max // 1000} seconds, not {seconds!r}")
-    return round(seconds * 1000)

@@ -44,6 +44,7 @@ class ResultCodec:
         self._decoder = msgspec.json.Decoder(_StoredOutcome[self._type])  # type: ignore[name-defined]
         if isinstance(remembered_errors, type):
             raise TypeError("remember is a list of exceptions, not one of them")
+        self.remembered_errors = tuple(remembered_errors)
         self._errors_by_name = {_get_error_name(error): error for error in remembered_errors}
 
     def encode_result(self, value: Any) -> tuple[bytes, Any]:

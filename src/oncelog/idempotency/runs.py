@@ -25,7 +25,6 @@ from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, canonical_args
 from oncelog.core.identity import RUN_KEY_BYTES, check_object, run_key, run_key_v1, scope_of
-from oncelog.core.limits import RUN_MS_LIMIT
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
 from oncelog.engine.answer_cache import WorkResult
@@ -34,8 +33,8 @@ from oncelog.engine.held_lease import HeldLease, Work
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
 from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
-from oncelog.idempotency.call_key import to_json_arrays
-from oncelog.idempotency.once import RUN_S_MAX, InFlight, check_duration_ms
+from oncelog.idempotency.call_key import InFlight, WaitOptions, check_wait_options, to_json_arrays
+from oncelog.idempotency.once import RUN_S_MAX
 
 logger: Final = logging.getLogger("oncelog.runs")
 
@@ -175,7 +174,7 @@ class Runs(_BaseRuns):
         cannot store, in both cases before the tool runs.
         """
         fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        run_call = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
+        run_call = _build_call(fields, args, tool, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
         result_or_lease = self._lease_manager.recall(run_call.work) or await self._lease_manager.begin(run_call.work)
         if not isinstance(result_or_lease, HeldLease):
             return self._finish(run_call, result_or_lease, reused=True)
@@ -238,7 +237,7 @@ class BlockingRuns(_BaseRuns):
         if inspect.iscoroutinefunction(tool):
             raise TypeError(f"{tool!r} is async: use Runs with a log of `oncelog.open`")
         fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        run_call = _build_call(fields, args, tool, _WaitOptions(in_flight, wait_s, lease_s, run_s_max))
+        run_call = _build_call(fields, args, tool, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
         leases = self._log.leases
         result_or_lease = leases.recall(run_call.work) or leases.begin(run_call.work)
         if not isinstance(result_or_lease, HeldLease):
@@ -267,13 +266,6 @@ def _try_tool(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | Non
 
 
 # --- what is asked for -------------------------------------------------------------------------------
-
-
-class _WaitOptions(Struct, frozen=True):
-    in_flight: InFlight
-    wait_s: float | None
-    lease_s: float
-    run_s_max: float
 
 
 def _build_event(
@@ -308,19 +300,14 @@ def _build_event(
     )
 
 
-def _build_call(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, options: _WaitOptions) -> _RunCall:
-    if options.in_flight not in ("wait", "raise"):
-        raise ValueError(f"in_flight must be 'wait' or 'raise', not {options.in_flight!r}")
+def _build_call(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, options: WaitOptions) -> _RunCall:
     key = bytes.fromhex(event.key)
     work = Work(
         policy=RUNS,
         scope=_build_scope(event.campaign_id),
         key=key,
         fingerprint=key,
-        lease_ms=check_duration_ms("lease_s", options.lease_s),
-        run_ms_max=check_duration_ms("run_s_max", options.run_s_max, RUN_MS_LIMIT),
-        waits=options.in_flight == "wait",
-        wait_ms=None if options.wait_s is None else check_duration_ms("wait_s", options.wait_s),
+        **options,
     )
     return _RunCall(event, work, tool, _check_args(args))
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
@@ -41,11 +41,9 @@ class SharedTransaction:
         self.result = self._find_result()
         """What was kept by an earlier call; None if the work is to be done now."""
 
-    @contextmanager
-    def guard_function(self) -> Iterator[None]:
-        """Around the caller's own function: it must not end the transaction. What it wrote is undone if it raises."""
-        with self._borrowed.guard_transaction():
-            yield
+    def guard_function(self) -> AbstractContextManager[None]:
+        """Return a context for the caller's function. It cannot end the transaction; an error undoes its writes."""
+        return self._borrowed.guard_transaction()
 
     def complete(self, body: bytes) -> None:
         """Keeps what it said, together with what was written."""
@@ -91,11 +89,9 @@ class AsyncSharedTransaction:
             await self._borrowed.end()
             self.result = _check_body(await self._borrowed.load_record(receipt))
 
-    @asynccontextmanager
-    async def guard_function(self) -> AsyncIterator[None]:
-        """Around the caller's own function: it must not end the transaction. What it wrote is undone if it raises."""
-        async with self._borrowed.guard_transaction():
-            yield
+    def guard_function(self) -> AbstractAsyncContextManager[None]:
+        """As `SharedTransaction.guard_function`."""
+        return self._borrowed.guard_transaction()
 
     async def complete(self, body: bytes) -> None:
         """Keeps what it said, together with what was written."""
