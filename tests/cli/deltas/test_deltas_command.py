@@ -5,11 +5,10 @@ import errno
 import json
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from cli.scripted_server import answer, scripted
 from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
 from oncelog.cli import remote, retries
-from oncelog.cli.deltas.pull import _format_line, _iterate_events
+from oncelog.cli.deltas.pull import _format_line
 from oncelog.core.identity import delta_id_from_json
 
 ONE_ATTEMPT = """
@@ -335,26 +334,6 @@ def test_unreachable_server_is_reported(tmp_path: Path) -> None:
             done = oncelog("deltas", *arguments, "--url", served.url, program=ONE_ATTEMPT)
             assert (done.returncode, done.stdout) == (2, "")
             assert f"{served.url} cannot be reached: Connection refused" in done.stderr.splitlines()[-1]
-
-
-async def test_server_sent_events_are_parsed_in_any_chunks() -> None:
-    text = (
-        b'retry: 1000\nevent: connected\ndata: {"epoch":"e"}\n\n:\n\nid: 1\ndata: {"a":"b: c"}\n\nid: 2\ndata: {}\n\n'
-    )
-    wanted = [(b"connected", b'{"epoch":"e"}'), (b"comment", b""), (b"", b'{"a":"b: c"}'), (b"", b"{}")]
-
-    async def events(*chunks: bytes) -> list[tuple[bytes, bytes]]:
-        async def iter_any() -> AsyncIterator[bytes]:
-            for chunk in chunks:
-                if chunk:
-                    yield chunk
-
-        response: Any = SimpleNamespace(content=SimpleNamespace(iter_any=iter_any))
-        return [event async for several in _iterate_events(response) for event in several]
-
-    for cut in range(len(text)):
-        assert await events(text[:cut], text[cut : cut + 1], text[cut + 1 :]) == wanted, cut
-    assert await events(*(text[at : at + 1] for at in range(len(text)))) == wanted
 
 
 def test_pretty_line_escapes_control_characters() -> None:

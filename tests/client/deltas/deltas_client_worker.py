@@ -11,15 +11,15 @@ import sys
 from collections.abc import Sequence
 
 from oncelog.client.deltas import DeltasClient
-from oncelog.client.deltas.codec import NoReply, OutboxEntry, PushReply, ServerError
-from oncelog.client.deltas.transport import HttpDeltasTransport
+from oncelog.client.deltas.codec import OutboxEntry, PushReply
+from oncelog.client.deltas.transport import DeltasTransport
 
 _, URL, FILE, MOMENT, COUNT = sys.argv
-push = HttpDeltasTransport.push
+push = DeltasTransport.push
 edited = asyncio.Event()
 
 
-async def dying(self: HttpDeltasTransport, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
+async def dying(self: DeltasTransport, entries: Sequence[OutboxEntry]) -> PushReply:
     await edited.wait()
     if MOMENT == "unanswered":
         await push(self, entries)
@@ -35,5 +35,5 @@ async def main() -> None:
         await asyncio.Event().wait()
 
 
-HttpDeltasTransport.push = dying  # type: ignore[method-assign]
+DeltasTransport.push = dying  # type: ignore[method-assign]
 asyncio.run(main())

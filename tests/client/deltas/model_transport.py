@@ -7,31 +7,30 @@ from typing import Any
 from client.deltas.model_gateway import ModelGateway, Refusal
 from oncelog.client.deltas.codec import (
     DeltaPage,
-    LiveCompacted,
-    LiveDeltas,
-    NoReply,
+    GatewayRefusedError,
     OutboxEntry,
     PushReply,
-    ServerError,
     SnapshotPage,
     decode_delta_page,
+    decode_deltas,
     decode_error,
     decode_live,
     decode_push_reply,
     decode_snapshot_page,
 )
-from oncelog.client.deltas.transport import LiveStream
+from oncelog.client.deltas.transport import DeltasTransport, LiveStream
 from oncelog.core.deltas import encode_push
+from oncelog.core.merge import RowDelta
 
 Hook = Callable[[str], Awaitable[Any]]
-"""Called with the name of a request. Its result replaces the answer, except None."""
+"""Called with the name of a request. Its result replaces the answer, except None; an error is raised."""
 
 
 async def nothing(_name: str) -> None:
     pass
 
 
-class ModelWire:
+class ModelWire(DeltasTransport):
     def __init__(self, gateway: ModelGateway) -> None:
         self.gateway = gateway
         self.asked: list[str] = []
@@ -45,7 +44,7 @@ class ModelWire:
         self.moved.set()
         self.moved = asyncio.Event()
 
-    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
+    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply:
         body = encode_push([one.body for one in entries])
         answer = await self._told(
             "push", lambda: self.gateway.push(body), lambda said: decode_push_reply(said, entries)
@@ -53,17 +52,17 @@ class ModelWire:
         self.move()
         return answer  # type: ignore[no-any-return]
 
-    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | ServerError | NoReply:
+    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage[RowDelta]:
         return await self._told("pull", lambda: self.gateway.pull(since, epoch, limit), decode_delta_page)  # type: ignore[no-any-return]
 
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage | ServerError | NoReply:
+    async def snapshot(self, page: str, limit: int) -> SnapshotPage:
         return await self._told("snapshot", lambda: self.gateway.snapshot(page, limit), decode_snapshot_page)  # type: ignore[no-any-return]
 
-    async def follow(self, since: int, epoch: str) -> LiveStream | ServerError | NoReply:
-        first = await self._told(
-            "follow", lambda: self.gateway.live(since, epoch, 3), lambda said: decode_live(said.decode())
+    async def follow(self, since: int, epoch: str) -> LiveStream:
+        await self._told(
+            "follow", lambda: self.gateway.live(since, epoch, 3), lambda said: decode_live(said.decode(), epoch)
         )
-        return first if isinstance(first, ServerError | NoReply) else ModelLive(self, since, epoch)
+        return ModelLive(self, since, epoch)
 
     async def close(self) -> None:
         self.asked.append("close")
@@ -76,27 +75,32 @@ class ModelWire:
                 answer = read(call())
             except Refusal as refusal:
                 answer = decode_error(refusal.status, refusal.body, 0)
+            except GatewayRefusedError as error:
+                answer = error
             other = await self.after(name)
             answer = answer if other is None else other
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
 
-class ModelLive:
+class ModelLive(LiveStream):
     def __init__(self, wire: ModelWire, since: int, epoch: str) -> None:
         self.epoch = wire.gateway.epoch
         self._wire = wire
         self._since = since
         self._epoch = epoch
 
-    async def receive(self) -> LiveDeltas | LiveCompacted | ServerError | NoReply:
+    async def receive(self) -> DeltaPage[RowDelta]:
         while True:
             moved = self._wire.moved
-            message = decode_live(self._wire.gateway.live(self._since, self._epoch, 3).decode())
-            if not isinstance(message, LiveDeltas):
-                return message
-            if message.deltas:
-                self._since = message.cursor
-                return message
+            message = self._wire.gateway.live(self._since, self._epoch, 3)
+            page = decode_deltas(decode_live(message.decode(), self.epoch))
+            if page.is_compacted:
+                return page
+            if page.deltas:
+                self._since = page.cursor
+                return page
             await moved.wait()
 
     async def close(self) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 from client.deltas.model_gateway import ModelGateway, Refusal
 from oncelog.client.deltas.codec import (
-    NoReply,
+    DeltaPage,
+    GatewayRefusedError,
     OutboxEntry,
     PushReply,
-    ServerError,
+    SnapshotPage,
     decode_delta_page,
+    decode_deltas,
     decode_error,
     decode_live,
     decode_push_reply,
@@ -20,13 +22,10 @@ from oncelog.client.deltas.codec import (
 )
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.pull_protocol import (
-    ApplyDeltas,
-    FollowDeltas,
-    JoinRows,
-    PullDeltas,
     PullEffect,
     PullProtocol,
     PullRequest,
+    ReadSnapshot,
     ResetRows,
     StageRows,
 )
@@ -36,8 +35,9 @@ from oncelog.client.runtime.backoff import RetryPause
 from oncelog.core.canonical import parse
 from oncelog.core.deltas import decode_delta, encode_push
 from oncelog.core.merge import RowDelta, merge
+from oncelog.errors import LostError
 
-LOST = NoReply("lost")
+LOST = LostError("lost")
 GATEWAY = "shop"
 ALL = 10**9
 
@@ -70,7 +70,7 @@ class Replica:
         self.pushing = PushProtocol(self.limits.push_deltas_max)
         self.pulling = PullProtocol(self.store.sync_state.cursor, self.store.sync_state.epoch)
         self.pushed: tuple[list[OutboxEntry], bytes] | None = None
-        self.push_answer: PushReply | ServerError | NoReply | None = None
+        self.push_answer: PushReply | GatewayRefusedError | LostError | None = None
         self.asked: PullRequest | None = None
         self.pull_answer: Any = None
 
@@ -136,9 +136,9 @@ class Replica:
         self.pushed = self.push_answer = None
         if isinstance(answer, PushReply):
             if not self.store.acknowledge(batch[-1].number, answer):
-                answer = NoReply("acknowledged in another history")
+                answer = LostError("acknowledged in another history")
             self.pulling.on_acknowledged(self.store.sync_state.epoch)
-        self.seen[answer.code if isinstance(answer, ServerError) else type(answer).__name__] += 1
+        self.seen[answer.code if isinstance(answer, GatewayRefusedError) else type(answer).__name__] += 1
         if self.pushing.handle_answer(batch, answer) is not None:
             self.pushing.release()
 
@@ -152,17 +152,18 @@ class Replica:
         gateway, limits = self.gateway, self.limits
         if is_lost:
             self.pull_answer = LOST
-        elif isinstance(request, PullDeltas):
+        elif isinstance(request, ReadSnapshot):
             self.pull_answer = self._told(
-                lambda: gateway.pull(request.since, request.epoch, limits.page_deltas), decode_delta_page
+                lambda: gateway.snapshot(request.page, limits.page_rows), decode_snapshot_page
             )
-        elif isinstance(request, FollowDeltas):
+        elif request.is_live:
             self.pull_answer = self._told(
-                lambda: gateway.live(request.since, request.epoch, 3), lambda said: decode_live(said.decode())
+                lambda: gateway.live(request.since, request.epoch, 3),
+                lambda said: decode_deltas(decode_live(said.decode(), request.epoch)),
             )
         else:
             self.pull_answer = self._told(
-                lambda: gateway.snapshot(request.page, limits.page_rows), decode_snapshot_page
+                lambda: gateway.pull(request.since, request.epoch, limits.page_deltas), decode_delta_page
             )
 
     def take_in(self) -> None:
@@ -178,14 +179,14 @@ class Replica:
     def _carry_out(self, effect: PullEffect) -> None:
         store = self.store
         match effect:
-            case ApplyDeltas():
+            case DeltaPage():
                 store.apply(effect.deltas, effect.cursor, effect.epoch)
-            case JoinRows():
+            case SnapshotPage():
                 store.join(effect.rows, None if effect.next else effect.cursor, effect.epoch)
-            case StageRows():
-                store.stage(effect.rows, effect.is_first, effect.horizon)
-                if not effect.next:
-                    store.replace(effect.cursor, effect.epoch, 10, effect.horizon)
+            case StageRows(page, is_first):
+                store.stage(page.rows, is_first, page.horizon)
+                if not page.next:
+                    store.replace(page.cursor, page.epoch, 10, page.horizon)
             case ResetRows():
                 store.request_reset()
         self.pulling.confirm(effect)
@@ -206,6 +207,8 @@ class Replica:
             return read(call())
         except Refusal as refusal:
             return decode_error(refusal.status, refusal.body, 0)
+        except GatewayRefusedError as error:
+            return error
 
     # --- state
 

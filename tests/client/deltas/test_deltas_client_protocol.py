@@ -7,15 +7,13 @@ import pytest
 from client.deltas.test_deltas_client_store import ALL, delta, opened, put
 from oncelog.client.deltas.codec import (
     DeltaPage,
-    LiveCompacted,
-    LiveDeltas,
-    NoReply,
+    GatewayRefusedError,
     OutboxEntry,
     PushReply,
-    ServerError,
     SnapshotPage,
     decode_connected,
     decode_delta_page,
+    decode_deltas,
     decode_error,
     decode_live,
     decode_push_reply,
@@ -23,11 +21,8 @@ from oncelog.client.deltas.codec import (
 )
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.pull_protocol import (
-    ApplyDeltas,
-    FollowDeltas,
-    JoinRows,
-    PullDeltas,
     PullProtocol,
+    ReadDeltas,
     ReadSnapshot,
     ResetRows,
     RestartSnapshot,
@@ -36,10 +31,11 @@ from oncelog.client.deltas.pull_protocol import (
 from oncelog.client.deltas.push_protocol import PushBounds, PushProtocol
 from oncelog.client.deltas.values import Refusal
 from oncelog.client.runtime.backoff import Backoff, RetryPause
-from oncelog.errors import ProtocolError, SettingsError
+from oncelog.core.merge import RowDelta
+from oncelog.errors import LostError, ProtocolError, SettingsError
 
 EPOCH = "e"
-LOST = NoReply("lost")
+LOST = LostError("lost")
 FORGED = b'{"deltaId":"00","op":"INSERT","table":"t","rowId":"1","clientId":"c","columns":[],"hlc":"1"}'
 
 
@@ -50,8 +46,8 @@ def entries(count: int) -> list[OutboxEntry]:
     return store.list_pending(None, ALL, ALL)
 
 
-def fault(code: str, index: int | None = None, retry_after_ms: int = 0) -> ServerError:
-    return ServerError(code, "because", index, retry_after_ms)
+def fault(code: str, index: int | None = None, retry_after_ms: int = 0) -> GatewayRefusedError:
+    return GatewayRefusedError(code.lower(), "because", retry_after_ms, index)
 
 
 def refusal_of(pushing: PushProtocol) -> Refusal | None:
@@ -170,13 +166,19 @@ def test_push_is_divided_until_the_delta_at_fault_is_alone_and_grows_again_witho
 # --- pulling
 
 
+def page_of(
+    deltas: tuple[RowDelta, ...], cursor: int, epoch: str = EPOCH, *, has_more: bool = False
+) -> DeltaPage[RowDelta]:
+    return DeltaPage(deltas, cursor, has_more, epoch)
+
+
 def pulling_at(cursor: int = 0, epoch: str = EPOCH) -> PullProtocol:
     return PullProtocol(cursor, epoch)
 
 
 def following(cursor: int = 0) -> PullProtocol:
     pulling = pulling_at(cursor)
-    pulling.confirm(ApplyDeltas((), cursor, EPOCH, is_caught_up=True))
+    pulling.confirm(page_of((), cursor))
     return pulling
 
 
@@ -188,39 +190,39 @@ def request_of(pulling: PullProtocol, *, is_reset_wanted: bool = False) -> Any:
 def test_pages_are_pulled_until_the_end_and_then_followed_live() -> None:
     pulling = pulling_at(epoch="")
     request = request_of(pulling)
-    assert request == PullDeltas(0, "")
+    assert request == ReadDeltas(0, "")
     deltas = (delta(1, a=1),)
     effect = pulling.handle_answer(request, DeltaPage(deltas, 3, has_more=True, epoch=EPOCH))
-    assert effect == ApplyDeltas(deltas, 3, EPOCH, is_caught_up=False)
-    assert request_of(pulling) == PullDeltas(0, "")  # it is not stored yet
-    assert isinstance(effect, ApplyDeltas)
+    assert effect == page_of(deltas, 3, has_more=True)
+    assert request_of(pulling) == ReadDeltas(0, "")  # it is not stored yet
+    assert isinstance(effect, DeltaPage)
     pulling.confirm(effect)
     request = request_of(pulling)
-    assert request == PullDeltas(3, EPOCH)
+    assert request == ReadDeltas(3, EPOCH)
     effect = pulling.handle_answer(request, DeltaPage((), 3, has_more=False, epoch=EPOCH))
-    assert isinstance(effect, ApplyDeltas)
+    assert isinstance(effect, DeltaPage)
     pulling.confirm(effect)
     request = request_of(pulling)
-    assert request == FollowDeltas(3, EPOCH)
-    effect = pulling.handle_answer(request, LiveDeltas(deltas, 5))
-    assert effect == ApplyDeltas(deltas, 5, EPOCH, is_caught_up=True)
-    assert isinstance(effect, ApplyDeltas)
+    assert request == ReadDeltas(3, EPOCH, is_live=True)
+    effect = pulling.handle_answer(request, page_of(deltas, 5))
+    assert effect == page_of(deltas, 5)
+    assert isinstance(effect, DeltaPage)
     pulling.confirm(effect)
-    assert request_of(pulling) == FollowDeltas(5, EPOCH)
+    assert request_of(pulling) == ReadDeltas(5, EPOCH, is_live=True)
     pulling.pull_again()
-    assert request_of(pulling) == PullDeltas(5, EPOCH)
-    assert pulling.handle_answer(request, LiveDeltas(deltas, 4)) == ApplyDeltas(deltas, 5, EPOCH, is_caught_up=True)
+    assert request_of(pulling) == ReadDeltas(5, EPOCH)
+    assert pulling.handle_answer(request, page_of(deltas, 4)) == page_of(deltas, 5)
 
 
 def test_client_pulls_before_following_after_a_failure() -> None:
     pulling = following(4)
     assert pulling.handle_answer(request_of(pulling), LOST) == RetryPause()
-    assert (request_of(pulling), pulling.last_error) == (PullDeltas(4, EPOCH), "lost")
+    assert (request_of(pulling), pulling.last_error) == (ReadDeltas(4, EPOCH), "lost")
     assert pulling.handle_answer(request_of(pulling), fault("SERVER_BUSY", None, 9)) == RetryPause(9)
     assert (pulling.is_authorized, pulling.last_error) == (True, "SERVER_BUSY: because")
     assert pulling.handle_answer(request_of(pulling), fault("FORBIDDEN")) == RetryPause(0, is_long=True)
     assert (pulling.is_authorized, pulling.last_error) == (False, "FORBIDDEN: because")
-    pulling.confirm(ApplyDeltas((), 4, EPOCH, is_caught_up=True))
+    pulling.confirm(page_of((), 4))
     assert (pulling.is_authorized, pulling.last_error) == (True, None)
 
 
@@ -228,34 +230,32 @@ def test_client_pulls_before_following_after_a_failure() -> None:
 @pytest.mark.parametrize("is_live", [False, True])
 def test_compacted_deltas_are_read_from_a_snapshot(is_live: bool) -> None:
     pulling = following(2)
-    if is_live:
-        effect = pulling.handle_answer(request_of(pulling), LiveCompacted())
-    else:
+    if not is_live:
         pulling.pull_again()
-        page = DeltaPage((), 2, has_more=True, epoch=EPOCH, is_compacted=True)
-        effect = pulling.handle_answer(request_of(pulling), page)
+    page: DeltaPage[RowDelta] = DeltaPage((), 2, has_more=True, epoch=EPOCH, is_compacted=True)
+    effect = pulling.handle_answer(request_of(pulling), page)
     assert effect == RestartSnapshot()
     pulling.confirm(RestartSnapshot())
     request = request_of(pulling)
     assert request == ReadSnapshot("")
     joined = pulling.handle_answer(request, SnapshotPage((), 9, "next", EPOCH))
-    assert joined == JoinRows((), 9, EPOCH, "next")
-    assert isinstance(joined, JoinRows)
+    assert joined == SnapshotPage((), 9, "next", EPOCH)
+    assert isinstance(joined, SnapshotPage)
     pulling.confirm(joined)
     assert (request_of(pulling), pulling.cursor) == (ReadSnapshot("next"), 2)
     assert pulling.handle_answer(request_of(pulling), LOST) == RetryPause()
     assert request_of(pulling) == ReadSnapshot("next")
     last = pulling.handle_answer(request_of(pulling), SnapshotPage((), 9, "", EPOCH))
-    assert isinstance(last, JoinRows)
+    assert isinstance(last, SnapshotPage)
     pulling.confirm(last)
-    assert request_of(pulling) == PullDeltas(9, EPOCH)
+    assert request_of(pulling) == ReadDeltas(9, EPOCH)
 
 
 @pytest.mark.parametrize("epoch", ["other", EPOCH])
 def test_snapshot_is_restarted_when_its_history_changes(epoch: str) -> None:
     pulling = following(2)
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
+    pulling.confirm(SnapshotPage((), 9, "next", EPOCH))
     cursor = 9 if epoch == "other" else 8
     assert pulling.handle_answer(request_of(pulling), SnapshotPage((), cursor, "", epoch)) == RestartSnapshot()
     pulling.confirm(RestartSnapshot())
@@ -265,7 +265,7 @@ def test_snapshot_is_restarted_when_its_history_changes(epoch: str) -> None:
 def test_snapshot_is_restarted_when_its_page_token_is_refused() -> None:
     pulling = following(2)
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
+    pulling.confirm(SnapshotPage((), 9, "next", EPOCH))
     assert pulling.handle_answer(request_of(pulling), fault("BAD_REQUEST")) == RetryPause()
     assert request_of(pulling) == ReadSnapshot("")
     assert pulling.handle_answer(request_of(pulling), fault("BAD_REQUEST")) == RetryPause(0, is_long=True)
@@ -276,7 +276,7 @@ def test_snapshot_is_restarted_when_its_page_token_is_refused() -> None:
 def test_history_that_changes_between_the_pages_of_the_first_snapshot_starts_a_reset(answer: Any) -> None:
     pulling = pulling_at(epoch="")
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
+    pulling.confirm(SnapshotPage((), 9, "next", EPOCH))
     effect = pulling.handle_answer(request_of(pulling), answer)
     if isinstance(effect, RestartSnapshot):
         pulling.confirm(effect)
@@ -301,41 +301,43 @@ def test_changed_history_starts_a_reset(answer: Any) -> None:
     assert request == ReadSnapshot("")
     assert pulling.is_resetting
     first = pulling.handle_answer(request, SnapshotPage((), 1, "next", "other"))
-    assert first == StageRows((), True, 1, "other", "next")
+    assert first == StageRows(SnapshotPage((), 1, "next", "other"), is_first=True)
     assert isinstance(first, StageRows)
     pulling.confirm(first)
     assert pulling.handle_answer(ReadSnapshot("next"), fault("HISTORY_CHANGED")) == RestartSnapshot()
     request = request_of(pulling, is_reset_wanted=True)
     assert request == ReadSnapshot("next")
     last = pulling.handle_answer(request, SnapshotPage((), 1, "", "other"))
-    assert last == StageRows((), False, 1, "other", "")
+    assert last == StageRows(SnapshotPage((), 1, "", "other"), is_first=False)
     assert isinstance(last, StageRows)
     pulling.confirm(last)
-    assert (request_of(pulling), pulling.is_resetting) == (PullDeltas(1, "other"), False)
+    assert (request_of(pulling), pulling.is_resetting) == (ReadDeltas(1, "other"), False)
 
 
 def test_requested_reset_interrupts_a_snapshot() -> None:
     pulling = following(2)
     pulling.confirm(RestartSnapshot())
-    pulling.confirm(JoinRows((), 9, EPOCH, "next"))
+    pulling.confirm(SnapshotPage((), 9, "next", EPOCH))
     assert request_of(pulling, is_reset_wanted=True) == ReadSnapshot("")
-    assert pulling.handle_answer(ReadSnapshot(""), SnapshotPage((), 9, "", EPOCH)) == StageRows((), True, 9, EPOCH, "")
+    last = SnapshotPage((), 9, "", EPOCH)
+    assert pulling.handle_answer(ReadSnapshot(""), last) == StageRows(last, is_first=True)
 
 
 def test_live_connection_with_another_epoch_starts_a_reset() -> None:
     pulling = following(2)
-    assert pulling.on_connected(EPOCH) is None
-    assert isinstance(pulling.on_connected("other"), ResetRows)
+    request = request_of(pulling)
+    assert pulling.handle_answer(request, page_of((), 2)) == page_of((), 2)
+    assert isinstance(pulling.handle_answer(request, page_of((), 2, "other")), ResetRows)
     assert isinstance(pulling.handle_answer(request_of(pulling), fault("HISTORY_CHANGED")), ResetRows)
 
 
 def test_inconsistent_page_is_a_protocol_error() -> None:
     pulling = pulling_at(5)
-    for page in (DeltaPage((), 4, False, EPOCH), DeltaPage((), 5, True, EPOCH)):
+    for page in (page_of((), 4), page_of((), 5, has_more=True)):
         with pytest.raises(ProtocolError):
-            pulling.handle_answer(PullDeltas(5, EPOCH), page)
+            pulling.handle_answer(ReadDeltas(5, EPOCH), page)
     with pytest.raises(ProtocolError):
-        pulling.handle_answer(PullDeltas(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
+        pulling.handle_answer(ReadDeltas(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
 
 
 # --- messages
@@ -374,18 +376,27 @@ def test_malformed_snapshot_is_a_protocol_error() -> None:
 
 def test_live_messages_are_decoded() -> None:
     assert decode_connected('{"type":"connected","epoch":"e"}') == "e"
-    assert decode_connected('{"type":"error","error":"no","code":"AUTH_FAILED"}') == ServerError("AUTH_FAILED", "no")
-    assert decode_live('{"type":"snapshot"}') == LiveCompacted()
-    assert decode_live('{"type":"deltas","deltas":[],"cursor":3}') == LiveDeltas((), 3)
+    for decode in (decode_connected, lambda text: decode_live(text, EPOCH)):
+        with pytest.raises(GatewayRefusedError, match="auth_failed: no"):
+            decode('{"type":"error","error":"no","code":"AUTH_FAILED"}')
+    assert decode_live('{"type":"snapshot"}', EPOCH).is_compacted
+    assert decode_deltas(decode_live('{"type":"deltas","deltas":[],"cursor":3}', EPOCH)) == page_of((), 3)
     for text in ('{"type":"hello"}', "x", "[]"):
         with pytest.raises(ProtocolError):
-            decode_live(text)
+            decode_live(text, EPOCH)
 
 
 def test_errors_with_and_without_a_gateway_body_are_decoded() -> None:
     body = b'{"error":"no","code":"CLOCK_DRIFT","index":3,"retryAfterMs":70,"serverTime":1}'
-    assert decode_error(409, body, 50) == ServerError("CLOCK_DRIFT", "no", 3, 70)
-    for status, code in ((502, "SERVER_BUSY"), (500, "SERVER_ERROR"), (401, "AUTH_FAILED"), (404, "BAD_REQUEST")):
+    error = decode_error(409, body, 50)
+    assert (error.code, error.message, error.index, error.retry_after_ms) == ("clock_drift", "no", 3, 70)
+    for status, code in (
+        (502, "server_busy"),
+        (500, "server_error"),
+        (401, "auth_failed"),
+        (404, "bad_request"),
+        (413, "too_large"),
+    ):
         assert decode_error(status, b"<html>", 50).code == code
     assert decode_error(503, b"\xff", 50).retry_after_ms == 50
 

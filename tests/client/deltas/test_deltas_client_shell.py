@@ -13,10 +13,18 @@ from client.deltas.model_transport import ModelWire
 from deadlines import WAIT_S, soon, until
 from oncelog.client.deltas import DELETE, ConnectionState, DeltasClient, DeltasLimits, Edits, LocalRow
 from oncelog.client.deltas.client import _get_system_wall_ms
-from oncelog.client.deltas.codec import FORBIDDEN, DeltaPage, NoReply, ServerError
+from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.runtime.backoff import RetryPause
-from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
+from oncelog.error_codes import FORBIDDEN, SERVER_ERROR
+from oncelog.errors import (
+    CanonicalError,
+    ClientError,
+    ClosedError,
+    LostError,
+    SettingsError,
+    StoreUnavailableError,
+)
 
 AHEAD_MS = 3_600_000
 """The clock of the model stands still. It is that far ahead, so that no edit of a slow test exceeds the drift limit."""
@@ -108,7 +116,9 @@ async def test_whole_queue_is_pushed_again_after_a_lost_answer() -> None:
     async def seen(entries: Any) -> Any:
         sent.append([one.decode().row_id for one in entries])
         answer = await push(entries)
-        return NoReply("lost") if len(sent) < 3 else answer
+        if len(sent) < 3:
+            raise LostError("lost")
+        return answer
 
     wire.push = seen  # type: ignore[method-assign]
     async with client_of(NOWHERE, wire=wire) as ann:
@@ -172,7 +182,7 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
 
 async def test_request_with_an_invalid_answer_is_repeated() -> None:
     _, wire = modelled()
-    nonsense = [DeltaPage((), 0, has_more=True, epoch="e"), ServerError("SERVER_ERROR", "x")]
+    nonsense = [DeltaPage((), 0, has_more=True, epoch="e"), GatewayRefusedError(SERVER_ERROR, "x")]
 
     async def odd(name: str) -> Any:
         if name == "pull" and nonsense:
@@ -221,8 +231,8 @@ async def test_client_that_may_only_push_continues_after_a_restore() -> None:
     gateway, wire = modelled()
     may_read = False
 
-    async def forbidden(name: str) -> ServerError | None:
-        return None if name == "push" or may_read else ServerError(FORBIDDEN, "may not read")
+    async def forbidden(name: str) -> GatewayRefusedError | None:
+        return None if name == "push" or may_read else GatewayRefusedError(FORBIDDEN, "may not read")
 
     wire.before = forbidden
     async with client_of(NOWHERE, wire=wire) as ann:

@@ -16,7 +16,6 @@ from oncelog.cli.deltas.column_types import get_encoder
 from oncelog.cli.deltas.csv_file import CsvContent, CsvDelta, CsvFile, CsvFormat, WrongLinesError, open_csv
 from oncelog.cli.deltas.gateway import (
     REQUEST_BYTES_MAX,
-    DeltasRefusedError,
     Gateway,
     Name,
     PushTooLargeError,
@@ -36,10 +35,11 @@ from oncelog.cli.terminal import (
     print_message,
     translate_errors,
 )
+from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.core.deltas import PUSH_DELTAS_MAX, is_identifier
 from oncelog.core.hlc import COUNTER_BITS, HLC_MAX, wall_ms
 from oncelog.core.limits import NAME_CHARACTERS_MAX
-from oncelog.errors import OncelogError, ServerRefusedError
+from oncelog.errors import OncelogError
 from oncelog.storage.clock import SystemClock
 from oncelog.storage.verify.findings import StepProgress
 
@@ -275,11 +275,11 @@ class _Import:
                 raise
             except GaveUpError as error:
                 raise OncelogError(f"{error}; {self._describe_progress()}. {self._describe_resume()}") from error
-            except ServerRefusedError as error:
+            except GatewayRefusedError as error:
                 pace.end()
-                index = error.index if isinstance(error, DeltasRefusedError) else None
-                print_message(f"{self._describe_progress()}{self._describe_leftover(has_row_index=index is not None)}")
-                raise (OncelogError(str(error)) if index is None else typer.Exit(EXIT_FOUND_NOTHING)) from error
+                has_row_index = error.index is not None
+                print_message(f"{self._describe_progress()}{self._describe_leftover(has_row_index=has_row_index)}")
+                raise (typer.Exit(EXIT_FOUND_NOTHING) if has_row_index else OncelogError(str(error))) from error
         self._remove_state()
 
     async def _push_batch(self, batch: Sequence[CsvDelta]) -> None:
@@ -292,7 +292,7 @@ class _Import:
             except PushTooLargeError:
                 self._batch = len(part) // 2
                 continue
-            except DeltasRefusedError as error:
+            except GatewayRefusedError as error:
                 if error.index is not None and error.index < len(part):
                     print_message(f"{self._csv.path}: line {part[error.index].line}: {error}")
                 raise

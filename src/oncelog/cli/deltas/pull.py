@@ -2,24 +2,22 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Callable, Iterable
+from typing import Annotated, Final
 
 import msgspec
 import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout, decode_error
+from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
 from oncelog.cli.remote import (
-    CONNECT_TIMEOUT_S,
     DEFAULT_URL,
     Token,
     TokenFile,
     Url,
     build_remote,
     run_while_output_open,
-    translate_connection_errors,
     translate_decode_errors,
 )
 from oncelog.cli.retries import Retrier
@@ -30,11 +28,9 @@ from oncelog.cli.terminal import (
     print_message,
     translate_errors,
 )
+from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError
 from oncelog.error_codes import HISTORY_CHANGED
-from oncelog.errors import LostError, OncelogError, ServerRefusedError
-
-if TYPE_CHECKING:
-    import aiohttp
+from oncelog.errors import OncelogError
 
 PAGE_DELTAS: Final = 500
 
@@ -78,24 +74,11 @@ async def _run_pull(puller: "_PullCommand", follow: bool) -> None:
         await run_while_output_open(puller.follow() if follow else puller.print_pages())
 
 
-class _DeltaPage(Struct, frozen=True, rename="camel"):
-    deltas: list[Raw]
-    cursor: int
-    has_more: bool
-    epoch: str
-    snapshot: bool = False
-
-
 class _NumberedDelta(Struct, frozen=True):
     sequence: int
 
 
-class _Connected(Struct, frozen=True):
-    epoch: str
-
-
 _NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedDelta)
-_CONNECTED_DECODER: Final = msgspec.json.Decoder(_Connected)
 
 
 class _PullCommand:
@@ -125,51 +108,34 @@ class _PullCommand:
             size = PAGE_DELTAS if self._remaining is None else min(self._remaining, PAGE_DELTAS)
             try:
                 page = await self.gateway.get(
-                    _DeltaPage, "pull", since=self._cursor, limit=size, epoch=self._epoch or None
+                    DeltaPage[Raw], "pull", since=self._cursor, limit=size, epoch=self._epoch or None
                 )
-            except ServerRefusedError as error:
+            except GatewayRefusedError as error:
                 raise self._explain(error) from error
-            if page.snapshot:
+            if page.is_compacted:
                 raise self._report_compacted()
             self._print_deltas(page.deltas)
             self._cursor, self._epoch, has_more = max(self._cursor, page.cursor), page.epoch, page.has_more
 
     async def follow(self) -> None:
-        """All that is there, then what comes. Raises OncelogError where another connection would not help."""
+        """Print the deltas after the cursor, then new ones. Raises OncelogError if a reconnection would not help."""
         try:
             await self._retrier.run(self._follow_connection)
-        except ServerRefusedError as error:
+        except GatewayRefusedError as error:
             raise self._explain(error) from error
 
     async def _follow_connection(self) -> None:
-        with translate_connection_errors(self.gateway.remote):
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                response = await self.gateway.open_live_stream(self._cursor, self._epoch)
-            async with response:
-                self._retrier.mark_connected(f"connected again, and going on after {self._cursor}")
-                await self._read_stream(response)
-
-    async def _read_stream(self, response: "aiohttp.ClientResponse") -> None:
-        """Until it has all it wants. Raises LostError at the end of the stream."""
-        async for events in _iterate_events(response):
-            deltas = []
-            for kind, data in events:
-                with translate_decode_errors(self.gateway.remote):
-                    match kind:
-                        case b"":
-                            deltas.append(Raw(data))
-                        case b"connected":
-                            self._epoch = _CONNECTED_DECODER.decode(data).epoch
-                        case b"snapshot":
-                            self._print_deltas(deltas)
-                            raise self._report_compacted()
-                        case b"error":
-                            self._print_deltas(deltas)
-                            raise decode_error(data)
-            self._print_deltas(deltas)
-            if self._remaining == 0:
-                return
-        raise LostError(f"the connection to {self.gateway.remote.url} was closed")
+        live = await self.gateway.follow(self._cursor, self._epoch)
+        try:
+            self._retrier.mark_connected(f"connected again, and going on after {self._cursor}")
+            self._epoch = live.epoch
+            while self._remaining != 0:
+                page = await live.receive_encoded()
+                if page.is_compacted:
+                    raise self._report_compacted()
+                self._print_deltas(page.deltas)
+        finally:
+            await live.close()
 
     def _print_deltas(self, deltas: Iterable[Raw]) -> None:
         """Prints what is new. The cursor moves when it has been written, and never back."""
@@ -193,32 +159,12 @@ class _PullCommand:
         )
         return typer.Exit(EXIT_FOUND_NOTHING)
 
-    def _explain(self, error: ServerRefusedError) -> Exception:
-        if isinstance(error, DeltasRefusedError) and error.is_compacted:
+    def _explain(self, error: GatewayRefusedError) -> Exception:
+        if error.is_compacted:
             return self._report_compacted()
         if error.code == HISTORY_CHANGED:
             return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
         return error
-
-
-async def _iterate_events(response: "aiohttp.ClientResponse") -> AsyncIterator[list[tuple[bytes, bytes]]]:
-    """Server-sent events, name and data, as many as have come. A line may be longer than aiohttp's own would be."""
-    rest: list[bytes] = []
-    async for chunk in response.content.iter_any():
-        if b"\n\n" not in (rest[-1][-1:] if rest else b"") + chunk:
-            rest.append(chunk)  # in pieces: a large delta is not copied at every chunk of it
-            continue
-        *whole, last = b"".join([*rest, chunk]).split(b"\n\n")
-        rest = [last] if last else []
-        yield [_parse_event(text) for text in whole]
-
-
-def _parse_event(text: bytes) -> tuple[bytes, bytes]:
-    fields: dict[bytes, bytes] = {}
-    for line in text.split(b"\n"):
-        name, _, value = line.partition(b":")
-        fields[name] = value.removeprefix(b" ")
-    return (fields.get(b"event", b"" if b"data" in fields else b"comment"), fields.get(b"data", b""))
 
 
 # --- lines ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.atomic_files import write_new_file
-from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, DeltaResult, DeltasRefusedError, Gateway, Name, Timeout
+from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, Gateway, Name, Timeout
 from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
 from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, check_text
 from oncelog.cli.retries import GaveUpError
@@ -26,6 +26,7 @@ from oncelog.cli.terminal import (
     print_message,
     translate_errors,
 )
+from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.core import hlc
 from oncelog.core.canonical import canonical_text, parse
 from oncelog.core.deltas import PUSH_DELTAS_MAX, decode_delta, encode_delta
@@ -257,11 +258,11 @@ class _PushCommand:
                 except asyncio.CancelledError:
                     _report_unknown(items)
                     raise
-                except DeltasRefusedError as error:
+                except GatewayRefusedError as error:
                     raise _report_refusal(error, items) from error
                 self._print(results)
 
-    def _print(self, results: Iterable[tuple[Raw, DeltaResult]]) -> None:
+    def _print(self, results: Iterable[tuple[Raw, PushResult]]) -> None:
         if self._as_json:
             lines = [bytes(raw).decode() for raw, _ in results]
         else:
@@ -272,7 +273,7 @@ class _PushCommand:
         typer.echo("\n".join(lines))
 
 
-def _report_refusal(error: DeltasRefusedError, items: Sequence[_Item]) -> Exception:
+def _report_refusal(error: GatewayRefusedError, items: Sequence[_Item]) -> Exception:
     """What ends the command."""
     if error.index is None or not 0 <= error.index < len(items):
         return OncelogError(f"{error} (the request began with {items[0].location})")

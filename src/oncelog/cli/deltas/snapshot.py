@@ -7,9 +7,10 @@ from typing import Final
 import orjson
 from msgspec import Raw, Struct
 
-from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout
+from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
 from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote
 from oncelog.cli.terminal import interrupt_on_sigterm, print_message, translate_errors
+from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.errors import OncelogError
 
 PAGE_ROWS: Final = 500
@@ -50,7 +51,7 @@ async def _run_snapshot(gateway: Gateway, name: str) -> None:
         while True:
             try:
                 page = await gateway.get(_SnapshotPage, "snapshot", limit=PAGE_ROWS, page=following or None)
-            except DeltasRefusedError as error:
+            except GatewayRefusedError as error:
                 if not error.is_compacted:
                     raise
                 message = "deleted rows were dropped in the middle of the snapshot: run the same command again"

@@ -25,7 +25,7 @@ from oncelog.client.deltas.puller import Puller
 from oncelog.client.deltas.pusher import Pusher
 from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.store import DeltasStore
-from oncelog.client.deltas.transport import DeltasTransport, HttpDeltasTransport
+from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import (
     DELETE,
     Change,
@@ -86,7 +86,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self._wall_ms = wall_ms or _get_system_wall_ms
         self._random = chance or random.Random()  # noqa: S311 - for pauses
         self._runtime = DeltasRuntime(DeltasStore(check_path(path), self.limits), self.limits)
-        self._transport = wire or HttpDeltasTransport(
+        self._transport = wire or DeltasTransport(
             self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls
         )
         self._open_pusher: Pusher | None = None

@@ -1,72 +1,93 @@
-"""What a client and a gateway say to each other: values of ours, made of JSON that is not believed blindly."""
+"""Messages between a client and a gateway: answers are decoded with types, and deltas and rows are checked."""
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
-from oncelog import error_codes
 from oncelog.client.events.values import Number
+from oncelog.client.runtime.websocket import status_error
 from oncelog.core.canonical import canonical_text, utf16_sort_key
 from oncelog.core.deltas import DeltaJson, decode_delta
 from oncelog.core.hlc import parse_hlc
+from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
 from oncelog.core.merge import NEVER, Row, RowDelta, Stamp
-from oncelog.errors import CanonicalError, ProtocolError
+from oncelog.error_codes import CLOCK_DRIFT, TOO_LARGE
+from oncelog.errors import CanonicalError, ClientError, ProtocolError, ServerRefusedError
 
 T = TypeVar("T")
+DeltaT = TypeVar("DeltaT")
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-# As the Deltas API encodes them.
-BAD_REQUEST: Final = error_codes.BAD_REQUEST.upper()
-DELTA_ID_MISMATCH: Final = error_codes.DELTA_ID_MISMATCH.upper()
-AUTH_FAILED: Final = error_codes.AUTH_FAILED.upper()
-FORBIDDEN: Final = error_codes.FORBIDDEN.upper()
-CLOCK_DRIFT: Final = error_codes.CLOCK_DRIFT.upper()
-HISTORY_CHANGED: Final = error_codes.HISTORY_CHANGED.upper()
-TOO_LARGE: Final = error_codes.TOO_LARGE.upper()
-INVALID: Final = error_codes.INVALID.upper()
-RATE_LIMITED: Final = error_codes.RATE_LIMITED.upper()
-SERVER_BUSY: Final = error_codes.SERVER_BUSY.upper()
-SERVER_ERROR: Final = error_codes.SERVER_ERROR.upper()
-_CODES_BY_STATUS: Final = {
-    401: AUTH_FAILED, 403: FORBIDDEN, 413: TOO_LARGE, 429: RATE_LIMITED, 502: SERVER_BUSY, 503: SERVER_BUSY,
-    504: SERVER_BUSY,
-}  # fmt: skip
+
+class GatewayRefusedError(ServerRefusedError):
+    """The gateway refuses a request."""
+
+    def __init__(
+        self, code: str, message: str, retry_after_ms: int = 0, index: int | None = None, *, is_compacted: bool = False
+    ) -> None:
+        super().__init__(code, message, retry_after_ms)
+        self.message = message
+        self.index = index
+        """Index of the refused delta in the push; None if the refusal is about the whole request."""
+        self.is_compacted = is_compacted
+        """The history is the same, but the deltas after the cursor are compacted: only a snapshot has their rows."""
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later: also if the clock of the client is only a little ahead."""
+        is_ahead = self.code == CLOCK_DRIFT and 0 < self.retry_after_ms <= CLOCK_DRIFT_MS_MAX
+        return is_ahead or super().is_transient
+
+
+def describe_failure(error: ClientError) -> str:
+    """Return the text of a failed request, with a code of the gateway as the Deltas API spells it."""
+    return f"{error.code.upper()}: {error.message}" if isinstance(error, GatewayRefusedError) else str(error)
 
 
 class OutboxEntry(Struct, frozen=True, gc=False):
     """A delta in the outbox."""
 
     number: int
-    """Its place there: they are pushed in this order."""
+    """Place in the outbox. Deltas are pushed in this order."""
     delta_id: bytes
     body: bytes
 
     def decode(self) -> DeltaJson:
-        """What it says."""
+        """Return the fields of the delta."""
         return msgspec.json.decode(self.body, type=DeltaJson)
 
 
 # --- answers -----------------------------------------------------------------------------------------
 
 
-class PushReply(Struct, frozen=True):
-    """All deltas of a push are the gateway's."""
+class PushResult(Struct, frozen=True, rename="camel"):
+    """Acknowledgement of one delta."""
+
+    delta_id: str
+    sequence: Number
+    duplicate: bool = False
+
+
+class PushReply(Struct, frozen=True, rename="camel"):
+    """Acknowledgement of all deltas of a push."""
 
     epoch: str
     previous_epochs: tuple[str, ...] = ()
     """Epochs of histories that the gateway's continues after restores. A server of version 0.1 names none."""
+    results: tuple[PushResult, ...] = ()
 
 
-class DeltaPage(Struct, frozen=True):
-    """Deltas after a cursor, in the gateway's order."""
+class DeltaPage(Struct, Generic[DeltaT], frozen=True, rename="camel"):
+    """Deltas after a cursor, in the gateway's order: an answer to a pull, or a message of a live connection."""
 
-    deltas: tuple[RowDelta, ...]
-    cursor: int
+    deltas: tuple[DeltaT, ...]
+    cursor: Number
     has_more: bool
     epoch: str
-    is_compacted: bool = False
-    """Those after the cursor are no more: the snapshot is to be read."""
+    is_compacted: bool = field(default=False, name="snapshot")
+    """The gateway has compacted the deltas after the cursor: read the snapshot."""
 
 
 class SnapshotRow(Struct, frozen=True):
@@ -83,72 +104,13 @@ class SnapshotPage(Struct, frozen=True):
     rows: tuple[SnapshotRow, ...]
     cursor: int
     next: str
-    """The next page; empty behind the last."""
+    """Token of the next page; empty on the last page."""
     epoch: str
     horizon: int | None = None
     """The gateway's tombstone horizon, if it has dropped deleted rows: a row that no page has is deleted."""
 
 
-class LiveDeltas(Struct, frozen=True):
-    """Deltas as they are committed."""
-
-    deltas: tuple[RowDelta, ...]
-    cursor: int
-
-
-class LiveCompacted(Struct, frozen=True):
-    """What is after the cursor has been compacted: the snapshot is to be read."""
-
-
-class ServerError(Struct, frozen=True):
-    """The gateway refuses a request."""
-
-    code: str
-    message: str
-    index: int | None = None
-    """Which delta of the push it is about."""
-    retry_after_ms: int = 0
-    is_compacted: bool = False
-    """The history is the same, but what the client has not read is in the snapshot only."""
-
-    @property
-    def is_transient(self) -> bool:
-        """Whether the same may be sent again soon."""
-        return self.code.lower() in error_codes.RETRYABLE_CODES
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.message}"
-
-
-class NoReply(Struct, frozen=True):
-    """Nobody knows what became of it."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-# --- reading -----------------------------------------------------------------------------------------
-
-
-class _ResultJson(Struct, rename="camel"):
-    delta_id: str
-    sequence: Number
-
-
-class _PushReplyJson(Struct, rename="camel"):
-    epoch: str
-    results: list[_ResultJson]
-    previous_epochs: tuple[str, ...] = ()
-
-
-class _DeltaPageJson(Struct, rename="camel"):
-    deltas: list[Raw]
-    cursor: Number
-    has_more: bool
-    epoch: str
-    snapshot: bool = False
+# --- messages as JSON --------------------------------------------------------------------------------
 
 
 class _StampJson(Struct, rename="camel"):
@@ -194,30 +156,41 @@ class _ErrorJson(Struct, rename="camel"):
     retry_after_ms: int = 0
     snapshot: bool = False
 
+    def to_error(self) -> GatewayRefusedError:
+        code = self.code.lower()
+        return GatewayRefusedError(code, self.error, self.retry_after_ms, self.index, is_compacted=self.snapshot)
+
 
 class _LiveJson(Struct, rename="camel"):
     type: str
-    deltas: list[Raw] = []
+    deltas: tuple[Raw, ...] = ()
     cursor: Number = 0
     epoch: str = ""
-    error: str = ""
-    code: str = ""
-    retry_after_ms: int = 0
-    snapshot: bool = False
+
+
+# --- decoding ----------------------------------------------------------------------------------------
 
 
 def decode_push_reply(body: bytes, entries: Sequence[OutboxEntry]) -> PushReply:
-    """Raises ProtocolError where the answer is not about these deltas."""
-    answer = _decode_json(body, _PushReplyJson)
-    if [result.delta_id for result in answer.results] != [result.delta_id.hex() for result in entries]:
+    """Raises ProtocolError if the answer acknowledges other deltas."""
+    reply = _decode_json(body, PushReply)
+    if [result.delta_id for result in reply.results] != [entry.delta_id.hex() for entry in entries]:
         raise ProtocolError("the gateway acknowledges other deltas than those that were pushed")
-    return PushReply(answer.epoch, answer.previous_epochs)
+    return reply
 
 
-def decode_delta_page(body: bytes) -> DeltaPage:
+def decode_delta_page(body: bytes) -> DeltaPage[RowDelta]:
     """Raises ProtocolError."""
-    page = _decode_json(body, _DeltaPageJson)
-    return DeltaPage(_decode_deltas(page.deltas), page.cursor, page.has_more, page.epoch, page.snapshot)
+    return decode_deltas(_decode_json(body, DeltaPage[Raw]))
+
+
+def decode_deltas(page: DeltaPage[Raw]) -> DeltaPage[RowDelta]:
+    """Decode and check the deltas of a page. Raises ProtocolError."""
+    try:
+        deltas = tuple(decode_delta(bytes(body)) for body in page.deltas)
+    except CanonicalError as error:
+        raise ProtocolError(f"the gateway has an invalid delta: {error}") from error
+    return DeltaPage(deltas, page.cursor, page.has_more, page.epoch, page.is_compacted)
 
 
 def decode_snapshot_page(body: bytes) -> SnapshotPage:
@@ -227,53 +200,44 @@ def decode_snapshot_page(body: bytes) -> SnapshotPage:
         rows = tuple(row.to_snapshot_row() for row in page.rows)
         horizon = None if page.horizon is None else parse_hlc(page.horizon)
     except (CanonicalError, ValueError) as error:
-        raise ProtocolError(f"the gateway's snapshot has a row that is none: {error}") from error
+        raise ProtocolError(f"the gateway's snapshot has an invalid row: {error}") from error
     return SnapshotPage(rows, page.cursor, page.next, page.epoch, horizon)
 
 
-def decode_error(status: int, body: bytes, retry_after_ms: int) -> ServerError:
-    """Decode an unsuccessful answer; that of a proxy in between is not JSON of the gateway."""
+def decode_error(status: int, body: bytes, retry_after_ms: int) -> GatewayRefusedError:
+    """Decode an unsuccessful answer. The answer of a proxy is not JSON of the gateway: its status has the code."""
     try:
-        answer = msgspec.json.decode(body, type=_ErrorJson)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        code = _CODES_BY_STATUS.get(status) or (SERVER_ERROR if status >= 500 else BAD_REQUEST)
-        return ServerError(code, f"no gateway answers there (HTTP status {status})", None, retry_after_ms)
-    return ServerError(
-        answer.code, answer.error, answer.index, max(answer.retry_after_ms, retry_after_ms), answer.snapshot
-    )
+        error = msgspec.json.decode(body, type=_ErrorJson).to_error()
+    except _DECODE_ERRORS:
+        code = TOO_LARGE if status == 413 else status_error(status).code
+        error = GatewayRefusedError(code, f"no gateway answers there (HTTP status {status})")
+    error.retry_after_ms = max(error.retry_after_ms, retry_after_ms)
+    return error
 
 
-def decode_connected(text: str) -> str | ServerError:
-    """The first message of a live connection: the gateway's epoch, or why there is none."""
+def decode_connected(text: str) -> str:
+    """Return the epoch in the first message of a live connection. Raises ProtocolError or GatewayRefusedError."""
+    return _decode_live_message(text, "connected").epoch
+
+
+def decode_live(text: str, epoch: str) -> DeltaPage[Raw]:
+    """Decode a message of a live connection to a history. Raises ProtocolError or GatewayRefusedError."""
+    message = _decode_live_message(text, "deltas", "snapshot")
+    is_compacted = message.type == "snapshot"
+    return DeltaPage(message.deltas, message.cursor, is_compacted, epoch, is_compacted)
+
+
+def _decode_live_message(text: str, *kinds: str) -> _LiveJson:
     message = _decode_json(text.encode(), _LiveJson)
-    if message.type == "connected":
-        return message.epoch
-    return _decode_live_error(message)
-
-
-def decode_live(text: str) -> LiveDeltas | LiveCompacted | ServerError:
-    """Raises ProtocolError."""
-    message = _decode_json(text.encode(), _LiveJson)
-    if message.type == "deltas":
-        return LiveDeltas(_decode_deltas(message.deltas), message.cursor)
-    return LiveCompacted() if message.type == "snapshot" else _decode_live_error(message)
-
-
-def _decode_live_error(message: _LiveJson) -> ServerError:
-    if message.type != "error":
-        raise ProtocolError(f"the gateway says something that no gateway says: {message.type!r}")
-    return ServerError(message.code, message.error, None, message.retry_after_ms, message.snapshot)
-
-
-def _decode_deltas(bodies: list[Raw]) -> tuple[RowDelta, ...]:
-    try:
-        return tuple(decode_delta(bytes(body)) for body in bodies)
-    except CanonicalError as error:
-        raise ProtocolError(f"the gateway has a delta that is none: {error}") from error
+    if message.type == "error":
+        raise _decode_json(text.encode(), _ErrorJson).to_error()
+    if message.type not in kinds:
+        raise ProtocolError(f"the gateway sent a message of the unexpected type {message.type!r}")
+    return message
 
 
 def _decode_json(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"the gateway's answer is none: {error}") from error
+    except _DECODE_ERRORS as error:
+        raise ProtocolError(f"malformed answer of the gateway: {error}") from error

@@ -5,29 +5,23 @@ The puller takes `next_request`, gives the answer to `handle_answer`, applies th
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from oncelog.client.deltas.codec import (
-    HISTORY_CHANGED,
-    DeltaPage,
-    LiveCompacted,
-    LiveDeltas,
-    NoReply,
-    ServerError,
-    SnapshotPage,
-    SnapshotRow,
-)
+from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError, SnapshotPage, describe_failure
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.core.merge import RowDelta
-from oncelog.errors import ProtocolError
+from oncelog.error_codes import HISTORY_CHANGED
+from oncelog.errors import ClientError, ProtocolError
 
 # --- requests
 
 
-class PullDeltas(Struct, frozen=True):
-    """The deltas after a cursor."""
+class ReadDeltas(Struct, frozen=True):
+    """The deltas after a cursor: those that the gateway has, or those that it commits from now on."""
 
     since: int
     epoch: str
+    is_live: bool = False
 
 
 class ReadSnapshot(Struct, frozen=True):
@@ -36,45 +30,16 @@ class ReadSnapshot(Struct, frozen=True):
     page: str
 
 
-class FollowDeltas(Struct, frozen=True):
-    """What is committed from now on."""
+PullRequest = ReadDeltas | ReadSnapshot
 
-    since: int
-    epoch: str
-
-
-PullRequest = PullDeltas | ReadSnapshot | FollowDeltas
-
-# --- what is to be done
-
-
-class ApplyDeltas(Struct, frozen=True):
-    """Merge deltas and move the cursor."""
-
-    deltas: tuple[RowDelta, ...]
-    cursor: int
-    epoch: str
-    is_caught_up: bool
-
-
-class JoinRows(Struct, frozen=True):
-    """Merge rows of a snapshot. Behind the last page the cursor moves."""
-
-    rows: tuple[SnapshotRow, ...]
-    cursor: int
-    epoch: str
-    next: str
+# --- effects
 
 
 class StageRows(Struct, frozen=True):
-    """Lay rows of a snapshot aside. Behind the last page they become the rows, and the cursor moves."""
+    """Stage the rows of a page. After the last page they replace all rows, and the cursor moves."""
 
-    rows: tuple[SnapshotRow, ...]
+    page: SnapshotPage
     is_first: bool
-    cursor: int
-    epoch: str
-    next: str
-    horizon: int | None = None
 
 
 class ResetRows(Struct, frozen=True):
@@ -82,20 +47,21 @@ class ResetRows(Struct, frozen=True):
 
     message: str
     is_compacted: bool = False
-    """Not because the history is another one: the snapshot lacks deleted rows that the client may still have."""
+    """The history is the same: the snapshot lacks deleted rows that the client may still have."""
 
 
 class RestartSnapshot(Struct, frozen=True):
-    """The snapshot is read from its first page on. Nothing is to be done to the file."""
+    """Read the snapshot from its first page on. The file does not change."""
 
 
-PullEffect = ApplyDeltas | JoinRows | StageRows | ResetRows | RestartSnapshot
+PullEffect = DeltaPage[RowDelta] | SnapshotPage | StageRows | ResetRows | RestartSnapshot
+"""A page is merged into the rows. With deltas, and with the last page of a snapshot, the cursor moves too."""
 
 
 class _SnapshotProgress(Struct, frozen=True):
     """A snapshot that is being read."""
 
-    page: str = ""
+    next: str = ""
     cursor: int | None = None
     """None before the first page."""
     epoch: str = ""
@@ -114,17 +80,16 @@ class PullProtocol:
         self._snapshot: _SnapshotProgress | None = None
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
-        """What to ask for now. Whether all rows are to be read anew is what the file says."""
+        """Return the next request. The file says whether all rows are to be replaced."""
         if is_reset_wanted and not self.is_resetting:
             self.is_resetting = True
             self._snapshot = _SnapshotProgress()
         if self._snapshot is not None:
-            return ReadSnapshot(self._snapshot.page)
-        request = FollowDeltas if self.is_caught_up else PullDeltas
-        return request(self.cursor, self.epoch)
+            return ReadSnapshot(self._snapshot.next)
+        return ReadDeltas(self.cursor, self.epoch, self.is_caught_up)
 
     def pull_again(self) -> None:
-        """Whoever follows asks in between whether that is all."""
+        """Ask for a page in between, although the live connection delivers all deltas."""
         self.is_caught_up = False
 
     def on_acknowledged(self, epoch: str) -> None:
@@ -134,97 +99,84 @@ class PullProtocol:
         """
         self.epoch = self.epoch or epoch
 
-    def on_connected(self, epoch: str) -> ResetRows | None:
-        """What is live is of this history."""
-        return ResetRows(f"its epoch is {epoch}, was {self.epoch}") if self._is_of_other_history(epoch) else None
-
     def handle_answer(
-        self,
-        request: PullRequest,
-        answer: DeltaPage | SnapshotPage | LiveDeltas | LiveCompacted | ServerError | NoReply,
+        self, request: PullRequest, answer: DeltaPage[RowDelta] | SnapshotPage | ClientError
     ) -> PullEffect | RetryPause:
-        """What follows. Raises ProtocolError."""
+        """Return what to do about an answer. Raises ProtocolError."""
         match answer:
-            case NoReply():
-                self._record_failure(answer)
-                return RetryPause()
-            case ServerError():
-                return self._handle_error(request, answer)
             case DeltaPage():
                 return self._handle_delta_page(request, answer)
             case SnapshotPage():
                 return self._handle_snapshot_page(answer)
-            case LiveDeltas():
-                # A pull in between may have gone further.
-                return ApplyDeltas(answer.deltas, max(answer.cursor, self.cursor), self.epoch, is_caught_up=True)
-            case LiveCompacted():
-                return RestartSnapshot()
+            case ClientError():
+                self.last_error = describe_failure(answer)
+                self.is_caught_up = False  # before the next live connection the client pulls what there is
+                return (
+                    self._handle_refusal(request, answer) if isinstance(answer, GatewayRefusedError) else RetryPause()
+                )
 
     def confirm(self, effect: PullEffect) -> None:
-        """It lies in the file."""
+        """The effect is saved."""
         self.last_error = None
         self.is_authorized = True
         match effect:
-            case ApplyDeltas():
-                self.cursor, self.epoch, self.is_caught_up = effect.cursor, effect.epoch, effect.is_caught_up
-            case JoinRows() | StageRows():
+            case DeltaPage():
+                self.cursor, self.epoch, self.is_caught_up = effect.cursor, effect.epoch, not effect.has_more
+            case SnapshotPage():
                 self._advance_snapshot(effect)
+                self.epoch = effect.epoch  # the file has rows of this history: rows of another one must replace them
+            case StageRows():
+                self._advance_snapshot(effect.page)
             case ResetRows():
                 self.is_caught_up = False
             case RestartSnapshot():
                 self._snapshot = _SnapshotProgress()
 
-    def _handle_delta_page(self, request: PullRequest, page: DeltaPage) -> PullEffect:
+    def _handle_delta_page(self, request: PullRequest, page: DeltaPage[RowDelta]) -> PullEffect:
         if self._is_of_other_history(page.epoch):
             return ResetRows(f"its epoch is {page.epoch}, was {self.epoch}")
         if page.is_compacted:
             return RestartSnapshot()
-        if not isinstance(request, PullDeltas) or page.cursor < request.since:
+        if not isinstance(request, ReadDeltas) or (page.cursor < request.since and not request.is_live):
             raise ProtocolError(f"the gateway's page ends at {page.cursor}, before it begins")
         if page.has_more and page.cursor == request.since:
             raise ProtocolError(f"the gateway's page is empty, and yet there is more after {page.cursor}")
-        return ApplyDeltas(page.deltas, max(page.cursor, self.cursor), page.epoch, is_caught_up=not page.has_more)
+        return replace(page, cursor=max(page.cursor, self.cursor))  # a pull in between may have gone further
 
     def _handle_snapshot_page(self, page: SnapshotPage) -> PullEffect:
         snapshot = self._snapshot
         if snapshot is None:
-            raise ProtocolError("the gateway sends a snapshot that nobody has asked for")
+            raise ProtocolError("the gateway sent a snapshot that the client did not request")
         is_first = snapshot.cursor is None
         if not is_first and (page.cursor, page.epoch) != (snapshot.cursor, snapshot.epoch):
             return RestartSnapshot()  # a backup was restored in between
         if self.is_resetting:
-            return StageRows(page.rows, is_first, page.cursor, page.epoch, page.next, page.horizon)
+            return StageRows(page, is_first)
         if self._is_of_other_history(page.epoch):
             return ResetRows(f"its epoch is {page.epoch}, was {self.epoch}")
         if page.horizon is not None:
             return ResetRows("its snapshot lacks deleted rows", is_compacted=True)
-        return JoinRows(page.rows, page.cursor, page.epoch, page.next)
+        return page
 
-    def _advance_snapshot(self, effect: JoinRows | StageRows) -> None:
-        if effect.next:
-            self._snapshot = _SnapshotProgress(effect.next, effect.cursor, effect.epoch)
-            if isinstance(effect, JoinRows):
-                self.epoch = effect.epoch  # the file has rows of this history: rows of another one must replace them
+    def _advance_snapshot(self, page: SnapshotPage) -> None:
+        if page.next:
+            self._snapshot = _SnapshotProgress(page.next, page.cursor, page.epoch)
             return
-        self.cursor, self.epoch = effect.cursor, effect.epoch
+        self.cursor, self.epoch = page.cursor, page.epoch
         self.is_resetting = self.is_caught_up = False
         self._snapshot = None
 
-    def _handle_error(self, request: PullRequest, error: ServerError) -> PullEffect | RetryPause:
-        self._record_failure(error)
+    def _handle_refusal(self, request: PullRequest, error: GatewayRefusedError) -> PullEffect | RetryPause:
         if error.code == HISTORY_CHANGED:
             return RestartSnapshot() if self.is_resetting else ResetRows(error.message, error.is_compacted)
+        pause = RetryPause(error.retry_after_ms)
         if error.is_transient:
-            return RetryPause(error.retry_after_ms)
+            return pause
         if isinstance(request, ReadSnapshot) and request.page:
-            self._snapshot = _SnapshotProgress()  # its pages may mean nothing to a gateway that was started anew
-            return RetryPause(error.retry_after_ms)
+            self._snapshot = _SnapshotProgress()  # a gateway that was restarted may not know its page tokens
+            return pause
         self.is_authorized = False
         return RetryPause(error.retry_after_ms, is_long=True)
-
-    def _record_failure(self, answer: ServerError | NoReply) -> None:
-        self.last_error = str(answer)
-        self.is_caught_up = False  # whoever comes back asks first what there is
 
     def _is_of_other_history(self, epoch: str) -> bool:
         return self.epoch not in ("", epoch)

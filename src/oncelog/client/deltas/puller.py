@@ -1,27 +1,15 @@
 """The task that reads the gateway: pages until it has caught up, then what is live."""
 
 import asyncio
-import logging
 import random
 import time
-from typing import Final
 
-from oncelog.client.deltas.codec import (
-    DeltaPage,
-    LiveCompacted,
-    LiveDeltas,
-    NoReply,
-    ServerError,
-    SnapshotPage,
-)
+from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError, SnapshotPage
 from oncelog.client.deltas.pull_protocol import (
-    ApplyDeltas,
-    FollowDeltas,
-    JoinRows,
-    PullDeltas,
     PullEffect,
     PullProtocol,
     PullRequest,
+    ReadDeltas,
     ReadSnapshot,
     ResetRows,
     RestartSnapshot,
@@ -32,10 +20,8 @@ from oncelog.client.deltas.transport import DeltasTransport, LiveStream
 from oncelog.client.deltas.values import HistoryChange
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.retry_task import RetryTask
-
-logger: Final = logging.getLogger("oncelog.client.deltas")
-
-_LiveMessage = LiveDeltas | LiveCompacted | ServerError | NoReply
+from oncelog.core.merge import RowDelta
+from oncelog.errors import ClientError, LostError, ProtocolError
 
 
 class Puller(RetryTask):
@@ -47,31 +33,31 @@ class Puller(RetryTask):
         self._transport = transport
         self._live_stream: LiveStream | None = None
         self._live_since_s = 0.0
-        self._receive_task: asyncio.Task[_LiveMessage] | None = None
+        self._receive_task: asyncio.Task[DeltaPage[RowDelta]] | None = None
         self._rounds_requested = 0
         self._rounds_done = 0
         self._snapshot_restarts = 0
-        """How often in a row a snapshot had to be begun."""
+        """How often in a row a snapshot was restarted."""
         self._lost_history: tuple[str, int] | None = None
-        """Epoch and cursor of a history that is no more the gateway's."""
+        """Epoch and cursor of a history that is not the gateway's any more."""
         sync_state = runtime.store.sync_state
         self.protocol = PullProtocol(sync_state.cursor, sync_state.epoch)
         self.history_change: HistoryChange | None = None
 
     @property
     def is_live(self) -> bool:
-        """Whether what is committed arrives at once."""
+        """Whether deltas arrive as the gateway commits them."""
         return self._live_stream is not None and self.protocol.is_caught_up
 
     def check_epoch(self, epoch: str) -> None:
-        """A push was acknowledged in this history: if it is another one, nobody need wait to be told so."""
+        """A push was acknowledged in this history: if it is another one, read the gateway at once."""
         self.protocol.on_acknowledged(epoch)
         if self.protocol.epoch != epoch:
             self._rounds_requested += 1
             self.skip_pause()
 
     async def run_round(self) -> None:
-        """Returns when all that the gateway has at this moment has arrived."""
+        """Wait until all deltas that the gateway has at this moment have arrived."""
         self._rounds_requested += 1
         round_number = self._rounds_requested
         self.skip_pause()
@@ -85,128 +71,111 @@ class Puller(RetryTask):
             await self._disconnect()
 
     async def _step(self) -> RetryPause | None:
-        """One request, or one message of what is live."""
+        """Make one request, or take one live message."""
         protocol = self.protocol
         rounds_requested = self._rounds_requested
         if rounds_requested > self._rounds_done:
             protocol.pull_again()
         request = protocol.next_request(is_reset_wanted=self._runtime.store.sync_state.is_reset_wanted)
-        answer = await self._send_request(request)
+        answer: DeltaPage[RowDelta] | SnapshotPage | ClientError | None
+        try:
+            answer = await self._send_request(request)
+        except (LostError, ProtocolError, GatewayRefusedError) as error:
+            answer = error
         if answer is None:
             return None
         had_error = protocol.last_error is not None
         effect = protocol.handle_answer(request, answer)
         if isinstance(effect, RetryPause):
             if not had_error:
-                logger.info("not connected: %s", answer)
+                self._runtime.logger.info("not connected: %s", protocol.last_error)
             return effect
         await self._execute(effect)
         if isinstance(effect, RestartSnapshot):
             self._snapshot_restarts += 1
             return RetryPause() if self._snapshot_restarts > 1 else None
-        if not isinstance(effect, ApplyDeltas) or effect.deltas:
+        if not isinstance(effect, DeltaPage) or effect.deltas:
             self._backoff.reset()
-        if isinstance(effect, ApplyDeltas):
+        if isinstance(effect, DeltaPage):
             self._snapshot_restarts = 0
-            if isinstance(request, PullDeltas) and effect.is_caught_up:
+            if isinstance(request, ReadDeltas) and not request.is_live and not effect.has_more:
                 self._rounds_done = rounds_requested
         return None
 
-    async def _send_request(self, request: PullRequest) -> DeltaPage | SnapshotPage | _LiveMessage | None:
-        """None if there is something else to do, or nothing has come of it."""
+    async def _send_request(self, request: PullRequest) -> DeltaPage[RowDelta] | SnapshotPage | None:
+        """Return the answer; None if a skipped pause has interrupted the wait for a live message."""
         limits = self._runtime.limits
-        match request:
-            case PullDeltas(since, epoch):
-                return await self._transport.pull(since, epoch, limits.page_deltas)
-            case ReadSnapshot(page):
-                await self._disconnect()
-                return await self._transport.snapshot(page, limits.page_rows)
-            case FollowDeltas():
-                if self._live_stream is None:
-                    return await self._connect(request)
-                return await self._receive_message()
-
-    async def _connect(self, request: FollowDeltas) -> ServerError | NoReply | None:
-        live = await self._transport.follow(request.since, request.epoch)
-        if isinstance(live, ServerError | NoReply):
-            return live
-        self._live_stream = live
+        if isinstance(request, ReadSnapshot):
+            await self._disconnect()
+            return await self._transport.snapshot(request.page, limits.page_rows)
+        if not request.is_live:
+            return await self._transport.pull(request.since, request.epoch, limits.page_deltas)
+        if self._live_stream is not None:
+            return await self._receive_page(self._live_stream)
+        self._live_stream = await self._transport.follow(request.since, request.epoch)
         self._live_since_s = time.monotonic()
-        self._receive_task = asyncio.create_task(live.receive(), name="oncelog deltas: live")
-        other = self.protocol.on_connected(live.epoch)
-        if other is not None:
-            await self._execute(other)
-        return None
+        return DeltaPage((), request.since, has_more=False, epoch=self._live_stream.epoch)
 
-    async def _receive_message(self) -> _LiveMessage | None:
-        """The next one; None if there is something else to do."""
-        receive_task, live = self._receive_task, self._live_stream
-        if receive_task is None or live is None:
-            return None
+    async def _receive_page(self, live: LiveStream) -> DeltaPage[RowDelta] | None:
+        if self._receive_task is None:
+            self._receive_task = asyncio.create_task(live.receive(), name="oncelog deltas: live")
         skipped = asyncio.create_task(self._backoff.wait_for_skip())
         try:
-            await asyncio.wait((receive_task, skipped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._receive_task, skipped), return_when=asyncio.FIRST_COMPLETED)
         finally:
             skipped.cancel()
         self._backoff.clear_skip()
-        if not receive_task.done():
+        if not self._receive_task.done():
             return None
-        message = receive_task.result()
-        if isinstance(message, LiveDeltas):
-            self._receive_task = asyncio.create_task(live.receive(), name="oncelog deltas: live")
-        return message
+        receive_task, self._receive_task = self._receive_task, None
+        return receive_task.result()
 
     async def _execute(self, effect: PullEffect) -> None:
         runtime, store, protocol = self._runtime, self._runtime.store, self.protocol
+        notify = runtime.publish_changes
         match effect:
-            case ApplyDeltas():
-                if effect.deltas or (effect.cursor, effect.epoch) != (protocol.cursor, protocol.epoch):
-                    await runtime.call_store_and_notify(
-                        store.apply, effect.deltas, effect.cursor, effect.epoch, notify=runtime.publish_changes
-                    )
-            case JoinRows():
-                cursor = None if effect.next else effect.cursor
-                await runtime.call_store_and_notify(
-                    store.join, effect.rows, cursor, effect.epoch, notify=runtime.publish_changes
-                )
-            case StageRows():
-                await runtime.call_store(store.stage, effect.rows, effect.is_first, effect.horizon)
-                if not effect.next:
-                    await self._replace(effect)
+            case DeltaPage(deltas, cursor, epoch=epoch):
+                if deltas or (cursor, epoch) != (protocol.cursor, protocol.epoch):
+                    await runtime.call_store_and_notify(store.apply, deltas, cursor, epoch, notify=notify)
+            case SnapshotPage():
+                last_cursor = None if effect.next else effect.cursor
+                await runtime.call_store_and_notify(store.join, effect.rows, last_cursor, effect.epoch, notify=notify)
+            case StageRows(page, is_first):
+                await runtime.call_store(store.stage, page.rows, is_first, page.horizon)
+                if not page.next:
+                    await self._replace(page)
             case ResetRows():
                 if effect.is_compacted:
-                    logger.info("all rows are read again: %s", effect.message)
+                    runtime.logger.info("all rows are read again: %s", effect.message)
                 else:
-                    logger.warning("the gateway's history is another one than before: %s", effect.message)
+                    runtime.logger.warning("the history of the gateway has changed: %s", effect.message)
                     self._lost_history = (protocol.epoch, protocol.cursor)
                 await runtime.call_store(store.request_reset)
-            case RestartSnapshot():
-                pass
         protocol.confirm(effect)
 
-    async def _replace(self, effect: StageRows) -> None:
+    async def _replace(self, page: SnapshotPage) -> None:
         runtime, protocol = self._runtime, self.protocol
         changes_max = runtime.limits.changes_max if runtime.streams else 0
         await runtime.call_store_and_notify(
             runtime.store.replace,
-            effect.cursor,
-            effect.epoch,
+            page.cursor,
+            page.epoch,
             changes_max,
-            effect.horizon,
+            page.horizon,
             notify=runtime.publish_replacement,
         )
         lost_history = self._lost_history
-        if lost_history is None and protocol.epoch not in ("", effect.epoch):
+        if lost_history is None and protocol.epoch not in ("", page.epoch):
             lost_history = (protocol.epoch, protocol.cursor)
         if lost_history is not None:
-            self.history_change = HistoryChange(lost_history[0], effect.epoch, lost_history[1], effect.cursor)
-            logger.warning("all rows are the gateway's again: %s", self.history_change)
+            self.history_change = HistoryChange(lost_history[0], page.epoch, lost_history[1], page.cursor)
+            runtime.logger.warning("the rows of the gateway have replaced all rows: %s", self.history_change)
         self._lost_history = None
 
     async def _disconnect(self) -> None:
         live, self._live_stream = self._live_stream, None
         if live is not None and time.monotonic() - self._live_since_s > self._runtime.limits.pause_ms_max / 1000:
-            self._backoff.reset()  # it was more than a greeting: the next pause is a short one again
+            self._backoff.reset()  # the connection was in use: the next pause is a short one again
         receive_task, self._receive_task = self._receive_task, None
         if receive_task is not None:
             receive_task.cancel()

@@ -9,7 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.client.deltas.codec import (
+from oncelog.client.deltas.codec import GatewayRefusedError, OutboxEntry, PushReply, describe_failure
+from oncelog.client.deltas.values import Refusal
+from oncelog.client.runtime.backoff import RetryPause
+from oncelog.error_codes import (
     BAD_REQUEST,
     CLOCK_DRIFT,
     DELTA_ID_MISMATCH,
@@ -18,13 +21,8 @@ from oncelog.client.deltas.codec import (
     RATE_LIMITED,
     SERVER_BUSY,
     TOO_LARGE,
-    NoReply,
-    OutboxEntry,
-    PushReply,
-    ServerError,
 )
-from oncelog.client.deltas.values import Refusal
-from oncelog.client.runtime.backoff import RetryPause
+from oncelog.errors import ClientError
 
 _DELTA_ERROR_CODES: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN, TOO_LARGE, INVALID})
 
@@ -80,30 +78,28 @@ class PushProtocol:
         self.clock_wait_ms = 0
         self._forget_refusal()
 
-    def handle_answer(
-        self, batch: Sequence[OutboxEntry], answer: PushReply | ServerError | NoReply
-    ) -> RetryPause | None:
-        """What to do before the next push: a pause, or nothing. If it was acknowledged, the outbox is told first."""
+    def handle_answer(self, batch: Sequence[OutboxEntry], answer: PushReply | ClientError) -> RetryPause | None:
+        """Return the pause before the next push, or None. Save an acknowledgement in the outbox before this call."""
         if isinstance(answer, PushReply):
             self._handle_acknowledgement(batch)
             return None
-        self.last_error = str(answer)
-        if isinstance(answer, NoReply):
+        self.last_error = describe_failure(answer)
+        if not isinstance(answer, GatewayRefusedError):
             return RetryPause()
         self.is_authorized = True
         rejected_entry = _find_rejected_entry(batch, answer)
         if answer.code == CLOCK_DRIFT:
-            # Their clocks only rise: those before the one at fault may be in time.
+            # The clocks of deltas rise: the deltas before the rejected one may be in time.
             self.clock_wait_ms = max(answer.retry_after_ms, 1)
             self._held = _HeldDelta((rejected_entry or batch[0]).number, RetryPause(answer.retry_after_ms))
             return None
         if rejected_entry is not None and answer.code in _DELTA_ERROR_CODES:
             self._handle_refusal(rejected_entry, answer)
             return None
-        if answer.code == TOO_LARGE:  # it has no index: the push as a whole is
+        if answer.code == TOO_LARGE:  # without an index: the push as a whole is too large
             self._ceiling = self._deltas_max = len(batch) // 2
             return None
-        if answer.code in (RATE_LIMITED, SERVER_BUSY):  # what is smaller finds room sooner
+        if answer.code in (RATE_LIMITED, SERVER_BUSY):  # a smaller push finds room sooner
             self._deltas_max = max(1, len(batch) // 2)
         if answer.is_transient:
             return RetryPause(answer.retry_after_ms)
@@ -124,15 +120,15 @@ class PushProtocol:
         self.refusal, self.refused_number = None, 0
         self._ceiling = self._configured_max
 
-    def _handle_refusal(self, entry: OutboxEntry, error: ServerError) -> None:
+    def _handle_refusal(self, entry: OutboxEntry, error: GatewayRefusedError) -> None:
         delta = entry.decode()
-        self.refusal = Refusal(entry.delta_id.hex(), delta.table, delta.row_id, error.code, error.message)
+        self.refusal = Refusal(entry.delta_id.hex(), delta.table, delta.row_id, error.code.upper(), error.message)
         self.refused_number = entry.number
         self._held = _HeldDelta(entry.number, RetryPause(error.retry_after_ms, is_long=True))
 
 
-def _find_rejected_entry(batch: Sequence[OutboxEntry], error: ServerError) -> OutboxEntry | None:
-    """The delta that the gateway names; the only one where it names none, but its size is what is wrong."""
+def _find_rejected_entry(batch: Sequence[OutboxEntry], error: GatewayRefusedError) -> OutboxEntry | None:
+    """Return the delta that the gateway refuses. Without an index that is a delta pushed alone that is too large."""
     if error.index is not None:
         return batch[error.index] if 0 <= error.index < len(batch) else None
     return batch[0] if error.code == TOO_LARGE and len(batch) == 1 else None

@@ -1,19 +1,16 @@
 """The task that empties the outbox."""
 
 import asyncio
-import logging
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
 
-from oncelog.client.deltas.codec import NoReply, PushReply
+from oncelog.client.deltas.codec import GatewayRefusedError, OutboxEntry, PushReply, describe_failure
 from oncelog.client.deltas.push_protocol import PushProtocol
 from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.retry_task import RetryTask
-
-logger: Final = logging.getLogger("oncelog.client.deltas")
+from oncelog.errors import ClientError, LostError, ProtocolError
 
 
 class Pusher(RetryTask):
@@ -49,36 +46,43 @@ class Pusher(RetryTask):
         self.skip_pause()
 
     async def _step(self) -> RetryPause | None:
-        """One push, or none if there is nothing to do: then it waits until there is."""
-        desk, pushing = self._runtime, self.protocol
+        """Make one push. With nothing to push, wait for a new delta, or for the pause of one that is held."""
+        runtime, protocol = self._runtime, self.protocol
         self._work_event.clear()
-        bounds = pushing.bounds
-        batch = await desk.call_store(
-            desk.store.list_pending, bounds.before, bounds.deltas_max, desk.limits.push_bytes_max
+        bounds = protocol.bounds
+        batch = await runtime.call_store(
+            runtime.store.list_pending, bounds.before, bounds.deltas_max, runtime.limits.push_bytes_max
         )
         if not batch:
-            held = pushing.get_held_pause()
+            held = protocol.get_held_pause()
             if held is None:
                 await self._work_event.wait()
             return held
         self._backoff.clear_skip()
-        discards, before = pushing.discards, pushing.refusal
-        answer = await self._transport.push(batch)
-        if isinstance(answer, PushReply):
-            is_ours = await desk.call_store(desk.store.acknowledge, batch[-1].number, answer)
-            self._on_acknowledged(answer.epoch)
-            if not is_ours:
-                answer = NoReply(f"the push was acknowledged in another history, of epoch {answer.epoch}")
-        if isinstance(answer, PushReply):
-            self._backoff.reset()
-        elif pushing.discards != discards:
-            return None
-        elif pushing.last_error is None:
-            logger.info("not pushed: %s", answer)
-        pause = pushing.handle_answer(batch, answer)
-        if pushing.refusal is not None and pushing.refusal != before:
-            logger.warning("the gateway refuses a delta: %s", pushing.refusal)
+        discards, refusal = protocol.discards, protocol.refusal
+        answer: PushReply | ClientError
+        try:
+            answer = await self._push(batch)
+        except (LostError, ProtocolError, GatewayRefusedError) as error:
+            if protocol.discards != discards:
+                return None
+            if protocol.last_error is None:
+                runtime.logger.info("not pushed: %s", describe_failure(error))
+            answer = error
+        pause = protocol.handle_answer(batch, answer)
+        if protocol.refusal is not None and protocol.refusal != refusal:
+            runtime.logger.warning("the gateway refuses a delta: %s", protocol.refusal)
         return pause
+
+    async def _push(self, batch: Sequence[OutboxEntry]) -> PushReply:
+        runtime = self._runtime
+        reply = await self._transport.push(batch)
+        is_ours = await runtime.call_store(runtime.store.acknowledge, batch[-1].number, reply)
+        self._on_acknowledged(reply.epoch)
+        if not is_ours:
+            raise LostError(f"the push was acknowledged in another history, of epoch {reply.epoch}")
+        self._backoff.reset()
+        return reply
 
     async def _wait(self, pause: RetryPause) -> None:
         await super()._wait(pause)

@@ -1,67 +1,72 @@
-"""Requests to a gateway, and what comes back as values. Never raises for what a network or a gateway does."""
+"""Requests to a gateway over HTTP, and its live deltas over a WebSocket.
 
+All functions raise LostError, ProtocolError or GatewayRefusedError.
+"""
+
+import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
+
+import msgspec
+from msgspec import Raw
 
 from oncelog.client.deltas.codec import (
     DeltaPage,
-    LiveCompacted,
-    LiveDeltas,
-    NoReply,
+    GatewayRefusedError,
     OutboxEntry,
     PushReply,
-    ServerError,
     SnapshotPage,
+    decode_connected,
     decode_delta_page,
+    decode_deltas,
     decode_error,
+    decode_live,
     decode_push_reply,
     decode_snapshot_page,
 )
 from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.live_stream import WebSocketLiveStream
 from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.tokens import Token
+from oncelog.client.runtime.websocket import WebSocket, translate_errors
 from oncelog.core.deltas import encode_push
-from oncelog.errors import LostError, ProtocolError, ServerRefusedError
+from oncelog.core.merge import RowDelta
+from oncelog.errors import ServerRefusedError
 
 T = TypeVar("T")
 
 
-class LiveStream(Protocol):
-    """What is committed from a cursor on."""
+class LiveStream:
+    """Deltas after a cursor as the gateway commits them, over one WebSocket."""
 
-    epoch: str
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+        self.epoch = ""
 
-    async def receive(self) -> LiveDeltas | LiveCompacted | ServerError | NoReply:
-        """The next message. Behind a fault, or what is unanswered, there is none."""
+    async def connect(self, since: int, epoch: str, token: str | None) -> None:
+        """Send the cursor, and wait for the epoch of the gateway."""
+        first = {"type": "connect", "since": since, "epoch": epoch, "token": token}
+        await self._socket.send(
+            msgspec.json.encode({name: value for name, value in first.items() if value not in ("", None)})
+        )
+        self.epoch = decode_connected(await self._socket.receive())
+
+    async def receive(self) -> DeltaPage[RowDelta]:
+        """Return the next message. After an error there is none."""
+        return decode_deltas(await self.receive_encoded())
+
+    async def receive_encoded(self) -> DeltaPage[Raw]:
+        """Return the next message with its deltas in JSON."""
+        return decode_live(await self._socket.receive(), self.epoch)
 
     async def close(self) -> None:
         """Never raises."""
+        await self._socket.close()
 
 
-class DeltasTransport(Protocol):
-    """A gateway, as the client sees it."""
-
-    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
-        """Deltas, in this order."""
-
-    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | ServerError | NoReply:
-        """Deltas after a cursor."""
-
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage | ServerError | NoReply:
-        """A page of all rows."""
-
-    async def follow(self, since: int, epoch: str) -> LiveStream | ServerError | NoReply:
-        """What is committed from now on."""
-
-    async def close(self) -> None:
-        """When no more is needed."""
-
-
-class HttpDeltasTransport:
-    """By aiohttp: requests over HTTP, and a WebSocket for what is live."""
+class DeltasTransport:
+    """A gateway of a server. Tests subclass it."""
 
     def __init__(
         self,
@@ -77,44 +82,47 @@ class HttpDeltasTransport:
         self._base = f"/v1/sync/{quote(gateway, safe='')}"
         self._limits = limits
 
-    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply | ServerError | NoReply:
-        """As `DeltasTransport` says."""
+    async def push(self, entries: Sequence[OutboxEntry]) -> PushReply:
+        """Push deltas in this order."""
         body = encode_push([entry.body for entry in entries])
-        return await self._request("push", {}, lambda answer: decode_push_reply(answer, entries), body)
+        return await self.request("push", {}, lambda answer: decode_push_reply(answer, entries), body)
 
-    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage | ServerError | NoReply:
-        """As `DeltasTransport` says."""
+    async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage[RowDelta]:
+        """Read deltas after a cursor."""
         query = {"since": str(since), "limit": str(limit), **({"epoch": epoch} if epoch else {})}
-        return await self._request("pull", query, decode_delta_page)
+        return await self.request("pull", query, decode_delta_page)
 
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage | ServerError | NoReply:
-        """As `DeltasTransport` says."""
-        return await self._request(
-            "snapshot", {"limit": str(limit), **({"page": page} if page else {})}, decode_snapshot_page
-        )
+    async def snapshot(self, page: str, limit: int) -> SnapshotPage:
+        """Read a page of all rows."""
+        query = {"limit": str(limit), **({"page": page} if page else {})}
+        return await self.request("snapshot", query, decode_snapshot_page)
 
-    async def follow(self, since: int, epoch: str) -> LiveStream | ServerError | NoReply:
-        """As `DeltasTransport` says."""
+    async def follow(self, since: int, epoch: str) -> LiveStream:
+        """Connect to the deltas after a cursor as the gateway commits them."""
+        token = await self._caller.get_token()
         try:
-            token = await self._caller.get_token()
             socket = await self._caller.open_websocket(f"{self._base}/live")
         except ServerRefusedError as error:
-            return ServerError(error.code.upper(), str(error), None, error.retry_after_ms)
-        except LostError as error:
-            return NoReply(str(error))
-        return await WebSocketLiveStream(socket).connect(since, epoch, token, self._limits)
+            raise GatewayRefusedError(error.code, str(error), error.retry_after_ms) from error
+        live = LiveStream(socket)
+        try:
+            with translate_errors(socket.url):
+                async with asyncio.timeout(self._limits.connect_timeout_ms / 1000):
+                    await live.connect(since, epoch, token)
+        except BaseException:
+            await live.close()
+            raise
+        return live
 
     async def close(self) -> None:
-        """As `DeltasTransport` says."""
+        """Close all connections."""
         await self._caller.close()
 
-    async def _request(
+    async def request(
         self, name: str, query: Mapping[str, str], decode: Callable[[bytes], T], body: bytes | None = None
-    ) -> T | ServerError | NoReply:
-        try:
-            answer = await self._caller.request("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
-            if answer.status == 200:
-                return decode(answer.body)
-            return decode_error(answer.status, answer.body, answer.retry_after_ms)
-        except (LostError, ProtocolError) as error:
-            return NoReply(str(error))
+    ) -> T:
+        """Return the decoded answer: to a POST request if there is a body, otherwise to a GET request."""
+        answer = await self._caller.request("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
+        if answer.status != 200:
+            raise decode_error(answer.status, answer.body, answer.retry_after_ms)
+        return decode(answer.body)
