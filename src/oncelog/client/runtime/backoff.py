@@ -59,12 +59,18 @@ class Backoff:
 
     async def wait(self, pause: RetryPause) -> None:
         """Wait before the next attempt, or until `skip`."""
+        await self.sleep(self.next_pause_s(pause))
+
+    async def sleep(self, seconds: float) -> bool:
+        """Wait for this time, or until `skip`. Return whether the wait was skipped."""
         try:
-            async with asyncio.timeout(self.next_pause_s(pause)):
+            async with asyncio.timeout(seconds):
                 await self._skip_event.wait()
         except TimeoutError:
-            pass
-        self._skip_event.clear()
+            return False
+        finally:
+            self._skip_event.clear()
+        return True
 
     def skip(self) -> None:
         """End the pause, or the next one if there is none."""
