@@ -7,14 +7,12 @@ from random import Random
 from typing import NamedTuple
 
 from oncelog.client.ledger.entries import (
-    CommittedWrite,
     QueuedWrite,
     ScopeState,
     SequenceGap,
     SequenceTaken,
     StoreChanges,
     WriteAnswer,
-    WriteRefusal,
 )
 from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Written
 from oncelog.core.operations import Condition, Must, Operation, SetEntity
@@ -52,23 +50,23 @@ class ModelLedger:
         known = self._keys.get(asked.key)
         if known is not None:
             if known.operations != asked.operations:
-                return WriteRefusal(Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused"))
-            return CommittedWrite(Written("tx", known.sequence, is_replay=True))
+                return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused")
+            return Written("tx", known.sequence, is_replay=True)
         if asked.sequence > self.last + 1:
             return SequenceGap(self.last)
         if asked.sequence <= self.last:
             return self._old(asked)
         if self._has_failed(asked):
-            return WriteRefusal(Refused(RefusalCode.KEY_NOT_FOUND, "not found"))
+            return Refused(RefusalCode.KEY_NOT_FOUND, "not found")
         self.last, self.last_key = asked.sequence, asked.key
         self.log.append(asked)
         self._keys[asked.key] = self._sequences[asked.sequence] = asked
-        return CommittedWrite(Written("tx", asked.sequence))
+        return Written("tx", asked.sequence)
 
     def _old(self, asked: Asked) -> WriteAnswer:
         known = self._sequences.get(asked.sequence)
         if known is None:
-            return CommittedWrite(Written(None, asked.sequence, is_replay=True))
+            return Written(None, asked.sequence, is_replay=True)
         if known.operations != asked.operations:
             return SequenceTaken(self.last)
         # The server treats it as a retry of that sequence. `Wire` recognises the other write by its key.

@@ -3,8 +3,9 @@
 import pytest
 
 from client.ledger.test_ledger_client_protocol import Driven
-from oncelog.client.ledger.entries import ForgottenClient, NoReply
+from oncelog.client.ledger.entries import ForgottenClient
 from oncelog.client.ledger.protocol import CLOCK_CORRECTION_MS, RETENTION_MS, STATE_VALID_MS
+from oncelog.errors import LostError
 
 pytestmark = pytest.mark.rule("LG-19")
 
@@ -32,7 +33,7 @@ def lost(now_ms: int) -> Driven:
     driven = Driven(now_ms=now_ms).told(0)
     driven.submit()
     assert driven.sent() == [(1, 1)]
-    driven.answer(1, NoReply())
+    driven.answer(1, LostError("lost"))
     driven.protocol.release()
     return driven
 
@@ -62,11 +63,11 @@ def test_unsent_write_is_sent_despite_a_clock_set_back() -> None:
 def test_client_state_is_not_requested_at_every_retry_after_a_clock_set_back() -> None:
     driven = Driven(last=3, pending=(4,), now_ms=-RETENTION_MS).told(3)
     assert driven.sent() == [(1, 4)]
-    driven.answer(1, NoReply())
+    driven.answer(1, LostError("lost"))
     driven.protocol.release()
     driven.now_ms += STATE_VALID_MS
     assert driven.sent() == [(1, 4)]  # the client state was read recently
-    driven.answer(1, NoReply())
+    driven.answer(1, LostError("lost"))
     driven.protocol.release()
     driven.now_ms += 1
     assert driven.sent() == []

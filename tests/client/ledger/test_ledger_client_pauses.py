@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,11 +9,10 @@ from cli.server_process import server_process
 from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
 from deadlines import soon, until
 from oncelog import error_codes
-from oncelog.client.ledger import LedgerClient, LedgerLimits, set_entity
-from oncelog.client.ledger.entries import NoReply
+from oncelog.client.ledger import LedgerLimits, set_entity
 from oncelog.client.ledger.transport import LedgerTransport
-from oncelog.client.ledger.write_stream import WriteStream
-from oncelog.errors import ServerRefusedError
+from oncelog.client.runtime.backoff import Backoff
+from oncelog.errors import LostError, ServerRefusedError
 from server.running_server import serving
 
 LONG_MS = 600_000
@@ -22,28 +20,30 @@ LONG = LedgerLimits(pause_ms_min=LONG_MS, pause_ms_max=LONG_MS, reconnect_ms_max
 """Such a pause is longer than any test."""
 
 
-def stream_of(ledger: LedgerClient) -> WriteStream:
-    stream = ledger._stream
-    assert stream is not None
-    return stream
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of all clients in seconds, each with its start."""
+    started: list[float] = []
+    sleep = Backoff.sleep
+
+    async def recorded(self: Backoff, seconds: float) -> bool:
+        started.append(seconds)
+        return await sleep(self, seconds)
+
+    monkeypatch.setattr(Backoff, "sleep", recorded)
+    return started
 
 
-async def pause_s(ledger: LedgerClient) -> float:
-    """Wait until the client pauses, and return the rest of the pause."""
-    await until(lambda: stream_of(ledger)._timer is not None)
-    timer = stream_of(ledger)._timer
-    assert timer is not None
-    return timer.when() - asyncio.get_running_loop().time()
+async def first_pause_ms(pauses: list[float]) -> float:
+    await until(lambda: pauses)
+    return 1000 * pauses[0]
 
 
-def answering(answer: NoReply) -> Any:
-    async def write(*_: object) -> NoReply:
-        return answer
-
-    return write
+async def without_answer(*_: object) -> None:
+    raise LostError("not known")
 
 
-async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path: Path) -> None:
+async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path: Path, pauses: list[float]) -> None:
     async with (
         server_process(tmp_path, grpc=True) as server,
         ledger_of(server.rpc_address, limits=LONG) as ledger,
@@ -51,40 +51,42 @@ async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path:
         written(await soon(ledger.write(set_entity("a", b"1"))))
         await asyncio.to_thread(server.kill)
         writing = asyncio.ensure_future(ledger.write(set_entity("b", b"1")))
-        await pause_s(ledger)
+        await first_pause_ms(pauses)
         await asyncio.to_thread(server.start)
         assert written(await soon(writing)).sequence == 2
 
 
-async def test_pause_while_the_server_is_unreachable_is_bounded_by_reconnect_ms_max() -> None:
+async def test_pause_while_the_server_is_unreachable_is_bounded_by_reconnect_ms_max(pauses: list[float]) -> None:
     limits = LedgerLimits(pause_ms_min=LONG_MS, pause_ms_max=LONG_MS, reconnect_ms_max=LONG_MS // 2)
     async with ledger_of(NOWHERE, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
-        assert LONG_MS / 5 < 1000 * await pause_s(ledger) <= LONG_MS / 2
+        assert LONG_MS / 5 < await first_pause_ms(pauses) <= LONG_MS / 2
         writing.cancel()
 
 
 @pytest.mark.parametrize("reconnect_ms_max", [1, LONG_MS])
-async def test_reconnect_ms_max_does_not_lengthen_shorter_pauses(reconnect_ms_max: int) -> None:
+async def test_reconnect_ms_max_does_not_lengthen_shorter_pauses(reconnect_ms_max: int, pauses: list[float]) -> None:
     limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=reconnect_ms_max)
     async with ledger_of(NOWHERE, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
-        assert await pause_s(ledger) <= 0.001
+        assert await first_pause_ms(pauses) <= 1
         writing.cancel()
 
 
 async def test_reachable_server_without_an_answer_gets_the_whole_pause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served), limits=LONG) as ledger:
         await soon(ledger.client_state())
-        monkeypatch.setattr(LedgerTransport, "write", answering(NoReply("not known")))
+        monkeypatch.setattr(LedgerTransport, "write", without_answer)
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
-        assert 1000 * await pause_s(ledger) > LONG_MS / 3
+        assert await first_pause_ms(pauses) > LONG_MS / 3
         writing.cancel()
 
 
-async def test_retry_after_of_an_unreachable_server_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retry_after_of_an_unreachable_server_is_respected(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
     """The server sent it shortly before it stopped."""
 
     async def denied(*_: object, **__: object) -> None:
@@ -94,5 +96,5 @@ async def test_retry_after_of_an_unreachable_server_is_respected(monkeypatch: py
     limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=1, retry_after_ms_max=LONG_MS)
     async with ledger_of(NOWHERE, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
-        assert 1000 * await pause_s(ledger) > LONG_MS * 0.9
+        assert await first_pause_ms(pauses) > LONG_MS * 0.9
         writing.cancel()

@@ -6,10 +6,7 @@ import pytest
 
 from client.ledger.model_ledger import operations_of
 from oncelog.client.ledger.entries import (
-    AccessDenial,
-    CommittedWrite,
     ForgottenClient,
-    NoReply,
     ProofFailure,
     QueuedWrite,
     ScopeState,
@@ -17,15 +14,14 @@ from oncelog.client.ledger.entries import (
     SequenceTaken,
     WriteAnswer,
     WriteCall,
-    WriteRefusal,
 )
 from oncelog.client.ledger.protocol import RETENTION_MS, LedgerProtocol
 from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Written
-from oncelog.errors import ServerRefusedError
+from oncelog.errors import LostError, ServerRefusedError
 
-FAILED = WriteRefusal(Refused(RefusalCode.KEY_EXISTS, "exists"))
-REUSED = WriteRefusal(Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused"))
-DENIED = AccessDenial(ServerRefusedError("forbidden", "no"))
+FAILED = Refused(RefusalCode.KEY_EXISTS, "exists")
+REUSED = Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused")
+DENIED = ServerRefusedError("forbidden", "no")
 
 pytestmark = pytest.mark.rule("LG-19")
 
@@ -69,7 +65,7 @@ class Driven:
 
     def answer(self, key: int, answer: WriteAnswer | None = None) -> None:
         call = self.calls.pop(key)
-        self.protocol.handle_answer(call, answer or CommittedWrite(Written("tx", call.sequence)))
+        self.protocol.handle_answer(call, answer or Written("tx", call.sequence))
         self.save()
 
     @property
@@ -182,7 +178,7 @@ def test_unanswered_write_is_sent_again_under_the_same_key_and_sequence() -> Non
     driven = Driven().told(0)
     driven.submit(2)
     driven.sent()
-    driven.answer(1, NoReply())
+    driven.answer(1, LostError("lost"))
     assert driven.protocol.is_paused
     assert driven.sent() == []
     driven.protocol.release()
@@ -195,7 +191,7 @@ def test_replayed_key_uses_no_sequence() -> None:
     driven = Driven().told(4)
     driven.submit(2)
     assert driven.sent() == [(1, 5), (2, 6)]
-    driven.answer(1, CommittedWrite(Written("tx", 3, is_replay=True)))
+    driven.answer(1, Written("tx", 3, is_replay=True))
     driven.answer(2, SequenceGap(4))
     assert driven.sent() == [(2, 5)]
 
@@ -204,7 +200,7 @@ def test_write_with_a_taken_sequence_gets_a_new_one_under_its_key() -> None:
     driven = Driven(last=1, pending=(2, 3)).told(5)
     assert driven.sent() == [(1, 2), (2, 3)]
     driven.answer(1, SequenceTaken(5))
-    driven.answer(2, CommittedWrite(Written("tx", 3)))
+    driven.answer(2, Written("tx", 3))
     assert driven.sent() == [(1, 6)]
 
 
@@ -213,12 +209,12 @@ def test_replay_without_transaction_is_accepted_only_for_writes_sent_before() ->
     driven = Driven().told(1)
     driven.submit()
     assert driven.sent() == [(1, 2)]
-    driven.answer(1, CommittedWrite(Written(None, 2, is_replay=True)))
+    driven.answer(1, Written(None, 2, is_replay=True))
     assert driven.sent() == []
     assert driven.told(9).sent() == [(1, 10)]
     pending = Driven(last=1, pending=(2,)).told(9)  # a write that may have been sent accepts it
     assert pending.sent() == [(1, 2)]
-    pending.answer(1, CommittedWrite(Written(None, 2, is_replay=True)))
+    pending.answer(1, Written(None, 2, is_replay=True))
     assert pending.settled == {1: Written(None, 2, is_replay=True)}
 
 
@@ -303,7 +299,7 @@ def test_retry_after_the_retention_asks_for_the_client_state_first() -> None:
     driven = Driven().told(0)
     driven.submit()
     driven.sent()
-    driven.answer(1, NoReply())
+    driven.answer(1, LostError("lost"))
     driven.now_ms = RETENTION_MS + 1
     driven.protocol.release()
     assert driven.sent() == []
@@ -345,7 +341,7 @@ def test_denied_write_that_may_have_been_sent_is_settled_by_the_client_state() -
     assert driven.settled == {}
     driven.told(1)  # the sequence is free: it was not written
     driven.save()
-    assert driven.settled == {1: DENIED.error}
+    assert driven.settled == {1: DENIED}
     assert driven.sent() == [(2, 2)]
 
 
@@ -363,7 +359,7 @@ def test_denied_write_with_unknown_outcome_stays_pending_and_reports_the_error()
     driven.sent()
     driven.answer(1, DENIED)
     driven.told(3, key=9)
-    assert [error for _, error in driven.protocol.take_denied()] == [DENIED.error]
+    assert [error for _, error in driven.protocol.take_denied()] == [DENIED]
     assert driven.protocol.is_paused
     assert driven.protocol.is_refused
     driven.protocol.release()
@@ -379,7 +375,7 @@ def test_denied_write_that_an_earlier_call_may_have_committed_stays_pending() ->
     driven = Driven().told(0)
     driven.submit(2)
     assert driven.sent() == [(1, 1), (2, 2)]
-    driven.answer(2, NoReply())  # committed, in fact
+    driven.answer(2, LostError("lost"))  # committed, in fact
     driven.answer(1, SequenceTaken(1))
     driven.protocol.release()
     assert driven.sent() == [(1, 2), (2, 3)]
@@ -424,7 +420,7 @@ def test_write_whose_sequence_another_write_committed_under_gets_the_next_one() 
     """A delayed copy of the first write committed under its earlier sequence, which the second write has now."""
     driven = Driven(last=7, pending=(8, 9, 10)).told(8, key=99)
     assert driven.sent() == [(1, 8)]
-    driven.answer(1, CommittedWrite(Written("tx", 9, is_replay=True)))
+    driven.answer(1, Written("tx", 9, is_replay=True))
     assert driven.sent() == [(2, 10), (3, 11)]
 
 
@@ -447,7 +443,7 @@ def test_withdrawn_write_that_may_be_committed_frees_its_sequence_slowly() -> No
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
-    driven.answer(1, NoReply())
+    driven.answer(1, LostError("lost"))
     driven.answer(2, SequenceGap(0))
     driven.answer(3, SequenceGap(0))
     assert not driven.protocol.withdraw(next(iter(driven.protocol.entries)))
@@ -462,9 +458,9 @@ def test_denied_client_state_fails_new_writes_and_keeps_recovered_ones() -> None
     driven.submit()
     driven.save()
     assert driven.protocol.take_state_request()
-    driven.protocol.on_state_denied(DENIED.error)
+    driven.protocol.on_state_failed(DENIED)
     driven.save()
-    assert driven.settled == {2: DENIED.error}
+    assert driven.settled == {2: DENIED}
     assert [entry.number for entry, _ in driven.protocol.take_denied()] == [1]
     driven.protocol.release()
     assert driven.told(1).sent() == [(1, 2)]
@@ -492,7 +488,7 @@ def test_failed_save_drops_only_new_writes() -> None:
     assert len(driven.protocol.revert_unsaved(changes)) == 2
     assert driven.numbers == []
     driven.save()
-    assert driven.settled[2] == FAILED.refused
+    assert driven.settled[2] == FAILED
     driven.submit()
     assert driven.sent() == [(3, 2)]
 

@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 
 from client.ledger.model_ledger import Asked, ModelFile, ModelLedger, operations_of
 from oncelog.client.ledger.entries import (
-    AccessDenial,
-    CommittedWrite,
-    NoReply,
     SequenceGap,
     SequenceTaken,
     SettledWrite,
@@ -27,11 +24,11 @@ from oncelog.client.ledger.entries import (
 )
 from oncelog.client.ledger.protocol import LedgerProtocol
 from oncelog.client.ledger.values import Outcome, Refused, Written
-from oncelog.errors import ServerRefusedError
+from oncelog.errors import LostError, ServerRefusedError
 
 STEPS: Final = 500
 DAY_MS: Final = 24 * 3600 * 1000
-DENIED: Final = AccessDenial(ServerRefusedError("forbidden", "may not be written"))
+DENIED: Final = ServerRefusedError("forbidden", "may not be written")
 
 
 class World:
@@ -126,7 +123,7 @@ class World:
         if self.answers:
             call, answer = self.answers.pop(self.place(self.answers))
             if self.chance.random() < 0.1:
-                answer = NoReply()
+                answer = LostError("lost")
             self.seen[type(answer).__name__] += 1
             self.protocol.handle_answer(call, answer)
 
@@ -134,12 +131,12 @@ class World:
         if self.travelling:
             call, asked = self.travelling.pop(self.place(self.travelling))
             self.leave(asked)
-            self.protocol.handle_answer(call, NoReply())
+            self.protocol.handle_answer(call, LostError("lost"))
 
     def deny(self) -> None:
         if self.travelling:
             call, _ = self.travelling.pop(self.place(self.travelling))
-            self.seen["AccessDenial"] += 1
+            self.seen["ServerRefusedError"] += 1
             self.protocol.handle_answer(call, DENIED)
 
     def double(self) -> None:
@@ -161,9 +158,9 @@ class World:
             return
         self.question = None
         if self.chance.random() < 0.2:
-            self.protocol.on_state_lost()
+            self.protocol.on_state_failed(LostError("lost"))
         elif self.chance.random() < 0.05:
-            self.protocol.on_state_denied(DENIED.error)
+            self.protocol.on_state_failed(DENIED)
         else:
             self.protocol.on_state_received(self.server.state(), self.now_ms)
 
@@ -189,7 +186,7 @@ class World:
         if self.chance.random() < 0.3:
             self.seen["evict"] += 1
             for call, _ in self.travelling:
-                self.protocol.handle_answer(call, NoReply())
+                self.protocol.handle_answer(call, LostError("lost"))
             self.travelling, self.orphans = [], []
             self.now_ms += DAY_MS
             self.server.forget()
@@ -322,7 +319,7 @@ def test_simulation_covers_all_answers_and_faults() -> None:
         seen += World(seed, late=True).run().seen
         seen += World(seed, evictions=True).run().seen
         seen += World(seed, foreign=True).run(in_order=False).seen
-    for name in (CommittedWrite, SequenceGap, SequenceTaken, NoReply, AccessDenial):
+    for name in (Written, SequenceGap, SequenceTaken, LostError, ServerRefusedError):
         assert seen[name.__name__] > 10, seen
-    for happened in ("WriteRefusal", "crash", "evict", "forgotten", "withdraw"):
+    for happened in ("Refused", "crash", "evict", "forgotten", "withdraw"):
         assert seen[happened] > 10, seen

@@ -1,61 +1,46 @@
 """The writes of a scope that have no outcome yet, what can be answered to one, and what becomes of it."""
 
+import asyncio
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from oncelog.client.ledger.values import Outcome, Refused, Written
 from oncelog.core.operations import Operation
-from oncelog.errors import ServerRefusedError
+from oncelog.errors import LostError, ServerRefusedError
 
 
-class QueuedWrite:
+class QueuedWrite(Struct, eq=False):
     """A write without an outcome."""
 
-    __slots__ = (
-        "body",
-        "call",
-        "denied",
-        "gapped_turn",
-        "highest_sequence",
-        "is_probe",
-        "is_recovered",
-        "key",
-        "lowest_unknown",
-        "made_at_ms",
-        "number",
-        "operations",
-        "saved_sequence",
-        "sent_sequence",
-        "sequence",
-        "was_sent",
-    )
-
-    def __init__(
-        self, number: int, key: bytes, operations: tuple[Operation, ...], body: bytes, made_at_ms: int
-    ) -> None:
-        self.number = number
-        """Its place in the callers' order. Nobody else sees it."""
-        self.key = key
-        self.operations = operations
-        self.body = body
-        self.made_at_ms = made_at_ms
-        self.sequence = 0
-        self.saved_sequence = 0
-        """What the file has; 0 before it is there."""
-        self.sent_sequence = 0
-        """Its number, if it may have been sent under it."""
-        self.highest_sequence = 0
-        """Highest sequence that the write was sent under. A delayed copy of the request may carry it."""
-        self.lowest_unknown: int | None = None
-        """Lowest sequence under which the write was sent and not answered. None: every answer is known."""
-        self.was_sent = False
-        self.is_recovered = False
-        self.is_probe = False
-        """Its number had been passed when the server was asked: who stands behind it waits until it is known."""
-        self.call: WriteCall | None = None
-        self.gapped_turn = -1
-        self.denied: ServerRefusedError | None = None
+    number: int
+    """Place in the order of the callers. The server does not see it."""
+    key: bytes
+    operations: tuple[Operation, ...]
+    body: bytes
+    made_at_ms: int
+    sequence: int = 0
+    saved_sequence: int = 0
+    """Sequence in the file; 0 before the write is saved."""
+    sent_sequence: int = 0
+    """Sequence under which the write may have been sent, as long as it has that sequence."""
+    highest_sequence: int = 0
+    """Highest sequence that the write was sent under. A delayed copy of the request may carry it."""
+    lowest_unknown: int | None = None
+    """Lowest sequence under which the write was sent and not answered. None: every answer is known."""
+    was_sent: bool = False
+    is_recovered: bool = False
+    """An earlier run of the client submitted the write."""
+    is_probe: bool = False
+    """The server had passed its sequence: the writes behind it wait until it is known whether it was committed."""
+    call: "WriteCall | None" = None
+    gapped_turn: int = -1
+    denied: ServerRefusedError | None = None
+    waiter: "asyncio.Future[Outcome | None] | None" = None
+    """Callers that wait for the outcome."""
+    is_reported: bool = False
+    outcome: "Outcome | Exception | None" = None
+    """Reported outcome."""
 
     @property
     def is_certain(self) -> bool:
@@ -72,7 +57,7 @@ class QueuedWrite:
         return min(sequence, in_flight, self.lowest_unknown or sequence)
 
     def __repr__(self) -> str:
-        return f"Entry({self.number}, {self.key.hex()[:8]}, sequence={self.sequence}, sent={self.sent_sequence})"
+        return f"QueuedWrite({self.number}, {self.key.hex()[:8]}, sequence={self.sequence}, sent={self.sent_sequence})"
 
 
 class WriteCall(NamedTuple):
@@ -86,23 +71,11 @@ class WriteCall(NamedTuple):
 # --- answers -----------------------------------------------------------------------------------------
 
 
-class CommittedWrite(Struct, frozen=True):
-    """It is in the ledger, under its own key."""
-
-    written: Written
-
-
 class ProofFailure(Struct, frozen=True):
-    """The server says so, but what it says does not verify."""
+    """The server says that the write is committed, but its proof does not verify."""
 
     error: Exception
     sequence: int
-
-
-class WriteRefusal(Struct, frozen=True):
-    """Nothing was written."""
-
-    refused: Refused
 
 
 class SequenceGap(Struct, frozen=True):
@@ -112,25 +85,15 @@ class SequenceGap(Struct, frozen=True):
 
 
 class SequenceTaken(Struct, frozen=True):
-    """Another write has the number: SEQUENCE_REUSED, or an answer that is not about ours."""
+    """Another write has the sequence: SEQUENCE_REUSED, or an answer about another write."""
 
     last: int
 
 
-class NoReply(Struct, frozen=True):
-    """No answer, or none that says what became of it."""
-
-    reason: str = ""
-    retry_after_ms: int = 0
+WriteAnswer = Written | Refused | ProofFailure | SequenceGap | SequenceTaken | LostError | ServerRefusedError
 
 
-class AccessDenial(Struct, frozen=True):
-    """The server did not look at it, and says why."""
-
-    error: ServerRefusedError
-
-
-WriteAnswer = CommittedWrite | ProofFailure | WriteRefusal | SequenceGap | SequenceTaken | NoReply | AccessDenial
+# --- outcomes and saves ------------------------------------------------------------------------------
 
 
 class SettledWrite(NamedTuple):

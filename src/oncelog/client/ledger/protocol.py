@@ -17,10 +17,7 @@ from itertools import islice
 from typing import Final
 
 from oncelog.client.ledger.entries import (
-    AccessDenial,
-    CommittedWrite,
     ForgottenClient,
-    NoReply,
     ProofFailure,
     QueuedWrite,
     SavedEntry,
@@ -31,11 +28,10 @@ from oncelog.client.ledger.entries import (
     StoreChanges,
     WriteAnswer,
     WriteCall,
-    WriteRefusal,
 )
 from oncelog.client.ledger.values import CONDITION_CODES, ClientState, Outcome, Refused, Written
 from oncelog.core.operations import Operation
-from oncelog.errors import ServerRefusedError
+from oncelog.errors import LostError, ServerRefusedError
 
 CLOCK_CORRECTION_MS: Final = 60_000
 """By so much a clock may be corrected."""
@@ -229,36 +225,36 @@ class LedgerProtocol:
         if entry.number not in self._queue:
             return  # the application has let go of it
         match answer:
-            case CommittedWrite(Written(tx_id=None)) if entry.is_certain:
-                # The number was used, and nobody knows for what; but not by this one, which was never sent before.
+            case Written(tx_id=None) if entry.is_certain:
+                # Another write used the sequence, since this one was never sent before. The server has forgotten which.
                 self._handle_taken(call, call.sequence)
                 self._wants_state = True
-            case CommittedWrite(written):
-                self._settle(entry, written)
-                self._mark_used(written.sequence)
+            case Written(sequence=sequence):
+                self._settle(entry, answer)
+                self._mark_used(sequence)
                 self._window = min(self._window + 1, self._in_flight_max)
-                if not written.sequence == call.sequence == entry.sequence:
-                    self._give_up_sequence(written.sequence)
+                if not sequence == call.sequence == entry.sequence:
+                    self._give_up_sequence(sequence)
                     self._renumber()
             case ProofFailure(error, sequence):
                 self._settle(entry, error)
                 self._mark_used(sequence)
                 self._renumber()
-            case WriteRefusal(refused):
-                if refused.code in CONDITION_CODES:  # they are looked at only of the write that is the next
+            case Refused(code):
+                if code in CONDITION_CODES:  # the server checks conditions only of the write that is the next
                     self._advance(call.sequence - 1)
-                # All that was sent behind it was sent in vain: where that is frequent, less is sent ahead.
+                # Each write that was sent behind it was sent in vain: where that is frequent, less is sent ahead.
                 self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
-                self._handle_refusal(entry, refused)
+                self._handle_refusal(entry, answer)
             case SequenceGap(last):
                 self._handle_gap(call, last)
             case SequenceTaken(last):
                 self._handle_taken(call, last)
-            case NoReply():
+            case LostError() | ServerRefusedError(is_transient=True):
                 entry.mark_unknown(call.sequence)
                 self.is_paused = True
-            case AccessDenial(error):
-                self._handle_denial(entry, error)
+            case ServerRefusedError():
+                self._handle_denial(entry, answer)
 
     def _give_up_sequence(self, sequence: int) -> None:
         """Let `_renumber` move the write that has this sequence, because another write was committed under it.
@@ -310,7 +306,7 @@ class LedgerProtocol:
     def take_state_request(self) -> bool:
         """Return whether to ask the server for its state now.
 
-        `on_state_received`, `on_state_denied` or `on_state_lost` takes the answer.
+        `on_state_received` or `on_state_failed` takes the answer.
         """
         if not self._wants_state or self._requested_from is not None or self.is_paused or self.forgotten is not None:
             return False
@@ -319,14 +315,12 @@ class LedgerProtocol:
         self._requested_from = self.last
         return True
 
-    def on_state_lost(self) -> None:
-        """No answer."""
+    def on_state_failed(self, error: LostError | ServerRefusedError) -> None:
+        """The server gave no answer, or refuses to give its state to this client."""
         self._requested_from = None
-        self.is_paused = True
-
-    def on_state_denied(self, error: ServerRefusedError) -> None:
-        """The server does not say it to us."""
-        self._requested_from = None
+        if isinstance(error, LostError) or error.is_transient:
+            self.is_paused = True
+            return
         self._is_first_question = False
         self.refusal = error
         for entry in list(self._queue.values()):

@@ -1,12 +1,12 @@
-"""Calls to a ledger's server over gRPC. What can happen to one ends as one of two errors: lost, or refused.
+"""Calls to a ledger's server over gRPC. A call that fails raises LostError or ServerRefusedError.
 
-Of a write nothing is raised: whatever happens is an answer that the protocol knows. It is also looked at here whether
-an answer is about this write at all, and whether its proof verifies.
+For an answer to a write, the transport also checks whether it is about this write, and whether its proof verifies.
 """
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,17 +15,7 @@ import grpc.aio
 
 from oncelog import error_codes
 from oncelog.client.ledger import codec
-from oncelog.client.ledger.entries import (
-    AccessDenial,
-    CommittedWrite,
-    NoReply,
-    ProofFailure,
-    SequenceGap,
-    SequenceTaken,
-    WriteAnswer,
-    WriteCall,
-    WriteRefusal,
-)
+from oncelog.client.ledger.entries import ProofFailure, SequenceGap, SequenceTaken, WriteAnswer, WriteCall
 from oncelog.client.ledger.errors import UnverifiedError
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.values import ClientState, TransactionProof, Written
@@ -113,37 +103,36 @@ class LedgerTransport:
     # --- calls
 
     async def call(self, method: str, request: Any, *, waits: bool = True) -> Any:
-        """A call with one answer. Who is patient waits for a connection. Raises LostError or ServerRefusedError."""
-        try:
+        """Make a call with one answer; `waits` waits for a connection. Raises LostError or ServerRefusedError."""
+        metadata = await self._build_metadata()
+        with self._translate_errors():
             return await getattr(self._stub, method)(
-                request,
-                timeout=self.limits.answer_timeout_ms / 1000,
-                metadata=await self._build_metadata(),
-                wait_for_ready=waits,
+                request, timeout=self.limits.answer_timeout_ms / 1000, metadata=metadata, wait_for_ready=waits
             )
+
+    async def iterate(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
+        """Make a call with many answers. Raises LostError or ServerRefusedError."""
+        call = getattr(self._stub, method)(request, metadata=await self._build_metadata(), wait_for_ready=True)
+        try:
+            with self._translate_errors():
+                async for message in call:
+                    yield message
+        finally:
+            call.cancel()
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
             raise self._to_client_error(error) from error
         except grpc.aio.UsageError as error:
             raise LostError(f"{self.address}: {error}") from error
-        except asyncio.CancelledError as error:
-            raise self._translate_cancellation(error) from None
-
-    async def iterate(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
-        """A call with many answers. Raises LostError or ServerRefusedError."""
-        call = getattr(self._stub, method)(request, metadata=await self._build_metadata(), wait_for_ready=True)
-        try:
-            async for message in call:
-                yield message
-        except grpc.aio.AioRpcError as error:
-            raise self._to_client_error(error) from error
-        except asyncio.CancelledError as error:
-            raise self._translate_cancellation(error) from None
-        finally:
-            call.cancel()
-
-    def _translate_cancellation(self, error: asyncio.CancelledError) -> BaseException:
-        """Who waits for a call may be cancelled; but the call itself too, when its channel is closed."""
-        return error if is_being_cancelled() else LostError(f"{self.address}: the client was closed")
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            # Not the caller but the call was cancelled: its channel was closed.
+            raise LostError(f"{self.address}: the client was closed") from None
 
     async def get_client_state(self, organization: str, vault: str, *, waits: bool = True) -> ClientState:
         """Where the client stands."""
@@ -197,16 +186,11 @@ class LedgerTransport:
         return pb.WriteRequest(operations=codec.encode_operations(operations)).ByteSize()
 
     async def write(self, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
-        """Sends a write, and says what came of it."""
-        try:
-            response = await self.call("Write", self._build_request(organization, vault, call), waits=False)
-            if response.HasField("success"):
-                return await self._handle_success(organization, vault, call, response.success)
-            return await self._handle_error(organization, vault, call, response.error)
-        except LostError as error:
-            return NoReply(str(error))
-        except ServerRefusedError as error:
-            return NoReply(str(error), error.retry_after_ms) if error.is_transient else AccessDenial(error)
+        """Send a write. Raises LostError or ServerRefusedError."""
+        response = await self.call("Write", self._build_request(organization, vault, call), waits=False)
+        if response.HasField("success"):
+            return await self._handle_success(organization, vault, call, response.success)
+        return await self._handle_error(organization, vault, call, response.error)
 
     async def _handle_success(
         self, organization: str, vault: str, call: WriteCall, success: pb.WriteSuccess
@@ -214,7 +198,7 @@ class LedgerTransport:
         tx_id, sequence = success.committed_tx_id, success.assigned_sequence
         written = Written(tx_id, sequence, success.version, success.block_height, success.timestamp_ms)
         if not self._verifies_proofs:
-            return CommittedWrite(written)
+            return written
         entry = call.entry
         proof = codec.decode_write_proof(
             success,
@@ -227,7 +211,7 @@ class LedgerTransport:
         record = proof.record
         is_named = tx_id == format_tx_id(record.lane, record.position)
         if is_named and proof.is_valid and proof.block.hash == success.block_header.hash:
-            return CommittedWrite(written)
+            return written
         # An old number with equal operations is answered with the write that has the number: it may be another one.
         proof_failure = await self._check_committed(organization, vault, call, tx_id, sequence)
         return proof_failure if isinstance(proof_failure, SequenceTaken) else _build_proof_failure(tx_id, sequence)
@@ -237,21 +221,21 @@ class LedgerTransport:
             case pb.WRITE_ERROR_CODE_ALREADY_COMMITTED:
                 sequence = error.assigned_sequence or call.sequence
                 if not error.committed_tx_id:
-                    return CommittedWrite(Written(None, sequence, is_replay=True))
+                    return Written(None, sequence, is_replay=True)
                 height = error.block_height if error.HasField("block_height") else None
                 written = Written(error.committed_tx_id, sequence, height=height, is_replay=True)
                 if not self._verifies_proofs:
-                    return CommittedWrite(written)
+                    return written
                 proof_failure = await self._check_committed(organization, vault, call, error.committed_tx_id, sequence)
-                return proof_failure or CommittedWrite(written)
+                return proof_failure or written
             case pb.WRITE_ERROR_CODE_SEQUENCE_GAP:
                 return SequenceGap(error.last_committed_sequence)
             case pb.WRITE_ERROR_CODE_SEQUENCE_REUSED:
                 return SequenceTaken(error.last_committed_sequence)
             case code if int(code) in codec.REFUSAL_CODES:
-                return WriteRefusal(codec.decode_refusal(error))
+                return codec.decode_refusal(error)
             case code:
-                return NoReply(f"the server answers with the code {code}: it may be of a newer version")
+                raise LostError(f"the server answers with the code {code}: it may be of a newer version")
 
     async def _check_committed(
         self, organization: str, vault: str, call: WriteCall, tx_id: str, sequence: int
@@ -275,9 +259,7 @@ class LedgerTransport:
         )
         if not is_ours or not proof.is_valid:
             return _build_proof_failure(tx_id, sequence)
-        return CommittedWrite(
-            Written(tx_id, sequence, record.sequence, record.height, record.log_time_ms, is_replay=True)
-        )
+        return Written(tx_id, sequence, record.sequence, record.height, record.log_time_ms, is_replay=True)
 
 
 def _build_proof_failure(tx_id: str, sequence: int) -> ProofFailure:

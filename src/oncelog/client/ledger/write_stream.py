@@ -1,6 +1,7 @@
-"""The writes of one scope, in asyncio: saves what the protocol says, sends what it says, and tells those who wait.
+"""The writes of one scope, in asyncio: saves and sends what the protocol says, and gives callers their outcomes.
 
-One task saves, and while it does others gather for the next time; each call to the server is a task of its own.
+One task saves, and while it does others gather for the next time. Another one waits before the next attempt. Each call
+to the server is a task of its own.
 """
 
 import asyncio
@@ -10,13 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from oncelog.client.ledger.entries import NoReply, QueuedWrite, SequenceGap, SettledWrite, WriteCall
+from oncelog.client.ledger.entries import QueuedWrite, SequenceGap, SettledWrite, WriteAnswer, WriteCall
 from oncelog.client.ledger.errors import ForgottenError
 from oncelog.client.ledger.protocol import LedgerProtocol
 from oncelog.client.ledger.runtime import LedgerRuntime, logger
 from oncelog.client.ledger.store import StoredScope
 from oncelog.client.ledger.values import Outcome, PendingWrite, Recovered
-from oncelog.client.runtime.backoff import Backoff, RetryPause, iterate_pauses_s, wait_for_store
+from oncelog.client.runtime.backoff import RetryPause, iterate_pauses_s, wait_for_store
+from oncelog.client.runtime.retry_task import RetryTask
 from oncelog.client.runtime.status import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
@@ -37,8 +39,8 @@ CONNECTION_POLL_S: Final = 0.1
 """Interval at which the stream checks whether a server that was away is back. Nothing is sent for that."""
 
 
-class WriteStream:
-    """One for a scope."""
+class WriteStream(RetryTask):
+    """Writes of one scope. The retry task waits while the protocol is paused."""
 
     def __init__(
         self,
@@ -47,31 +49,30 @@ class WriteStream:
         names: tuple[str, str],
         stored: StoredScope,
     ) -> None:
-        limits = runtime.limits
+        super().__init__(runtime, runtime.limits, runtime.random_source)
         self._names = names
         self._scope_id = stored.id
         self._runtime = runtime
         self._transport = transport
-        self._limits = limits
-        self._backoff = Backoff(limits, runtime.random_source)
-        self._protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=limits.in_flight_max)
-        self._unreported = {entry.number: entry for entry in stored.pending}
+        self._limits = runtime.limits
+        self._protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=runtime.limits.in_flight_max)
         self._by_key = {entry.key: entry for entry in stored.pending}
         self._bytes = sum(len(entry.body) for entry in stored.pending)
-        self._recovering = {entry.number: entry for entry in stored.pending}
-        self._recovered_writes: dict[int, Recovered] = {}
+        self._recovered = stored.pending
+        self._recovering = len(stored.pending)
+        """Recovered writes without an outcome."""
         self._has_recovered = False
         self._denied: dict[int, ServerRefusedError] = {}
-        self._waiters: dict[int, asyncio.Future[Outcome | None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
         self._save_event = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._pause_event = asyncio.Event()
         self._retry_after_ms = 0
         self._answered_at = time.monotonic()
         self._is_done = False
         self.last_error: str | None = None
-        """Why the last call came to nothing, as long as none has succeeded since."""
+        """Why the last call failed, as long as none has succeeded since."""
         self._save_task = runtime.start_task("save", self._save_changes)
+        self._pause_task = runtime.start_task("pause", self.run)
         runtime.end_calls.append(self._fail_waiters)
         self._advance()
 
@@ -113,16 +114,16 @@ class WriteStream:
         if time.monotonic() - self._answered_at > limits.idle_ms / 1000:
             protocol.request_state()
         entry = protocol.submit(key, operations, body, _get_now_ms())
-        self._unreported[entry.number] = self._by_key[key] = entry
+        self._by_key[key] = entry
         self._bytes += len(body)
         self._advance()
         return entry
 
-    def _get_waiter(self, entry: QueuedWrite) -> "asyncio.Future[Outcome | None]":
-        waiter = self._waiters.get(entry.number)
-        if waiter is None:
-            waiter = self._waiters[entry.number] = asyncio.get_running_loop().create_future()
-        return waiter
+    @staticmethod
+    def _get_waiter(entry: QueuedWrite) -> "asyncio.Future[Outcome | None]":
+        if entry.waiter is None:
+            entry.waiter = asyncio.get_running_loop().create_future()
+        return entry.waiter
 
     # --- how it stands
 
@@ -145,7 +146,7 @@ class WriteStream:
         return [_to_pending_write(entry) for entry in self._protocol.entries]
 
     async def wait_recovered(self) -> list[Recovered]:
-        """Waits until all writes of an earlier run have outcomes, and gives them in their order."""
+        """Wait until all writes of an earlier run have outcomes. Return them in their order."""
 
         def are_known() -> bool:
             self._check_remembered()
@@ -158,7 +159,7 @@ class WriteStream:
 
         await self._runtime.wait_until(are_known)
         self._has_recovered = True
-        return [recovered for _, recovered in sorted(self._recovered_writes.items())]
+        return [_to_recovered(entry, entry.outcome) for entry in self._recovered]
 
     async def resume(self, resend: bool | Collection[UUID]) -> list[Recovered]:
         """The application has decided what becomes of the pending writes. Gives what became of those sent again."""
@@ -182,7 +183,7 @@ class WriteStream:
         """Take a pending write back; see `LedgerScope.withdraw`."""
         self._runtime.check_open()
         entry = self._by_key.get(key)
-        if entry is None or entry.number not in self._unreported:
+        if entry is None or entry.is_reported:
             raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
         waiter = self._get_waiter(entry)
         is_final = self._protocol.withdraw(entry)
@@ -191,11 +192,17 @@ class WriteStream:
         await asyncio.shield(waiter)
         return is_final
 
+    def _build_forgotten_error(self) -> ForgottenError | None:
+        forgotten = self._protocol.forgotten
+        if forgotten is None:
+            return None
+        return ForgottenError(forgotten.last, forgotten.server_last, tuple(self.list_pending()))
+
     def _check_remembered(self) -> None:
         """Raises ForgottenError."""
-        forgotten = self._protocol.forgotten
-        if forgotten is not None:
-            raise ForgottenError(forgotten.last, forgotten.server_last, tuple(self.list_pending()))
+        error = self._build_forgotten_error()
+        if error is not None:
+            raise error
 
     # --- saving
 
@@ -225,37 +232,24 @@ class WriteStream:
     def _fail_withdrawn(self, entries: list[QueuedWrite], error: StoreError) -> None:
         for entry in entries:
             self._forget(entry)
-            self._fail_waiter(entry, error)
+            _give_outcome(entry, error)
 
     def _report_outcome(self, settled: SettledWrite) -> None:
-        """Once, though one that was written is told before it is saved and again when it is."""
+        """Report an outcome once: a committed write is reported before it is saved, and settled again after that."""
         entry, outcome = settled
-        if not self._forget(entry):
+        if entry.is_reported:
             return
+        self._forget(entry)
+        entry.outcome = outcome
         self._denied.pop(entry.number, None)
-        if self._recovering.pop(entry.number, None) is not None:
-            self._recovered_writes[entry.number] = _to_recovered(entry, outcome)
-        if isinstance(outcome, Exception):
-            self._fail_waiter(entry, outcome)
-            return
-        waiter = self._waiters.pop(entry.number, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(outcome)
+        self._recovering -= entry.is_recovered
+        _give_outcome(entry, outcome)
 
-    def _forget(self, entry: QueuedWrite) -> bool:
-        """False if it was before."""
-        if self._unreported.pop(entry.number, None) is not entry:
-            return False
+    def _forget(self, entry: QueuedWrite) -> None:
+        entry.is_reported = True
         self._bytes -= len(entry.body)
         if self._by_key.get(entry.key) is entry:  # its key may have been used again since
             del self._by_key[entry.key]
-        return True
-
-    def _fail_waiter(self, entry: QueuedWrite, error: Exception) -> None:
-        waiter = self._waiters.pop(entry.number, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
-            waiter.exception()  # whoever waited may have gone
 
     # --- sending
 
@@ -268,9 +262,10 @@ class WriteStream:
             self._report_outcome(settled)
         for entry, error in protocol.take_denied():
             self._denied[entry.number] = error
-            self._fail_waiter(entry, error)
-        if protocol.forgotten is not None:
-            self._fail_forgotten()
+            _give_outcome(entry, error)
+        forgotten_error = self._build_forgotten_error()
+        if forgotten_error is not None:
+            self._fail_all(forgotten_error)
         if protocol.was_adopted:
             protocol.was_adopted = False
             logger.warning("the server had forgotten this client in %s: its sequence begins anew", self._names)
@@ -283,44 +278,36 @@ class WriteStream:
             self._start_call(partial(self._send, call))
         if protocol.take_state_request():
             self._start_call(self._request_state)
-        if protocol.is_paused and self._timer is None:
-            self._start_pause()
-
-    def _fail_forgotten(self) -> None:
-        forgotten = self._protocol.forgotten
-        if forgotten is None or not self._waiters:
-            return
-        error = ForgottenError(forgotten.last, forgotten.server_last, tuple(self.list_pending()))
-        for entry in list(self._protocol.entries):
-            self._fail_waiter(entry, error)
+        if protocol.is_paused:
+            self._pause_event.set()
 
     def _start_call(self, work: Callable[[], Awaitable[None]]) -> None:
         task = self._runtime.start_task("call", work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
 
     async def _send(self, call: WriteCall) -> None:
-        answer = await self._transport.write(*self._names, call)
-        if isinstance(answer, NoReply):
-            self._record_no_answer(answer.reason, answer.retry_after_ms)
-        elif not isinstance(answer, SequenceGap) or self.last_error is None:
-            # While one is not taken for now those that were sent behind it find a gap: that is no end of it.
-            self._record_answer()
+        answer: WriteAnswer
+        try:
+            answer = await self._transport.write(*self._names, call)
+        except (LostError, ServerRefusedError) as error:
+            answer = error
+        match answer:
+            case LostError() | ServerRefusedError(is_transient=True):
+                self._record_no_answer(answer)
+            case SequenceGap() if self.last_error is not None:
+                pass  # while the server does not take one write, the writes sent behind it find a gap
+            case _:
+                self._record_answer()
         self._protocol.handle_answer(call, answer)
         self._advance()
 
     async def _request_state(self) -> None:
         try:
             state = await self._transport.get_client_state(*self._names, waits=False)
-        except LostError as error:
-            self._record_no_answer(str(error))
-            self._protocol.on_state_lost()
-        except ServerRefusedError as error:
-            self._record_no_answer(str(error), error.retry_after_ms)
-            if error.is_transient:
-                self._protocol.on_state_lost()
-            else:
-                self._protocol.on_state_denied(error)
+        except (LostError, ServerRefusedError) as error:
+            self._record_no_answer(error)
+            self._protocol.on_state_failed(error)
         else:
             self._record_answer()
             self._denied.clear()
@@ -334,67 +321,79 @@ class WriteStream:
         self._backoff.reset()
         self._answered_at = time.monotonic()
 
-    def _record_no_answer(self, reason: str, retry_after_ms: int = 0) -> None:
+    def _record_no_answer(self, error: LostError | ServerRefusedError) -> None:
         if self.last_error is None:
-            logger.warning("not answered, and to be sent again: %s", reason)
-        self.last_error = reason
-        self._retry_after_ms = max(self._retry_after_ms, retry_after_ms)
+            logger.warning("not answered, and to be sent again: %s", error)
+        self._record_error(str(error))
+        if isinstance(error, ServerRefusedError):
+            self._retry_after_ms = max(self._retry_after_ms, error.retry_after_ms)
 
-    def _start_pause(self) -> None:
-        """Until the next attempt. If the server is away that comes as soon as it is back.
+    def _record_error(self, error: str) -> None:
+        self.last_error = error
 
-        But not at once: a server that ends whenever it is asked would be asked all the time.
-        """
-        limits, random_source = self._limits, self._runtime.random_source
-        pause = RetryPause(min(self._retry_after_ms, limits.retry_after_ms_max), is_long=self._protocol.is_refused)
-        self._retry_after_ms = 0
-        pause_s = self._backoff.next_pause_s(pause)
-        first_s = pause_s
-        if not pause.is_long and not self._transport.is_connected:
-            reconnect_s = next(iterate_pauses_s(limits.reconnect_ms_max, limits.reconnect_ms_max, random_source))
-            first_s = max(min(pause_s, reconnect_s), pause.least_ms / 1000)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(first_s, self._poll_connection, loop.time() + pause_s)
-
-    def _poll_connection(self, until_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        left_s = until_s - loop.time()
-        if left_s > 0 and not self._transport.is_connected:
-            self._timer = loop.call_later(min(CONNECTION_POLL_S, left_s), self._poll_connection, until_s)
-        else:
-            self._end_pause()
+    # --- pauses
 
     def skip_pause(self) -> None:
         """End the pause before the next attempt, if there is one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._end_pause()
+        if self._protocol.is_paused:
+            super().skip_pause()
 
-    def _end_pause(self) -> None:
-        self._timer = None
+    async def _step(self) -> RetryPause:
+        """Wait until the protocol is paused."""
+        self._pause_event.clear()
+        if not self._protocol.is_paused:
+            await self._pause_event.wait()
+        retry_after_ms, self._retry_after_ms = self._retry_after_ms, 0
+        return RetryPause(min(retry_after_ms, self._limits.retry_after_ms_max), is_long=self._protocol.is_refused)
+
+    async def _wait(self, pause: RetryPause) -> None:
+        """Wait until the next attempt. If the server is away, that comes as soon as it is back.
+
+        But not at once: a server that ends whenever it is asked would be asked all the time.
+        """
+        loop, backoff, reconnect_ms_max = asyncio.get_running_loop(), self._backoff, self._limits.reconnect_ms_max
+        pause_s = poll_s = backoff.next_pause_s(pause)
+        end_s = loop.time() + pause_s
+        if not pause.is_long and not self._transport.is_connected:
+            reconnect_s = next(iterate_pauses_s(reconnect_ms_max, reconnect_ms_max, self._runtime.random_source))
+            poll_s = max(min(pause_s, reconnect_s), pause.least_ms / 1000)
+        while not await backoff.sleep(poll_s) and loop.time() < end_s and not self._transport.is_connected:
+            poll_s = min(CONNECTION_POLL_S, end_s - loop.time())
         self._protocol.release()
         self._advance()
 
     # --- ending
 
     async def close(self) -> None:
-        """Waits for the answers of what has been sent, but not long; what has none stays pending in the file."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._limits.close_timeout_ms / 1000)
-        await self._runtime.cancel_tasks(list(self._tasks))
+        """Wait for the answers to what was sent, at most `close_timeout_ms`. Writes without one stay in the file."""
+        await self._runtime.cancel_tasks([self._pause_task])
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=self._limits.close_timeout_ms / 1000)
+        await self._runtime.cancel_tasks(list(self._calls))
         self._is_done = True
         self._save_event.set()
         await asyncio.gather(self._save_task, return_exceptions=True)
         self._fail_waiters()
 
     def _fail_waiters(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for entry in list(self._protocol.entries):
-            self._fail_waiter(entry, self._runtime.end_error)
+        self._fail_all(self._runtime.end_error)
         self._runtime.wake_waiters()
+
+    def _fail_all(self, error: Exception) -> None:
+        for entry in list(self._protocol.entries):
+            _give_outcome(entry, error)
+
+
+def _give_outcome(entry: QueuedWrite, outcome: Outcome | Exception | None) -> None:
+    """Give an outcome, or an error, to the callers that wait for a write. Later callers can wait again."""
+    waiter, entry.waiter = entry.waiter, None
+    if waiter is None or waiter.done():
+        return
+    if isinstance(outcome, Exception):
+        waiter.set_exception(outcome)
+        waiter.exception()  # the callers may have gone
+    else:
+        waiter.set_result(outcome)
 
 
 def _get_now_ms() -> int:
