@@ -148,12 +148,11 @@ the store's thread, and must not use the client: that would wait for itself.
 """,
         twins=(
             Twin(
-                source="oncelog.client.events.submissions:Pending",
+                source="oncelog.client.events.outbox:Pending",
                 docstring="A submission in the outbox: the methods of `Pending`.",
                 base=_OBJECT,
                 holds="pending",
                 omits=frozenset({"check_accepted", "has_same_content", "settle"}),
-                attributes={"id": "str", "partitions": "tuple[str, ...]"},
                 timeouts=frozenset({"outcome"}),
             ),
             Twin(

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Final
 
 from oncelog.client.events.limits import ClientLimits
-from oncelog.client.events.submissions import Draft, Pending
 from oncelog.client.events.values import (
     Committed,
     Event,
@@ -22,11 +21,14 @@ from oncelog.lazy_names import import_lazily
 if TYPE_CHECKING:
     from oncelog.client.events.blocking import BlockingClient, BlockingPending
     from oncelog.client.events.client import Client
+    from oncelog.client.events.outbox import Draft, Pending
 
 _LATER: Final = {
     "BlockingClient": "oncelog.client.events.blocking",
     "BlockingPending": "oncelog.client.events.blocking",
     "Client": "oncelog.client.events.client",
+    "Draft": "oncelog.client.events.outbox",
+    "Pending": "oncelog.client.events.outbox",
 }
 """What a command that only speaks to a server does not need at its start: threads, SQLite, a client's store."""
 

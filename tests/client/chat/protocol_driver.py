@@ -4,8 +4,7 @@ import json
 from random import Random
 from typing import Any
 
-from oncelog.client.chat.change_set import ChangeSet
-from oncelog.client.chat.chat_state import ChatState
+from oncelog.client.chat.chat_state import ChangeSet, ChatState
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.values import ListedChat, OutboxMessage

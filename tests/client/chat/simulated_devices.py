@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from client.chat.model_chats import ModelConnection, ModelServer
-from oncelog.client.chat.change_set import ChangeSet
+from oncelog.client.chat.chat_state import ChangeSet
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.protocol import ChatPhase, ChatProtocol
 from oncelog.client.chat.store import ChatStore

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from client.chat.chat_clients import HERE, NOWHERE, client_of
-from oncelog.client.chat.change_set import ChangeSet, SettledMessage
+from oncelog.client.chat.chat_state import ChangeSet
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.chat.values import Member, Message, OutboxMessage, Refused, Sent
+from oncelog.client.chat.values import Member, Message, OutboxMessage, Refused, Sent, SettledMessage
 from oncelog.errors import (
     CanonicalError,
     ClosedError,

@@ -11,7 +11,9 @@ from random import Random
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from oncelog.client.events.submissions import Draft, prepare
+from msgspec import structs
+
+from oncelog.client.events.outbox import Draft, prepare
 from oncelog.client.events.values import OutboxEntry
 
 POISON = "poison"
@@ -22,8 +24,8 @@ REJECTED = "rejected"
 
 def entry_of(number: int, *partitions: str, kind: str = "counted", **members: Any) -> OutboxEntry:
     """Return an outbox entry, in partition `a` unless others are given."""
-    draft = Draft({"type": kind, "number": number, **members}, None, UUID(int=number))
-    return OutboxEntry(number, *prepare(draft, list(partitions or ("a",)), 10**6))
+    draft = Draft({"type": kind, "number": number, **members}, partitions or ("a",), UUID(int=number))
+    return structs.replace(prepare(draft, (), 10**6), number=number)
 
 
 def frame(kind: str, payload: Any, msg_id: str | int | None = None) -> str:

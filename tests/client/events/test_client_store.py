@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from client.events.model_server import entry_of
 from deadlines import WAIT_S
+from oncelog.client.events.outbox import Draft, prepare
 from oncelog.client.events.store import SCHEMA, ClientStore, StoredClient
-from oncelog.client.events.submissions import Draft, PreparedEvent, prepare
 from oncelog.client.events.values import Committed, Event, Fault, OutboxEntry, Refused, SetAside, SettledEntry
 from oncelog.errors import (
     CorruptError,
@@ -52,13 +53,13 @@ def opened(path: Path) -> Iterator[Callable[..., tuple[ClientStore, StoredClient
 Opened = Callable[..., tuple[ClientStore, StoredClient]]
 
 
-def prepared(number: int, **members: Any) -> PreparedEvent:
+def prepared(number: int, **members: Any) -> OutboxEntry:
     return prepare(Draft({"type": "t", "number": number, **members}, None, entry_of(number).id), ["a"], 10**6)
 
 
 def accept(store: ClientStore, *numbers: int) -> list[OutboxEntry]:
     entries = store.assign_numbers([prepared(number) for number in numbers])
-    store.save_outbox(entries, [], 1)
+    store.save_outbox(entries, [], [], 1)
     return entries
 
 
@@ -107,8 +108,8 @@ def test_outbox_is_loaded_in_order(opened: Opened) -> None:
 
 def test_expected_committed_id_is_stored(opened: Opened) -> None:
     store, _ = opened()
-    entries = store.assign_numbers([prepared(1)._replace(expected_committed_id=0)])
-    store.save_outbox(entries, [], 1)
+    entries = store.assign_numbers([structs.replace(prepared(1), expected_committed_id=0)])
+    store.save_outbox(entries, [], [], 1)
     assert opened()[1].outbox[0].expected_committed_id == 0
 
 
@@ -124,7 +125,7 @@ def test_generated_client_id_is_kept_until_another_is_given(opened: Opened) -> N
 def test_settled_entries_leave_the_outbox_and_rejections_stay_until_forgotten(opened: Opened) -> None:
     store, _ = opened()
     first, second, third = accept(store, 1, 2, 3)
-    store.save_outbox([], [SettledEntry(first, Committed(1, 2)), SettledEntry(third, REJECTED)], 77)
+    store.save_outbox([], [], [SettledEntry(first, Committed(1, 2)), SettledEntry(third, REJECTED)], 77)
     store, kept = opened()
     assert kept.outbox == [second]
     assert kept.refused == 1
@@ -132,30 +133,30 @@ def test_settled_entries_leave_the_outbox_and_rejections_stay_until_forgotten(op
     assert (rejection.id, rejection.partitions, rejection.outcome) == (third.id, ("a",), REJECTED)
     assert rejection.event == {"type": "t", "number": 3}
     assert rejection.rejected_at_ms == 77
-    assert store.forget_refused(["00000000-0000-0000-0000-00000000ffff"]) == 1
-    assert store.forget_refused([third.id]) == 0
+    assert store.save_outbox([], ["00000000-0000-0000-0000-00000000ffff"], [], 1) == 0
+    assert store.save_outbox([], [third.id], [], 1) == -1
     assert opened()[1].refused == 0
 
 
-def test_all_rejections_can_be_forgotten_at_once(opened: Opened) -> None:
+def test_several_refused_events_can_be_forgotten_at_once(opened: Opened) -> None:
     store, _ = opened()
     entries = accept(store, 1, 2)
-    store.save_outbox([], [SettledEntry(one, REJECTED) for one in entries], 1)
+    store.save_outbox([], [], [SettledEntry(one, REJECTED) for one in entries], 1)
     assert [one.id for one in store.load_refused()] == [one.id for one in entries]
-    assert store.forget_refused([]) == 0
+    assert store.save_outbox([], [one.id for one in entries], [], 1) == -2
     assert store.load_refused() == []
 
 
 def test_outbox_numbers_are_never_reused(opened: Opened) -> None:
     store, _ = opened()
     entries = accept(store, 1, 2)
-    store.save_outbox([], [SettledEntry(entries[0], Committed(1, 2)), SettledEntry(entries[1], REJECTED)], 1)
+    store.save_outbox([], [], [SettledEntry(entries[0], Committed(1, 2)), SettledEntry(entries[1], REJECTED)], 1)
     store, _ = opened()
     (third,) = accept(store, 3)
     assert third.number == 3
-    store.save_outbox([], [SettledEntry(third, Committed(3, 3))], 1)
+    store.save_outbox([], [], [SettledEntry(third, Committed(3, 3))], 1)
     store, _ = opened()
-    store.forget_refused([])
+    store.save_outbox([], [entries[1].id], [], 1)
     assert accept(store, 4)[0].number == 4
 
 
@@ -164,7 +165,7 @@ def test_outbox_write_is_atomic(opened: Opened) -> None:
     (first,) = accept(store, 1)
     (same,) = store.assign_numbers([prepared(1)])
     with pytest.raises(sqlite3.IntegrityError):
-        store.save_outbox([*store.assign_numbers([prepared(2)]), same], [SettledEntry(first, Committed(1, 1))], 1)
+        store.save_outbox([*store.assign_numbers([prepared(2)]), same], [], [SettledEntry(first, Committed(1, 1))], 1)
     assert opened()[1].outbox == [first]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 from uuid import UUID
 
 import pytest
@@ -16,6 +17,7 @@ from oncelog.client.events import store as store_module
 from oncelog.client.runtime import backoff
 from oncelog.errors import (
     CanonicalError,
+    ClientError,
     IdReusedError,
     LimitExceededError,
     SettingsError,
@@ -80,6 +82,18 @@ async def test_submissions_with_the_same_id_are_one_event_with_one_outcome(clien
     assert found.reason == "validation_failed"
     (rejection,) = await client.refused()
     assert (rejection.id, rejection.event) == (str(one), counted(3))
+
+
+async def test_refused_event_can_be_sent_again_under_its_id(client: Client) -> None:
+    refused = await client.submit(counted(1), expected_committed_id=9)
+    assert isinstance(await soon(refused.outcome()), Refused)
+    with pytest.raises(ClientError, match="there is no refused event x"):
+        await client.send_again("x")
+    again = await client.send_again(refused.id.upper())
+    assert (again.id, again.event) == (refused.id, counted(1))
+    assert client.status().refused == 0
+    assert await soon(again.outcome()) == Committed(1, ANY)
+    assert await client.refused() == []
 
 
 async def test_pending_id_with_another_event_is_refused() -> None:
@@ -209,12 +223,12 @@ async def test_failed_store_write_fails_all_submissions_of_the_same_id(monkeypat
     failures = iter(range(1))
     is_writing, may_fail = threading.Event(), threading.Event()
 
-    def fails_once(*arguments: Any) -> None:
+    def fails_once(*arguments: Any) -> int:
         if next(failures, None) is not None:
             is_writing.set()
             assert may_fail.wait(WAIT_S)
             raise StoreUnavailableError("the disk is full")
-        write(*arguments)
+        return write(*arguments)
 
     async with client_of(NOWHERE) as client:
         monkeypatch.setattr(store_module.ClientStore, "save_outbox", fails_once)

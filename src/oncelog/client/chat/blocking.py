@@ -47,7 +47,7 @@ class BlockingPending(BlockingObject):
     def client_message_id(self) -> str:
         """As `Pending.client_message_id`.
 
-        The same whatever happens, and over restarts.
+        Id of the message, which never changes.
         """
         return self._pending.client_message_id
 
@@ -55,7 +55,7 @@ class BlockingPending(BlockingObject):
     def chat_id(self) -> str:
         """As `Pending.chat_id`.
 
-        Where it goes.
+        Chat of the message.
         """
         return self._pending.chat_id
 
@@ -63,7 +63,7 @@ class BlockingPending(BlockingObject):
     def content(self) -> str:
         """As `Pending.content`.
 
-        For a user interface that shows it before it is sent.
+        Content, for a user interface that shows it before it is sent.
         """
         return self._pending.content
 
@@ -71,39 +71,37 @@ class BlockingPending(BlockingObject):
     def content_type(self) -> str:
         """As `Pending.content_type`.
 
-        Of the content.
+        Media type of the content.
         """
         return self._pending.content_type
-
-    @property
-    def result(self) -> Outcome | None:
-        """As `Pending.result`.
-
-        What became of it; None as long as that is not known.
-        """
-        return self._pending.result
-
-    def outcome(self, timeout_s: float | None = None) -> Outcome:
-        """As `Pending.outcome`.
-
-        Waits for what becomes of it, however long the server is away: Sent, or Refused.
-
-        Raises ClosedError if the client is closed before.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        return self._portal.call_with_timeout(timeout_s, self._pending.outcome)
 
     sent = alias_method("BlockingPending.sent", "outcome")
 
     def delivered(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.delivered`.
 
-        Waits until every other member of the chat has acknowledged it too. At once where it was refused.
+        Wait until every other member of the chat has acknowledged it too. Return at once if it was refused.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
         return self._portal.call_with_timeout(timeout_s, self._pending.delivered)
+
+    @property
+    def result(self) -> Outcome | None:
+        """As `Pending.result`.
+
+        The outcome; None as long as it is not known.
+        """
+        return self._pending.result
+
+    def outcome(self, timeout_s: float | None = None) -> Outcome:
+        """As `Pending.outcome`.
+
+        Wait for the outcome, however long the server is away. Raises ClosedError if the client is closed.
+
+        Raises TimeoutError if it takes longer than `timeout_s`.
+        """
+        return self._portal.call_with_timeout(timeout_s, self._pending.outcome)
 
 
 class BlockingChatClient(BlockingBaseClient):

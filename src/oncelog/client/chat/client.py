@@ -27,10 +27,9 @@ from oncelog.client.chat.delivery_counts import DeliveryCounts
 from oncelog.client.chat.http_calls import ChatHttpCalls
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.message_stream import MessageStream
-from oncelog.client.chat.outbox import Pending, check_chat_id, prepare
-from oncelog.client.chat.persister import OutboxChange, Persister, now_ms
+from oncelog.client.chat.outbox import Outbox, Pending, check_chat_id, prepare
 from oncelog.client.chat.protocol import ChatProtocol
-from oncelog.client.chat.runtime import ChatRuntime, MessageKey
+from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.timeline import to_line, to_pending_line, to_refused_line
 from oncelog.client.chat.values import (
@@ -55,8 +54,6 @@ from oncelog.client.runtime.websocket import Socket, normalize_url
 from oncelog.errors import (
     CanonicalError,
     ClientError,
-    IdReusedError,
-    LimitExceededError,
     SettingsError,
 )
 
@@ -120,12 +117,10 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         self._transport = wire or HttpChatTransport(self._http)
         self._random = chance or random.Random()  # noqa: S311 - for pauses
         self._wall_ms = wall_ms or _get_wall_ms
-        self._persister = Persister(self._runtime)
-        self._connector = ChatConnector(self._runtime, self._persister, self._transport, self._random, self._wall_ms)
-        self._persister.on_accepted = self._connector.wake
-        self._delivery_counts = DeliveryCounts(
-            self._runtime, self._persister, self._connector, self._calls, self._random
-        )
+        self._runtime.wake_tasks = self._wake_tasks
+        self._outbox = Outbox(self._runtime, self._new_pending, self._wake_connector)
+        self._connector = ChatConnector(self._runtime, self._outbox, self._transport, self._random, self._wall_ms)
+        self._delivery_counts = DeliveryCounts(self._runtime, self._outbox, self._connector, self._calls, self._random)
 
     # --- opening and closing
 
@@ -134,12 +129,10 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         kept = await runtime.call_store(runtime.store.open, self._device_id)
         protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._random)
         runtime.attach_protocol(protocol)
-        runtime.refused = dict(kept.refused)
-        runtime.pending = {
-            _get_key(entry): Pending(entry, self._delivery_counts.wait_until_delivered) for entry in kept.outbox
-        }
+        self._outbox.refused = dict(kept.refused)
+        self._outbox.load(kept.outbox)
         protocol.enqueue(kept.outbox, now_ms(), was_tried=True)
-        runtime.start_task("persist", self._persister.run)
+        runtime.start_task("save", self._outbox.run)
         runtime.start_task("connect", self._connector.run)
 
     async def _drain(self) -> None:
@@ -152,7 +145,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         await self._delivery_counts.close()
         try:
             if self._runtime.is_ready:
-                await self._persister.finish()
+                await self._outbox.finish()
         finally:
             await self._http.close()
 
@@ -177,29 +170,18 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         """
         self._runtime.check_open()
         draft = prepare(chat_id, content, content_type, client_message_id, self.limits, self._wall_ms())
-        known = self._runtime.pending.get(_get_key(draft))
-        if known is not None and not known.has_same_content(draft):
-            raise IdReusedError(f"another message waits under the id {draft.client_message_id}")
-        if known is not None:
-            await self._persister.accept(OutboxChange())  # it is on the disk when those before it are
-            known.check_accepted()
-            return known
-        return await self._accept(draft)
+        return (await self._outbox.submit([draft]))[0]
 
-    async def _accept(self, draft: OutboxMessage, withdrawn: Iterable[int] = ()) -> Pending:
-        if len(self._runtime.pending) >= self.limits.outbox_messages_max:
-            raise LimitExceededError("outbox_messages_max", self.limits.outbox_messages_max)
-        pending = self._runtime.pending[_get_key(draft)] = Pending(draft, self._delivery_counts.wait_until_delivered)
-        await self._persister.accept(OutboxChange([draft], list(withdrawn)))
-        return pending
+    def _new_pending(self, entry: OutboxMessage) -> Pending:
+        return Pending(entry, self._delivery_counts.wait_until_delivered)
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
         """All messages without an outcome, those of an earlier run too, in their order; of one chat, or of all."""
-        return [message for message in self._runtime.pending.values() if chat_id in (None, message.chat_id)]
+        return [message for message in self._outbox.pending.values() if chat_id in (None, message.chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
         """Messages that are not sent again, oldest first, until the application has seen to them."""
-        return [message for _, message in sorted(self._runtime.refused.items())]
+        return [message for _, message in sorted(self._outbox.refused.items())]
 
     async def send_again(self, client_message_id: UUID | str) -> Pending:
         """Takes a refused message into the outbox once more, under its id. Raises ClientError if there is none."""
@@ -208,18 +190,18 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         draft = OutboxMessage(
             0, message.client_message_id, message.chat_id, message.content, message.content_type, self._wall_ms()
         )
-        if _get_key(draft) in self._runtime.pending:
-            raise ClientError(f"the message {message.client_message_id} is on its way already")
-        return await self._accept(draft, [number])
+        if draft.identity in self._outbox.pending:
+            raise ClientError(f"the {draft} is on its way already")
+        return (await self._outbox.submit([draft], [number]))[0]
 
     async def forget_refused(self, *client_message_ids: UUID | str) -> None:
         """The application has seen to these; to all if none is named."""
         self._runtime.check_open()
         names = [str(item) for item in client_message_ids] or [item.client_message_id for item in self.refused()]
-        await self._persister.accept(OutboxChange((), [self._get_refused(name)[0] for name in names]))
+        await self._outbox.save((), [self._get_refused(name)[0] for name in names])
 
     def _get_refused(self, name: str) -> tuple[int, RefusedMessage]:
-        for number, message in self._runtime.refused.items():
+        for number, message in self._outbox.refused.items():
             if message.client_message_id == name.lower():
                 return number, message
         raise ClientError(f"there is no refused message {name}")
@@ -238,7 +220,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
             check_chat_id(chat_id)
         if after is not None:
             _check_sequence(after, "after")
-        return MessageStream(self._runtime, self._persister, chat_id, after)
+        return MessageStream(self._runtime, chat_id, after)
 
     def received(self, chat_id: str, sequence: int) -> None:
         """Acknowledges everything up to here: for an application that shows `lines` and does not loop over `messages`.
@@ -246,12 +228,10 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         What has not arrived cannot be received: then it counts up to what has.
         """
         _check_sequence(sequence, "sequence")
-        protocol = self._runtime.protocol
+        self._runtime.check_open()
         shown = self._runtime.progress.get(chat_id)
         if shown is not None:
-            protocol.mark_received(chat_id, min(sequence, shown.complete_to), shown.generation, now_ms())
-            self._persister.wake()
-            self._connector.wake()
+            self._runtime.mark_received(chat_id, min(sequence, shown.complete_to), shown.generation)
 
     async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """What a user interface shows of a chat: the last messages here, then own ones that have no place yet.
@@ -376,16 +356,19 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         return await self._delivery_counts.load_watermarks(chat_id)
 
     def _wake_tasks(self) -> None:
-        self._persister.wake()
+        self._outbox.wake()
         self._connector.wake()
         self._runtime.wake_waiters()
+
+    def _wake_connector(self) -> None:
+        self._connector.wake()
 
     # --- how it stands
 
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
         runtime, connector = self._runtime, self._connector
-        counts = len(runtime.pending), len(runtime.refused)
+        counts = len(self._outbox.pending), len(self._outbox.refused)
         if not runtime.is_ready or runtime.is_ended:
             return Status(
                 state=ConnectionState.CLOSED, pending=counts[0], refused=counts[1], last_error=runtime.failure_text
@@ -403,22 +386,18 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
             refused=counts[1],
             epoch=protocol.epoch,
             history_change=runtime.history_change,
-            last_error=self._persister.last_error or connector.last_error or protocol.block_reason,
+            last_error=self._outbox.last_error or connector.last_error or protocol.block_reason,
         )
 
     def _is_live(self) -> bool:
         """Whether everything that the server had is in the file."""
         protocol = self._runtime.protocol
-        return protocol.is_live and not protocol.has_changes and not self._persister.is_busy
+        return protocol.is_live and not protocol.has_changes and not self._outbox.is_busy
 
     def reconnect_now(self) -> None:
         """Ends the pause before the next attempt: the application knows that the network is back."""
         self._runtime.check_open()
         self._connector.skip_pause()
-
-
-def _get_key(entry: OutboxMessage) -> MessageKey:
-    return entry.chat_id, entry.client_message_id
 
 
 def _check_sequence(number: int, name: str) -> None:

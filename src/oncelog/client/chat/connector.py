@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from oncelog.client.chat.persister import Persister, now_ms
+from oncelog.client.chat.outbox import Outbox
 from oncelog.client.chat.protocol import WRONG_USER, ChatPhase, ChatProtocol
-from oncelog.client.chat.runtime import ChatRuntime
+from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.values import ListedChat
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.connector import ACCESS_DENIED_CODES, BaseConnector, ConnectionPart
@@ -39,14 +39,14 @@ class ChatConnector(BaseConnector):
     def __init__(
         self,
         runtime: ChatRuntime,
-        persister: Persister,
+        outbox: Outbox,
         transport: ChatTransport,
         random_source: random.Random,
         wall_ms: Callable[[], int],
     ) -> None:
         super().__init__(runtime, runtime.limits, random_source, may_renew_token=True)
         self._runtime = runtime
-        self._persister = persister
+        self._outbox = outbox
         self._transport = transport
         self._wall_ms = wall_ms
         self._reconnect_ms = 0
@@ -89,7 +89,7 @@ class ChatConnector(BaseConnector):
     def _process_changes(self) -> None:
         if self._runtime.last_protocol.phase is ChatPhase.READY:
             self._mark_admitted()
-        self._persister.wake()
+        self._outbox.wake()
         self.wake()
         self._runtime.wake_waiters()
 
@@ -102,7 +102,7 @@ class ChatConnector(BaseConnector):
             finally:
                 self._reconnect_ms = protocol.reconnect_ms
                 self._process_changes()
-            await self._persister.wait_for_capacity()
+            await self._outbox.wait_for_capacity()
 
     async def _run_timer(self, _socket: Socket) -> None:
         """Call the protocol when its time has come."""

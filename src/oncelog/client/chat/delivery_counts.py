@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from oncelog.client.chat.connector import ChatConnector
 from oncelog.client.chat.http_calls import ChatHttpCalls
-from oncelog.client.chat.persister import OutboxChange, Persister
+from oncelog.client.chat.outbox import Outbox
 from oncelog.client.chat.runtime import ChatRuntime
 from oncelog.client.chat.timeline import has_reached_all
 from oncelog.client.runtime.backoff import iterate_pauses_s
@@ -19,13 +19,13 @@ class DeliveryCounts:
     def __init__(
         self,
         runtime: ChatRuntime,
-        persister: Persister,
+        outbox: Outbox,
         connector: ChatConnector,
         calls: ChatHttpCalls,
         random_source: random.Random,
     ) -> None:
         self._runtime = runtime
-        self._persister = persister
+        self._outbox = outbox
         self._connector = connector
         self._calls = calls
         self._random = random_source
@@ -86,7 +86,7 @@ class DeliveryCounts:
         except (LostError, ProtocolError, ServerRefusedError):
             return False
         self._counted_connections[chat_id] = connection
-        await self._persister.accept(OutboxChange())  # it is told when it has been kept
+        await self._outbox.save()  # it is told when it has been kept
         return True
 
     def _is_counted(self, chat_id: str) -> bool:

@@ -3,7 +3,6 @@
 from collections import deque
 from typing import Final
 
-from oncelog.client.chat.persister import Persister, now_ms
 from oncelog.client.chat.runtime import ChatRuntime
 from oncelog.client.chat.values import Message
 from oncelog.errors import ClosedError, HistoryChangedError
@@ -18,9 +17,8 @@ class MessageStream:
     slow reader costs no memory.
     """
 
-    def __init__(self, runtime: ChatRuntime, persister: Persister, chat_id: str | None, after: int | None) -> None:
+    def __init__(self, runtime: ChatRuntime, chat_id: str | None, after: int | None) -> None:
         self._runtime = runtime
-        self._persister = persister
         self._chat_id = chat_id
         self._after = after
         self._cursors: dict[str, tuple[int, int]] = {}
@@ -55,9 +53,7 @@ class MessageStream:
         message, self._unacknowledged = self._unacknowledged, None
         if message is not None and not self._runtime.is_ended:
             generation = self._cursors[message.chat_id][1]
-            self._runtime.protocol.mark_received(message.chat_id, message.sequence, generation, now_ms())
-            self._persister.wake()
-            self._persister.on_accepted()
+            self._runtime.mark_received(message.chat_id, message.sequence, generation)
 
     async def _load_page(self) -> None:
         found: list[str] = []

@@ -1,13 +1,24 @@
-"""Own messages: what is to be sent, and what waits for its outcome."""
+"""The outbox of a chat client: own messages that wait for their outcomes."""
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 from uuid import UUID, uuid4
 
+from oncelog.client.chat.chat_state import ChangeSet
 from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.values import TEXT_PLAIN, OutboxMessage, Outcome, Sent
-from oncelog.client.runtime.pending_write import BasePending
+from oncelog.client.chat.runtime import ChatRuntime, now_ms
+from oncelog.client.chat.values import (
+    TEXT_PLAIN,
+    OutboxMessage,
+    Outcome,
+    Refused,
+    RefusedMessage,
+    Sent,
+    to_refused_message,
+)
+from oncelog.client.runtime.outbox import BaseOutbox, BasePending
 from oncelog.core.canonical import nfc
 from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
 from oncelog.deprecation import alias_method
@@ -72,57 +83,83 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-class Pending(BasePending[Outcome]):
-    """A message that lies in the outbox."""
+class Pending(BasePending[OutboxMessage, Outcome]):
+    """A message in the outbox."""
 
-    __slots__ = ("_entry", "_wait_until_delivered")
+    __slots__ = ("_wait_until_delivered",)
 
     def __init__(self, entry: OutboxMessage, wait_until_delivered: Callable[[str, int], Awaitable[None]]) -> None:
-        super().__init__()
-        self._entry = entry
+        super().__init__(entry)
         self._wait_until_delivered = wait_until_delivered
 
     @property
     def client_message_id(self) -> str:
-        """The same whatever happens, and over restarts."""
+        """Id of the message, which never changes."""
         return self._entry.client_message_id
 
     @property
     def chat_id(self) -> str:
-        """Where it goes."""
+        """Chat of the message."""
         return self._entry.chat_id
 
     @property
     def content(self) -> str:
-        """For a user interface that shows it before it is sent."""
+        """Content, for a user interface that shows it before it is sent."""
         return self._entry.content
 
     @property
     def content_type(self) -> str:
-        """Of the content."""
+        """Media type of the content."""
         return self._entry.content_type
-
-    @property
-    def result(self) -> Outcome | None:
-        """What became of it; None as long as that is not known."""
-        return self._get_result()
-
-    async def outcome(self) -> Outcome:
-        """Waits for what becomes of it, however long the server is away: Sent, or Refused.
-
-        Raises ClosedError if the client is closed before.
-        """
-        return await self._wait_for_outcome()
 
     sent = alias_method("Pending.sent", "outcome")
 
     async def delivered(self) -> Outcome:
-        """Waits until every other member of the chat has acknowledged it too. At once where it was refused."""
+        """Wait until every other member of the chat has acknowledged it too. Return at once if it was refused."""
         outcome = await self.outcome()
         if isinstance(outcome, Sent):
             await self._wait_until_delivered(self.chat_id, outcome.sequence)
         return outcome
 
-    def has_same_content(self, other: OutboxMessage) -> bool:
-        """Whether it has this content."""
-        return (self.content, self.content_type) == (other.content, other.content_type)
+
+class Outbox(BaseOutbox[OutboxMessage, Pending, ChangeSet]):
+    """Outbox of a chat client. Its task saves messages that arrive, too."""
+
+    def __init__(
+        self, runtime: ChatRuntime, new_pending: Callable[[OutboxMessage], Pending], on_saved: Callable[[], None]
+    ) -> None:
+        """`on_saved` is called when the protocol may have something new to send."""
+        limit = ("outbox_messages_max", runtime.limits.outbox_messages_max)
+        super().__init__(runtime, runtime.store, new_pending, count_max=limit)
+        self._runtime = runtime
+        self._on_saved = on_saved
+        self._capacity_event = asyncio.Event()
+        self.refused: dict[int, RefusedMessage] = {}
+        """Refused messages by their numbers."""
+
+    async def wait_for_capacity(self) -> None:
+        """Wait while too many messages wait to be saved."""
+        while self._runtime.last_protocol.message_count > self._runtime.limits.frames_max:
+            self._capacity_event.clear()
+            self.wake()
+            await self._capacity_event.wait()
+
+    def _take_changes(self) -> ChangeSet:
+        changes = self._runtime.last_protocol.take_changes()
+        self._capacity_event.set()
+        return changes
+
+    async def _write(self, entries: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
+        await self._runtime.call_store(self._runtime.store.save, entries, withdrawn, changes)
+
+    def _report(self, entries: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
+        for number in withdrawn:
+            self.refused.pop(number, None)
+        self._runtime.last_protocol.enqueue(entries, now_ms())
+        for entry, outcome in changes.settled:
+            if isinstance(outcome, Refused):
+                self._runtime.logger.warning("%s was refused: %s", entry, outcome.code)
+                self.refused[entry.number] = to_refused_message(entry, outcome)
+            self._settle(entry, outcome)
+        self._runtime.publish(changes)
+        self._on_saved()

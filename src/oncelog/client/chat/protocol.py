@@ -17,8 +17,7 @@ from typing import Final
 
 from oncelog.client.chat import codec
 from oncelog.client.chat.acknowledger import Acknowledger
-from oncelog.client.chat.change_set import ChangeSet, SettledMessage
-from oncelog.client.chat.chat_state import ChatState
+from oncelog.client.chat.chat_state import ChangeSet, ChatState
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.sender import MessageSender, to_own_message
 from oncelog.client.chat.sync_scheduler import SyncScheduler
@@ -35,6 +34,7 @@ from oncelog.client.chat.values import (
     Progress,
     Refused,
     Sent,
+    SettledMessage,
 )
 from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 from oncelog.errors import LostError, ServerRefusedError

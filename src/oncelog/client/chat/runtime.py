@@ -1,22 +1,24 @@
 """What the tasks of one client share: the file with its thread, what of it may be shown, and who is told of what."""
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from typing import Final
 
-from oncelog.client.chat.change_set import ChangeSet
+from oncelog.client.chat.chat_state import ChangeSet
 from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.outbox import Pending
 from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.chat.values import Delivery, HistoryChange, Refused, RefusedMessage, Update
+from oncelog.client.chat.values import Delivery, HistoryChange, Update
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import ClientRuntime
-from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.client.chat")
-MessageKey = tuple[str, str]
-"""Of an own message: its chat and its id."""
+
+
+def now_ms() -> int:
+    """Return the time of the clock that never jumps."""
+    return time.monotonic_ns() // 1_000_000
 
 
 class StoredProgress:
@@ -38,14 +40,14 @@ class ChatRuntime(ClientRuntime):
         self.store = store
         self.limits = limits
         self.progress: dict[str, StoredProgress] = {}
-        self.pending: dict[MessageKey, Pending] = {}
-        self.refused: dict[int, RefusedMessage] = {}
-        """By their numbers in the outbox."""
         self.watermarks: dict[str, dict[str, int]] = {}
         """Of the chats that somebody has asked about."""
         self.history_change: HistoryChange | None = None
+        self.wake_tasks: Callable[[], None] = self.wake_waiters
+        """Wakes the tasks after a call that changes the protocol. The client sets it."""
         self._streams: list[BoundedStream[Update]] = []
         self._open_protocol: ChatProtocol | None = None
+        self.end_calls.append(self._end_streams)
 
     @property
     def protocol(self) -> ChatProtocol:
@@ -72,12 +74,9 @@ class ChatRuntime(ClientRuntime):
         self._streams.append(stream)
         return stream
 
-    def on_end(self, error: OncelogError | None) -> None:
-        """End readers of updates and callers that wait for outcomes."""
+    def _end_streams(self) -> None:
         for stream in list(self._streams):
-            stream.finish(error)
-        for pending in self.pending.values():
-            pending.settle(self.end_error)
+            stream.finish(self.failure_error)
 
     def publish(self, changes: ChangeSet) -> None:
         """It lies in the file: tells everybody whom it concerns."""
@@ -86,31 +85,18 @@ class ChatRuntime(ClientRuntime):
             self.watermarks.pop(chat_id, None)
         for chat_id, _, complete_to, _, _ in changes.chats.values():
             self.progress.setdefault(chat_id, StoredProgress()).complete_to = complete_to
-        self._settle(changes)
         changes.updates += self._update_watermarks(changes)
         for update in changes.updates:
             if isinstance(update, HistoryChange):
                 self.history_change = update
-        self.notify(changes.updates)
-
-    def notify(self, updates: Sequence[Update]) -> None:
-        """To all who read updates, and all who wait for something."""
         for stream in list(self._streams):
-            stream.put(updates)
+            stream.put(changes.updates)
         self.wake_waiters()
 
-    def _settle(self, changes: ChangeSet) -> None:
-        for settled in changes.settled:
-            entry, outcome = settled.entry, settled.outcome
-            if isinstance(outcome, Refused):
-                logger.warning("message %s was refused: %s", entry.client_message_id, outcome.code)
-                self.refused[entry.number] = RefusedMessage(
-                    entry.client_message_id, entry.chat_id, entry.content, entry.content_type, entry.accepted_at_ms,
-                    outcome,
-                )  # fmt: skip
-            pending = self.pending.pop((entry.chat_id, entry.client_message_id), None)
-            if pending is not None:
-                pending.settle(outcome)
+    def mark_received(self, chat_id: str, sequence: int, generation: int) -> None:
+        """The application has received everything up to here, of the history with this number."""
+        self.last_protocol.mark_received(chat_id, sequence, generation, now_ms())
+        self.wake_tasks()
 
     def _update_watermarks(self, changes: ChangeSet) -> list[Update]:
         """What is known of others. Gives what of it nobody has been told."""

@@ -5,15 +5,16 @@ All of it lies in one SQLite file of its own. Everything here blocks, and is cal
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
-from oncelog.client.chat.change_set import ChangeSet, SettledMessage
-from oncelog.client.chat.chat_state import ChatState
-from oncelog.client.chat.values import Message, OutboxMessage, Refused, RefusedMessage
-from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.client.chat.chat_state import ChangeSet, ChatState
+from oncelog.client.chat.values import Message, OutboxMessage, Refused, RefusedMessage, to_refused_message
+from oncelog.client.runtime.outbox import OutboxStore
+from oncelog.client.runtime.store_file import StoreSchema
 from oncelog.errors import SettingsError
 
 SCHEMA: Final = StoreSchema("chat client", "oncelog.client.chat", 1, application_id=0x4F4C4343)  # "OLCC"
@@ -31,12 +32,11 @@ class StoredChatClient(Struct, frozen=True):
     refused: list[tuple[int, RefusedMessage]]
 
 
-class ChatStore:
-    """One file, open in one process."""
+class ChatStore(OutboxStore):
+    """The file of one client."""
 
     def __init__(self, path: str) -> None:
-        self._file = StoreFile(path, SCHEMA)
-        self._next_number = 1
+        super().__init__(path, SCHEMA)
 
     # --- opening and closing
 
@@ -64,40 +64,27 @@ class ChatStore:
         outbox = [OutboxMessage(*row) for row in connection.execute(SQL["outbox"])]
         return StoredChatClient(user_id, known, epoch, chats, outbox, self._load_refused(connection))
 
-    def close(self) -> None:
-        """Lets go of the file."""
-        self._file.close()
-
     # --- writing
-
-    def assign_numbers(self, drafts: Sequence[OutboxMessage]) -> list[OutboxMessage]:
-        """The same with the next numbers: they are the outbox's once `save` has saved them."""
-        first = self._next_number
-        self._next_number += len(drafts)
-        return [
-            OutboxMessage(
-                number, draft.client_message_id, draft.chat_id, draft.content, draft.content_type, draft.accepted_at_ms
-            )
-            for number, draft in enumerate(drafts, first)
-        ]
 
     def save(self, accepted: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
         """Takes messages into the outbox, and keeps what has come. On return what must not be lost is on the disk.
 
         `withdrawn` are numbers of refused messages that the application has seen to.
         """
-        refused = [settled for settled in changes.settled if isinstance(settled.outcome, Refused)]
+        refused = [
+            (*astuple(entry), *astuple(outcome)) for entry, outcome in changes.settled if isinstance(outcome, Refused)
+        ]
         # The rest comes again from the server if a crash loses it, all of it together.
         is_durable = bool(accepted or withdrawn or refused or changes.is_reset or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
-            connection.executemany(SQL["accept"], [_to_entry_row(settled) for settled in accepted])
+            connection.executemany(SQL["accept"], map(astuple, accepted))
             connection.executemany(SQL["forget_refused"], [(number,) for number in withdrawn])
             self._delete_reset(connection, changes)
             if changes.user_and_epoch is not None:
                 connection.execute(SQL["save_client"], changes.user_and_epoch)
-            connection.executemany(SQL["save_message"], [_to_message_row(settled) for settled in changes.messages])
-            connection.executemany(SQL["save_chat"], list(changes.chats.values()))
-            connection.executemany(SQL["refuse"], [_to_refused_row(settled) for settled in refused])
+            connection.executemany(SQL["save_message"], map(astuple, changes.messages))
+            connection.executemany(SQL["save_chat"], changes.chats.values())
+            connection.executemany(SQL["refuse"], refused)
             connection.executemany(SQL["settle"], [(settled.entry.number,) for settled in changes.settled])
             self._save_watermarks(connection, changes)
 
@@ -160,30 +147,6 @@ class ChatStore:
     @staticmethod
     def _load_refused(connection: sqlite3.Connection) -> list[tuple[int, RefusedMessage]]:
         return [
-            (row[0], RefusedMessage(row[1], row[2], row[3], row[4], row[5], Refused(row[6], row[7], bool(row[8]))))
-            for row in connection.execute(SQL["refused"])
+            (number, to_refused_message(OutboxMessage(number, *message), Refused(code, reason, bool(was_tried))))
+            for number, *message, code, reason, was_tried in connection.execute(SQL["refused"])
         ]
-
-
-def _to_entry_row(entry: OutboxMessage) -> tuple[Any, ...]:
-    content = (entry.content, entry.content_type)
-    return entry.number, entry.client_message_id, entry.chat_id, *content, entry.accepted_at_ms
-
-
-def _to_refused_row(settled: SettledMessage) -> tuple[Any, ...]:
-    refused = settled.outcome
-    assert isinstance(refused, Refused)  # noqa: S101 - it was looked at before
-    return *_to_entry_row(settled.entry), refused.code, refused.message, refused.was_tried
-
-
-def _to_message_row(message: Message) -> tuple[Any, ...]:
-    return (
-        message.chat_id,
-        message.sequence,
-        message.message_id,
-        message.sender_id,
-        message.client_message_id,
-        message.content,
-        message.content_type,
-        message.created_at,
-    )

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.client.events.values import Number
+from oncelog.client.runtime.entries import BaseEntry, Settled
 from oncelog.client.runtime.status import BaseStatus
 
 EXPIRED: Final = "EXPIRED"
@@ -57,17 +58,31 @@ class Refused(Struct, frozen=True):
 Outcome = Sent | Refused
 
 
-class OutboxMessage(Struct, frozen=True, gc=False):
-    """A message in the outbox."""
+class OutboxMessage(BaseEntry, frozen=True, gc=False):
+    """A message in the outbox. Those of one chat are sent in the order of their numbers."""
 
-    number: int
-    """Its place there: those of one chat are sent in this order."""
     client_message_id: str
     chat_id: str
     content: str
     content_type: str
     accepted_at_ms: int
     """By the clock of this machine."""
+
+    def __str__(self) -> str:
+        return f"message {self.client_message_id}"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Chat and id."""
+        return self.chat_id, self.client_message_id
+
+    @property
+    def equality_key(self) -> tuple[str, str]:
+        """What two submissions of one message must have in common."""
+        return self.content, self.content_type
+
+
+SettledMessage = Settled[OutboxMessage, Outcome]
 
 
 class RefusedMessage(Struct, frozen=True):
@@ -79,6 +94,13 @@ class RefusedMessage(Struct, frozen=True):
     content_type: str
     accepted_at_ms: int
     outcome: Refused
+
+
+def to_refused_message(entry: OutboxMessage, outcome: Refused) -> RefusedMessage:
+    """Return a refused entry of the outbox, as the application sees it."""
+    return RefusedMessage(
+        entry.client_message_id, entry.chat_id, entry.content, entry.content_type, entry.accepted_at_ms, outcome
+    )
 
 
 class Mark(Enum):

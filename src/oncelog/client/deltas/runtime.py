@@ -8,7 +8,6 @@ from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.store import DeltasStore, Replacement
 from oncelog.client.deltas.values import Change
 from oncelog.client.runtime.client import ClientRuntime
-from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
@@ -21,11 +20,11 @@ class DeltasRuntime(ClientRuntime):
         self.store = store
         self.limits = limits
         self.streams: list[ChangeStream] = []
+        self.end_calls.append(self._end_streams)
 
-    def on_end(self, error: OncelogError | None) -> None:
-        """End readers of changes."""
+    def _end_streams(self) -> None:
         for stream in list(self.streams):
-            stream.finish(error)
+            stream.finish(self.failure_error)
 
     def publish_changes(self, changes: list[Change]) -> None:
         """To all who read changes, and all who wait for something."""

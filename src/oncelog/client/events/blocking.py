@@ -19,8 +19,8 @@ from oncelog.blocking_base import BlockingObject
 from oncelog.client.events.blocking_base import BlockingEventsBase, wrap_handler
 from oncelog.client.events.client import Client
 from oncelog.client.events.limits import ClientLimits
+from oncelog.client.events.outbox import Draft, Pending
 from oncelog.client.events.store import Apply, Reset
-from oncelog.client.events.submissions import Draft, Pending
 from oncelog.client.events.values import Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.tokens import Token
 from oncelog.client.runtime.websocket import Transport
@@ -38,19 +38,25 @@ class BlockingPending(BlockingObject):
 
     @property
     def id(self) -> str:
-        """As `Pending.id`."""
+        """As `Pending.id`.
+
+        Id of the event.
+        """
         return self._pending.id
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """As `Pending.partitions`."""
+        """As `Pending.partitions`.
+
+        Partitions of the event.
+        """
         return self._pending.partitions
 
     @property
     def event(self) -> dict[str, Any]:
         """As `Pending.event`.
 
-        What was submitted, for a user interface that shows it before it is committed.
+        A copy of the event, for a user interface that shows it before it is committed.
         """
         return self._pending.event
 
@@ -58,14 +64,14 @@ class BlockingPending(BlockingObject):
     def result(self) -> Outcome | None:
         """As `Pending.result`.
 
-        What became of it; None as long as that is not known.
+        The outcome; None as long as it is not known.
         """
         return self._pending.result
 
     def outcome(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.outcome`.
 
-        Waits for what becomes of it, however long the server is away. Raises ClosedError if the client is closed.
+        Wait for the outcome, however long the server is away. Raises ClosedError if the client is closed.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
@@ -176,6 +182,16 @@ class BlockingClient(BlockingEventsBase):
         Remove refused submissions that the application has seen to; all of them if no id is given.
         """
         self._portal.call(self._client.forget_refused, *ids)
+
+    def send_again(self, id: UUID | str) -> BlockingPending:
+        """As `Client.send_again`.
+
+        Take a refused event into the outbox once more, under its id and without an expected committed id.
+
+        Raises ClientError if no event with this id is refused, and what `submit` raises.
+        """
+        portal = self._portal
+        return BlockingPending(portal.call(self._client.send_again, id), portal)
 
     rejected = alias_method("BlockingClient.rejected", "refused")
 

@@ -20,11 +20,10 @@ from oncelog.client.events.connector import Connector
 from oncelog.client.events.deliverer import Deliverer
 from oncelog.client.events.handlers import EventHandler, EventHandlers, get_handler_name
 from oncelog.client.events.limits import ClientLimits
-from oncelog.client.events.outbox import Outbox
+from oncelog.client.events.outbox import Draft, Outbox, Pending
 from oncelog.client.events.protocol import EventsPhase
 from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
-from oncelog.client.events.submissions import Draft, Pending
 from oncelog.client.events.values import Event, HistoryChange, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import (
@@ -40,7 +39,7 @@ from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import Transport, WebSocketTransport, normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method, warn_renamed
-from oncelog.errors import SettingsError
+from oncelog.errors import ClientError, SettingsError
 
 _STATE_BY_PHASE: Final = {
     EventsPhase.NONE: ConnectionState.OFFLINE,
@@ -111,7 +110,10 @@ class Client(BaseClient[EventsRuntime, Status]):
 
     async def _open(self) -> None:
         runtime = self._runtime
-        runtime.load(await runtime.call_store(runtime.store.open, self._requested_id, self.partitions, self._reset))
+        stored = await runtime.call_store(runtime.store.open, self._requested_id, self.partitions, self._reset)
+        runtime.load(stored)
+        self._outbox.load(stored.outbox)
+        self._outbox.refused_count = stored.refused
         runtime.start_task("connect", self._connector.run)
         runtime.start_task("save", self._outbox.run)
         runtime.start_task("report", self._report_changes)
@@ -168,11 +170,11 @@ class Client(BaseClient[EventsRuntime, Status]):
     async def submit_many(self, drafts: Iterable[Draft]) -> list[Pending]:
         """Takes several into the outbox, all or none, in this order."""
         self._runtime.check_open()
-        return await self._outbox.submit(drafts, self.partitions)
+        return await self._outbox.submit_drafts(drafts)
 
     def pending(self) -> list[Pending]:
         """All submissions without an outcome, those of an earlier run too."""
-        return list(self._runtime.pending.values())
+        return list(self._outbox.pending.values())
 
     async def refused(self) -> list[RefusedEvent]:
         """Return the submissions that the server has refused for good, oldest first, until `forget_refused`."""
@@ -180,10 +182,20 @@ class Client(BaseClient[EventsRuntime, Status]):
 
     async def forget_refused(self, *ids: UUID | str) -> None:
         """Remove refused submissions that the application has seen to; all of them if no id is given."""
-        runtime = self._runtime
-        names = [str(one).lower() for one in ids]
-        runtime.refused_count = await runtime.call_store(runtime.store.forget_refused, names)
-        runtime.wake_waiters()
+        self._runtime.check_open()
+        await self._outbox.save((), [str(one).lower() for one in ids] or [one.id for one in await self.refused()])
+
+    async def send_again(self, id: UUID | str) -> Pending:  # noqa: A002 - as above
+        """Take a refused event into the outbox once more, under its id and without an expected committed id.
+
+        Raises ClientError if no event with this id is refused, and what `submit` raises.
+        """
+        self._runtime.check_open()
+        found = [one for one in await self.refused() if one.id == str(id).lower()]
+        if not found:
+            raise ClientError(f"there is no refused event {id}")
+        draft = Draft(found[-1].event, found[-1].partitions, found[-1].id)
+        return (await self._outbox.submit_drafts([draft], [found[-1].id]))[0]
 
     rejected = alias_method("Client.rejected", "refused")
     forget_all_rejected = alias_method("Client.forget_all_rejected", "forget_refused")
@@ -269,8 +281,8 @@ class Client(BaseClient[EventsRuntime, Status]):
         """How the client stands, for a user interface."""
         runtime = self._runtime
         kept = {
-            "pending": len(runtime.pending),
-            "refused": runtime.refused_count,
+            "pending": len(self._outbox.pending),
+            "refused": self._outbox.refused_count,
             "set_aside": runtime.set_aside_count,
             "cursor": runtime.cursor,
         }

@@ -1,84 +1,113 @@
-"""The outbox: submissions without an outcome, and the task that saves them before they are sent."""
+"""The outbox of a client of events: drafts, and submissions that wait for their outcomes."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+import msgspec
 
 from oncelog.client.events.runtime import EventsRuntime
-from oncelog.client.events.submissions import Draft, Pending, PreparedEvent, prepare
-from oncelog.client.events.values import Refused, SettledEntry
-from oncelog.client.runtime.persister import BasePersister
-from oncelog.errors import IdReusedError, LimitExceededError
+from oncelog.client.events.values import OutboxEntry, Outcome, Refused, SettledEntry
+from oncelog.client.runtime.outbox import BaseOutbox, BasePending
+from oncelog.core.builders import event as submission_of
+from oncelog.core.canonical import INTEGER_MAX, JsonValue
+from oncelog.errors import CanonicalError
 
 
-class Outbox(BasePersister[Sequence[PreparedEvent], list[SettledEntry]]):
+class Draft(NamedTuple):
+    """An event to submit."""
+
+    event: JsonValue
+    partitions: Sequence[str] | None = None
+    """None for the partition of the client, if it has only one."""
+    id: UUID | str | None = None
+    """None for a new one. A caller that may submit the same event again must give it an id."""
+    expected_committed_id: int | None = None
+
+
+def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> OutboxEntry:
+    """Return an entry without a number. `partitions` are those of the client.
+
+    Raises CanonicalError for a value that cannot be an event, or an event that is too large, and ValueError if the
+    draft has no partitions and the client several.
+    """
+    expected = draft.expected_committed_id
+    if expected is not None and (type(expected) is not int or not 0 <= expected <= INTEGER_MAX):
+        raise CanonicalError("$.expected_committed_id", f"must be a whole number from 0 to {INTEGER_MAX}")
+    if draft.partitions is None and len(partitions) != 1:
+        raise ValueError(f"partitions must be given: the client follows {len(partitions)}, not one")
+    own = list(partitions) if draft.partitions is None else draft.partitions
+    submission = submission_of(uuid4() if draft.id is None else draft.id, draft.event, own)
+    if len(submission.body) > body_bytes_max:
+        reason = f"must have at most {body_bytes_max} bytes (body_bytes_max), not {len(submission.body)}"
+        raise CanonicalError("$.event", reason)
+    digits = submission.key.hex()
+    text = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return OutboxEntry(
+        0, text, submission.key, submission.partitions, submission.body, submission.fingerprint, expected
+    )
+
+
+class Pending(BasePending[OutboxEntry, Outcome]):
+    """A submission in the outbox."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> str:
+        """Id of the event."""
+        return self._entry.id
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Partitions of the event."""
+        return self._entry.partitions
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """A copy of the event, for a user interface that shows it before it is committed."""
+        event: dict[str, Any] = msgspec.json.decode(self._entry.body)
+        return event
+
+
+class Outbox(BaseOutbox[OutboxEntry, Pending, list[SettledEntry]]):
     """Outbox of a client of events."""
 
     def __init__(self, runtime: EventsRuntime, on_saved: Callable[[], None]) -> None:
         """`on_saved` is called when there may be something new to send."""
-        super().__init__(runtime)
+        limits = runtime.limits
+        super().__init__(
+            runtime,
+            runtime.store,
+            Pending,
+            count_max=("outbox_events_max", limits.outbox_events_max),
+            bytes_max=("outbox_bytes_max", limits.outbox_bytes_max),
+        )
         self._runtime = runtime
         self._on_saved = on_saved
+        self.refused_count = 0
 
-    async def submit(self, drafts: Iterable[Draft], partitions: Sequence[str]) -> list[Pending]:
-        """Accept all or none. Return when they are on the disk, as are those before them with the same ids."""
-        runtime, limits = self._runtime, self._runtime.limits
-        found: list[Pending] = []
-        new: dict[str, tuple[PreparedEvent, Pending]] = {}
-        for draft in drafts:
-            prepared = prepare(draft, _get_partitions(draft, partitions), limits.body_bytes_max)
-            pending = runtime.pending.get(prepared.id) or new.get(prepared.id, (None, None))[1]
-            if pending is None:
-                pending = Pending(prepared)
-                new[prepared.id] = (prepared, pending)
-            elif not pending.has_same_content(prepared):
-                raise IdReusedError(f"another event waits under the id {prepared.id}")
-            found.append(pending)
-        if len(runtime.pending) + len(new) > limits.outbox_events_max:
-            raise LimitExceededError("outbox_events_max", limits.outbox_events_max)
-        size = sum(len(prepared.body) for prepared, _ in new.values())
-        if runtime.outbox_bytes + size > limits.outbox_bytes_max:
-            raise LimitExceededError("outbox_bytes_max", limits.outbox_bytes_max)
-        runtime.pending.update({prepared.id: pending for prepared, pending in new.values()})
-        runtime.outbox_bytes += size
-        await self.accept([prepared for prepared, _ in new.values()])
-        for pending in found:
-            pending.check_accepted()
-        return found
+    async def submit_drafts(self, drafts: Iterable[Draft], withdrawn: Sequence[str] = ()) -> list[Pending]:
+        """Accept all drafts or none, as `submit` does."""
+        runtime = self._runtime
+        body_bytes_max = runtime.limits.body_bytes_max
+        return await self.submit([prepare(draft, runtime.partitions, body_bytes_max) for draft in drafts], withdrawn)
 
     def _take_changes(self) -> list[SettledEntry]:
         return self._runtime.protocol.take_settled()
 
-    async def _save(self, accepted: Sequence[Sequence[PreparedEvent]], changes: list[SettledEntry]) -> None:
-        runtime = self._runtime
-        entries = runtime.store.assign_numbers([prepared for group in accepted for prepared in group])
-        if entries or changes or self.last_error is not None:
-            await runtime.call_store(runtime.store.save_outbox, entries, changes, time.time_ns() // 1_000_000)
-        runtime.protocol.enqueue(entries)
-        for one in changes:
-            if isinstance(one.outcome, Refused):
-                runtime.refused_count += 1
-                runtime.logger.warning("%s was refused: %s", one.entry.id, one.outcome)
-            pending = self._forget(one.entry.id, one.entry.body)
-            if pending is not None:
-                pending.settle(one.outcome)
+    async def _write(
+        self, entries: Sequence[OutboxEntry], withdrawn: Sequence[str], changes: list[SettledEntry]
+    ) -> None:
+        store, now_ms = self._runtime.store, time.time_ns() // 1_000_000
+        self.refused_count += await self._runtime.call_store(store.save_outbox, entries, withdrawn, changes, now_ms)
+
+    def _report(self, entries: Sequence[OutboxEntry], withdrawn: Sequence[str], changes: list[SettledEntry]) -> None:
+        del withdrawn
+        self._runtime.protocol.enqueue(entries)
+        for entry, outcome in changes:
+            if isinstance(outcome, Refused):
+                self._runtime.logger.warning("the %s was refused: %s", entry, outcome)
+            self._settle(entry, outcome)
         self._on_saved()
-
-    def _reject(self, submitted: Sequence[PreparedEvent], error: Exception) -> None:
-        for prepared in submitted:
-            pending = self._forget(prepared.id, prepared.body)
-            if pending is not None:
-                pending.settle(error)
-
-    def _forget(self, submission_id: str, body: bytes) -> Pending | None:
-        pending = self._runtime.pending.pop(submission_id, None)
-        if pending is not None:
-            self._runtime.outbox_bytes -= len(body)
-        return pending
-
-
-def _get_partitions(draft: Draft, partitions: Sequence[str]) -> Sequence[str]:
-    if draft.partitions is not None:
-        return draft.partitions
-    if len(partitions) != 1:
-        raise ValueError(f"partitions must be given: the client follows {len(partitions)}, not one")
-    return list(partitions)

@@ -7,9 +7,8 @@ from oncelog.client.events.handlers import EventHandlers
 from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.store import Apply, ClientStore, StoredClient
-from oncelog.client.events.submissions import Pending
 from oncelog.client.runtime.client import ClientRuntime
-from oncelog.errors import ClosedError, OncelogError
+from oncelog.errors import ClosedError
 
 logger: Final = logging.getLogger("oncelog.client")
 
@@ -26,12 +25,10 @@ class EventsRuntime(ClientRuntime):
         self.partitions = partitions
         self.apply = apply
         self.handlers = EventHandlers()
-        self.pending: dict[str, Pending] = {}
-        self.outbox_bytes = 0
+        self.end_calls.append(self.handlers.close)
         self.cursor = 0
         """Everything up to this committed id has been handed over."""
         self.epoch = ""
-        self.refused_count = 0
         self.set_aside_count = 0
         self._open_protocol: EventsProtocol | None = None
 
@@ -59,16 +56,7 @@ class EventsRuntime(ClientRuntime):
     def load(self, stored: StoredClient) -> None:
         """Start from what the store has."""
         self.cursor, self.epoch = stored.cursor, stored.epoch
-        self.refused_count, self.set_aside_count = stored.refused, stored.set_aside
-        self.pending = {entry.id: Pending(entry) for entry in stored.outbox}
-        self.outbox_bytes = sum(len(entry.body) for entry in stored.outbox)
+        self.set_aside_count = stored.set_aside
         self._open_protocol = EventsProtocol(stored.client_id, self.partitions, stored.cursor, stored.epoch)
         self._open_protocol.wants_events = self.has_handlers
         self._open_protocol.enqueue(stored.outbox)
-
-    def on_end(self, error: OncelogError | None) -> None:
-        """End loops over events and callers that wait for outcomes."""
-        del error
-        self.handlers.close()
-        for pending in self.pending.values():
-            pending.settle(self.end_error)

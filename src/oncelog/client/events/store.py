@@ -16,10 +16,10 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from oncelog.client.events.submissions import PreparedEvent
 from oncelog.client.events.values import Event, OutboxEntry, Refused, RefusedEvent, SetAside, SettledEntry
 from oncelog.client.runtime.client import describe_error
-from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.client.runtime.outbox import OutboxStore
+from oncelog.client.runtime.store_file import StoreSchema
 from oncelog.errors import PartitionsChangedError
 
 SCHEMA: Final = StoreSchema(
@@ -48,12 +48,11 @@ class StoredClient(Struct, frozen=True):
     set_aside: int
 
 
-class ClientStore:
-    """One file, open in one process."""
+class ClientStore(OutboxStore):
+    """The file of one client."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = StoreFile(path, SCHEMA)
-        self._next_number = 1
+        super().__init__(path, SCHEMA)
 
     # --- opening and closing
 
@@ -86,26 +85,23 @@ class ClientStore:
         counts = self._count("count_refused"), self._count("count_set_aside")
         return StoredClient(known, cursor, epoch, outbox, *counts)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
     # --- the outbox
 
-    def assign_numbers(self, submissions: Sequence[PreparedEvent]) -> list[OutboxEntry]:
-        """Entries with the next numbers: they are the outbox's once `save_outbox` has saved them."""
-        numbers = range(self._next_number, self._next_number + len(submissions))
-        self._next_number += len(submissions)
-        return [OutboxEntry(number, *submission) for number, submission in zip(numbers, submissions, strict=True)]
+    def save_outbox(
+        self, accepted: Sequence[OutboxEntry], withdrawn: Sequence[str], settled: Sequence[SettledEntry], now_ms: int
+    ) -> int:
+        """Save submissions, and remove those that have an outcome. On return it is on the disk.
 
-    def save_outbox(self, accepted: Sequence[OutboxEntry], settled: Sequence[SettledEntry], now_ms: int) -> None:
-        """Takes submissions in, and lets go of those that have an outcome. On return it is on the disk."""
-        refused = [settled_entry for settled_entry in settled if isinstance(settled_entry.outcome, Refused)]
+        `withdrawn` are ids of refused submissions to remove. Return by how many there are more refused ones.
+        """
+        refused = [one for one in settled if isinstance(one.outcome, Refused)]
         # That an entry was committed may be forgotten in a crash: it is sent again, and answered as before.
-        with self._file.transaction(is_durable=bool(accepted or refused)) as connection:
-            connection.executemany(SQL["accept"], [_to_entry_row(entry) for entry in accepted])
-            connection.executemany(SQL["refuse"], [_to_refused_row(settled_entry, now_ms) for settled_entry in refused])
-            connection.executemany(SQL["settle"], [(settled_entry.entry.number,) for settled_entry in settled])
+        with self._file.transaction(is_durable=bool(accepted or refused or withdrawn)) as connection:
+            connection.executemany(SQL["accept"], map(_to_entry_row, accepted))
+            removed = connection.executemany(SQL["forget_refused"], [(event_id,) for event_id in withdrawn]).rowcount
+            connection.executemany(SQL["refuse"], [_to_refused_row(one, now_ms) for one in refused])
+            connection.executemany(SQL["settle"], [(one.entry.number,) for one in settled])
+        return len(refused) - max(removed, 0)
 
     def load_refused(self) -> list[RefusedEvent]:
         """All that the application has not seen to, oldest first."""
@@ -120,15 +116,6 @@ class ClientStore:
                 )
                 for id, partitions, body, outcome, rejected_at_ms in self._file.connection.execute(SQL["refused"])  # noqa: A001
             ]
-
-    def forget_refused(self, ids: Sequence[str]) -> int:
-        """Remove refused submissions, all of them without an id. Return how many are left."""
-        with self._file.transaction(is_durable=True) as connection:
-            if ids:
-                connection.executemany(SQL["forget_refused"], [(event_id,) for event_id in ids])
-            else:
-                connection.execute(SQL["forget_all_refused"])
-            return self._count("count_refused")
 
     # --- handing over
 

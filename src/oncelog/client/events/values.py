@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from oncelog.client.runtime.entries import BaseEntry, Settled
 from oncelog.client.runtime.status import BaseStatus
 from oncelog.deprecation import alias_property
 
@@ -107,11 +108,9 @@ class HistoryChange(Struct, frozen=True):
     message: str
 
 
-class OutboxEntry(Struct, frozen=True, gc=False):
+class OutboxEntry(BaseEntry, frozen=True, gc=False):
     """A submission in the outbox."""
 
-    number: int
-    """Its place in the outbox: they are sent in this order."""
     id: str
     key: bytes
     partitions: tuple[str, ...]
@@ -120,9 +119,23 @@ class OutboxEntry(Struct, frozen=True, gc=False):
     fingerprint: bytes
     expected_committed_id: int | None = None
 
+    def __str__(self) -> str:
+        return f"event {self.id}"
 
-class SettledEntry(Struct, frozen=True, gc=False):
-    """What became of an entry."""
+    @property
+    def identity(self) -> str:
+        """The id of the event."""
+        return self.id
 
-    entry: OutboxEntry
-    outcome: Outcome
+    @property
+    def equality_key(self) -> tuple[bytes, int | None]:
+        """Fingerprint and expectation."""
+        return self.fingerprint, self.expected_committed_id
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return len(self.body)
+
+
+SettledEntry = Settled[OutboxEntry, Outcome]

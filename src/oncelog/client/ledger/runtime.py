@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.runtime.client import ClientRuntime
-from oncelog.errors import ClosedError, OncelogError
+from oncelog.errors import ClosedError
 
 if TYPE_CHECKING:
     from oncelog.client.ledger.transport import LedgerTransport
@@ -33,8 +33,6 @@ class LedgerRuntime(ClientRuntime):
         self.limits = limits
         self.random_source = random_source
         self.has_token_function = has_token_function
-        self.end_calls: list[Callable[[], None]] = []
-        """Functions that tell the callers of each scope when the client ends."""
         self._new_transport = new_transport
         self._transport: LedgerTransport | None = None
 
@@ -59,9 +57,3 @@ class LedgerRuntime(ClientRuntime):
         """Close the channel, if there is one."""
         if self._transport is not None:
             await self._transport.close()
-
-    def on_end(self, error: OncelogError | None) -> None:
-        """End callers that wait for outcomes."""
-        del error
-        for call in self.end_calls:
-            call()

@@ -34,6 +34,8 @@ class ClientRuntime:
         self._failure: BaseException | None = None
         self.is_ready = False
         """Whether opening has succeeded."""
+        self.end_calls: list[Callable[[], None]] = []
+        """Functions that tell readers and callers that wait when the client ends."""
 
     # --- opening and ending
 
@@ -78,7 +80,7 @@ class ClientRuntime:
     async def end(self, close_store: Callable[[], None]) -> None:
         """Tell all callers that wait, close the store after all calls that are queued for it, and end its thread."""
         self.stop()
-        self.on_end(self.failure_error)
+        self._tell_end()
         if self._thread is not None:
             await close_store_thread(self._thread, close_store)
 
@@ -88,11 +90,12 @@ class ClientRuntime:
             self.logger.error("the %s client cannot go on", self.name, exc_info=error)
             self._failure = error
             self._cancel([task for task in self._tasks if task is not asyncio.current_task()])
-            self.on_end(self.failure_error)
+            self._tell_end()
             self.wake_waiters()
 
-    def on_end(self, error: OncelogError | None) -> None:
-        """Tell readers and callers that wait; `error` is None if the client was closed. For subclasses."""
+    def _tell_end(self) -> None:
+        for call in self.end_calls:
+            call()
 
     def check_open(self) -> None:
         """Raises ClosedError, or ClientError after an unexpected error in a task."""

@@ -17,7 +17,7 @@ ON CONFLICT (chat_id) DO UPDATE SET is_member = excluded.is_member, complete_to 
 
 -- name: save_message
 INSERT OR IGNORE INTO messages
-    (chat_id, sequence, message_id, sender_id, client_message_id, content, content_type, created_at)
+    (message_id, chat_id, sequence, sender_id, client_message_id, content, created_at, content_type)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: messages_after

@@ -37,9 +37,6 @@ SELECT id, partitions, body, outcome, rejected_at_ms FROM oncelog_client_rejecte
 -- name: forget_refused
 DELETE FROM oncelog_client_rejected WHERE id = ?;
 
--- name: forget_all_refused
-DELETE FROM oncelog_client_rejected;
-
 -- name: count_refused
 SELECT count(*) FROM oncelog_client_rejected;
 

@@ -1,0 +1,278 @@
+"""The outbox of a client: writes without an outcome, and the task that saves them before they are sent.
+
+The same task saves what arrives before it is reported. One store transaction saves everything that has gathered while
+the previous transaction was under way.
+"""
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from msgspec import structs
+
+from oncelog.client.runtime.backoff import wait_for_store
+from oncelog.client.runtime.client import ClientRuntime
+from oncelog.client.runtime.entries import Entry
+from oncelog.client.runtime.limits import LIMIT_MAX
+from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.errors import IdReusedError, LimitExceededError, StoreError
+
+OutcomeType = TypeVar("OutcomeType")
+
+
+class BasePending(Generic[Entry, OutcomeType]):
+    """A write in the outbox, and callers that wait for its outcome. Made by a client."""
+
+    __slots__ = ("_entry", "_outcome", "_waiter")
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._outcome: OutcomeType | Exception | None = None
+        self._waiter: asyncio.Event | None = None
+
+    @property
+    def result(self) -> OutcomeType | None:
+        """The outcome; None as long as it is not known."""
+        return None if isinstance(self._outcome, Exception) else self._outcome
+
+    async def outcome(self) -> OutcomeType:
+        """Wait for the outcome, however long the server is away. Raises ClosedError if the client is closed."""
+        while self._outcome is None:
+            if self._waiter is None:
+                self._waiter = asyncio.Event()
+            await self._waiter.wait()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    def has_same_content(self, other: Entry) -> bool:
+        """Whether a submission under the same id is the same write. For the client alone."""
+        return self._entry.equality_key == other.equality_key
+
+    def check_accepted(self) -> None:
+        """Raise the error of a write that was not saved. For the client alone."""
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+
+    def settle(self, outcome: OutcomeType | Exception) -> None:
+        """Store the outcome and wake callers that wait. For the client alone."""
+        self._outcome = outcome
+        if self._waiter is not None:
+            self._waiter.set()
+
+
+class OutboxStore:
+    """Base of stores that have an outbox: one file, open in one process."""
+
+    def __init__(self, path: str | os.PathLike[str], schema: StoreSchema) -> None:
+        self._file = StoreFile(path, schema)
+        self._next_number = 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def assign_numbers(self, drafts: Iterable[Entry]) -> list[Entry]:
+        """Return the drafts with the next numbers. They are in the outbox once the store has saved them."""
+        entries = [structs.replace(draft, number=number) for number, draft in enumerate(drafts, self._next_number)]
+        self._next_number += len(entries)
+        return entries
+
+
+Pending = TypeVar("Pending", bound=BasePending[Any, Any])
+Changes = TypeVar("Changes")
+"""What has arrived since the last transaction."""
+Limit = tuple[str, int]
+"""Name and value of a limit."""
+
+
+class _Submission(NamedTuple, Generic[Entry]):
+    """Drafts on their way to the disk, and the caller that waits for them."""
+
+    drafts: Sequence[Entry]
+    withdrawn: Sequence[Any]
+    """Keys of refused writes that the application has seen to."""
+    saved: "asyncio.Future[None]"
+
+
+class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
+    """`run` is the task. A subclass says what is saved and what follows from it."""
+
+    def __init__(
+        self,
+        runtime: ClientRuntime,
+        store: OutboxStore,
+        new_pending: Callable[[Entry], Pending],
+        *,
+        count_max: Limit,
+        bytes_max: Limit = ("", LIMIT_MAX),
+    ) -> None:
+        self._client_runtime = runtime
+        self._outbox_store = store
+        self._new_pending = new_pending
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._wakeup = asyncio.Event()
+        self._pending_accepts: list[_Submission[Entry]] = []
+        self._unsaved: Changes | None = None
+        """Changes that could not be saved. They are saved alone, before anything that follows them."""
+        self._save_task: asyncio.Task[None] | None = None
+        self.pending: dict[Hashable, Pending] = {}
+        """Writes without an outcome, by their identities."""
+        self.last_error: str | None = None
+        """Why the store cannot be written; None while it can."""
+        self.is_busy = False
+        """Whether something is being saved and has not been reported yet."""
+        runtime.end_calls.append(self._fail_pending)
+
+    # --- what a subclass says
+
+    @abstractmethod
+    def _take_changes(self) -> Changes:
+        """Return what has arrived and is not saved yet."""
+
+    @abstractmethod
+    async def _write(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
+        """Save in one transaction. Raises StoreError: nothing was saved."""
+
+    @abstractmethod
+    def _report(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
+        """Give new entries to the protocol, and report the changes."""
+
+    # --- calls
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Add the writes of an earlier run."""
+        for entry in entries:
+            self._add(entry, self._new_pending(entry))
+
+    def wake(self) -> None:
+        """There may be something to save."""
+        self._wakeup.set()
+
+    async def submit(self, drafts: Iterable[Entry], withdrawn: Sequence[Any] = ()) -> list[Pending]:
+        """Accept all drafts or none. Return when they are on the disk, as are those before them with the same ids.
+
+        `withdrawn` are keys of refused writes to remove in the same transaction. Raises StoreError: nothing was saved.
+        """
+        found: list[Pending] = []
+        new: dict[Hashable, tuple[Entry, Pending]] = {}
+        for draft in drafts:
+            pending = self.pending.get(draft.identity)
+            if pending is None:
+                _, pending = new.setdefault(draft.identity, (draft, self._new_pending(draft)))
+            if not pending.has_same_content(draft):
+                raise IdReusedError(f"other content waits under the id of the {draft}")
+            found.append(pending)
+        size = sum(draft.size for draft, _ in new.values())
+        if new and len(self.pending) + len(new) > self._count_max[1]:
+            raise LimitExceededError(*self._count_max)
+        if self._bytes + size > self._bytes_max[1]:
+            raise LimitExceededError(*self._bytes_max)
+        for draft, pending in new.values():
+            self._add(draft, pending)
+        await self.save([draft for draft, _ in new.values()], withdrawn)
+        for pending in found:
+            pending.check_accepted()
+        return found
+
+    async def save(self, drafts: Sequence[Entry] = (), withdrawn: Sequence[Any] = ()) -> None:
+        """Wait until drafts, and everything that arrived before, are on the disk. Raises StoreError."""
+        if self._client_runtime.is_ended:
+            raise self._client_runtime.end_error
+        submission = _Submission(drafts, withdrawn, asyncio.get_running_loop().create_future())
+        self._pending_accepts.append(submission)
+        self._wakeup.set()
+        # A caller that stops waiting does not take it back: it may be on the disk already.
+        await asyncio.shield(submission.saved)
+
+    async def finish(self) -> None:
+        """Save what has arrived, after the tasks have ended. What cannot be saved arrives again."""
+        if self._save_task is not None:
+            await asyncio.gather(self._save_task, return_exceptions=True)
+        try:
+            if self._unsaved is not None:
+                await self._save([], self._unsaved)
+            await self._save([], self._take_changes())
+        except StoreError as error:
+            self._client_runtime.logger.warning("%s", error)
+
+    # --- the task
+
+    async def run(self) -> None:
+        """Save until cancelled."""
+        try:
+            while True:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                self.is_busy = True
+                self.is_busy = not await self._save_next()
+                self._client_runtime.wake_waiters()
+                if self.is_busy:
+                    await wait_for_store()
+                    self._wakeup.set()
+        finally:
+            submissions, self._pending_accepts = self._pending_accepts, []
+            self._reject(submissions, self._client_runtime.end_error)
+
+    async def _save_next(self) -> bool:
+        submissions: list[_Submission[Entry]] = []
+        if self._unsaved is None:
+            submissions, self._pending_accepts = self._pending_accepts, []
+            self._unsaved = self._take_changes()
+        else:
+            self._wakeup.set()  # what has gathered meanwhile is next
+        try:
+            # A cancelled task leaves the transaction to its end: what has been saved is reported.
+            self._save_task = asyncio.create_task(self._save(submissions, self._unsaved))
+            await asyncio.shield(self._save_task)
+        except StoreError as error:
+            self._reject(submissions, error)
+            if not self._unsaved:
+                self._unsaved = None  # only submissions failed: the next ones need not wait for the store
+            if self.last_error is None:
+                self._client_runtime.logger.warning("%s", error)
+            self.last_error = str(error)
+            return False
+        except BaseException as error:
+            self._reject(submissions, error if isinstance(error, Exception) else self._client_runtime.end_error)
+            raise
+        for submission in submissions:
+            if not submission.saved.done():
+                submission.saved.set_result(None)
+        return True
+
+    async def _save(self, submissions: Sequence[_Submission[Entry]], changes: Changes) -> None:
+        entries = self._outbox_store.assign_numbers(draft for one in submissions for draft in one.drafts)
+        withdrawn = [key for one in submissions for key in one.withdrawn]
+        if entries or withdrawn or changes or self.last_error is not None:
+            await self._write(entries, withdrawn, changes)
+        self._report(entries, withdrawn, changes)
+        self.last_error = self._unsaved = None
+
+    # --- the writes without an outcome
+
+    def _add(self, entry: Entry, pending: Pending) -> None:
+        self.pending[entry.identity] = pending
+        self._bytes += entry.size
+
+    def _settle(self, entry: Entry, outcome: object) -> None:
+        pending = self.pending.pop(entry.identity, None)
+        if pending is not None:
+            self._bytes -= entry.size
+            pending.settle(outcome)
+
+    def _reject(self, submissions: Sequence[_Submission[Entry]], error: Exception) -> None:
+        for submission in submissions:
+            for draft in submission.drafts:
+                self._settle(draft, error)
+            if not submission.saved.done():
+                submission.saved.set_exception(error)
+                submission.saved.exception()  # the caller may have gone
+
+    def _fail_pending(self) -> None:
+        for pending in self.pending.values():
+            pending.settle(self._client_runtime.end_error)
