@@ -18,8 +18,7 @@ from cli.test_epoch import program
 from core.item_builders import DAY_MS, event, message, transaction
 from databases import BOTH_STORES, POSTGRES, address_of, is_postgres, log_at, query, server_address
 from oncelog.core.chat import format_message_id
-from oncelog.core.gaps import RESTORE_POLICY
-from oncelog.core.policy import EVENTS, LEDGER
+from oncelog.core.policy import EVENTS, LEDGER, RESTORE_POLICY
 from oncelog.core.rules.leaps import LEAP_MIN
 from oncelog.core.transactions import format_tx_id
 from oncelog.core.values import Committed, Item, Receipt, Request, SetMember, Settings

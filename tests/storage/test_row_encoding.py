@@ -10,8 +10,7 @@ import pytest
 
 from databases import BOTH_STORES, is_postgres, log_at, query
 from oncelog.core.deltas import delta, deltas_scope
-from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, extract, merge
-from oncelog.core.row_codec import decode_row
+from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, decode_row, extract, merge
 from oncelog.core.values import Committed
 from oncelog.engine.log import open_log
 from oncelog.storage.side_state import TABLES

@@ -10,7 +10,7 @@ import typer
 
 from oncelog.cli.terminal import escape_unprintable
 from oncelog.core.chat import parse_message_id
-from oncelog.core.gaps import find_gap
+from oncelog.core.internal_records import find_gap
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.transactions import parse_tx_id
 from oncelog.core.values import KeyIdentity, Record

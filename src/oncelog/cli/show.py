@@ -36,9 +36,8 @@ from oncelog.cli.terminal import (
     translate_errors,
 )
 from oncelog.cli.times import format_utc
-from oncelog.core.gaps import RESTORE_POLICY, find_last_eviction
-from oncelog.core.internal_records import is_internal
-from oncelog.core.policy import CHAT, INTERNAL_POLICIES, Forget
+from oncelog.core.internal_records import find_last_eviction, is_internal
+from oncelog.core.policy import CHAT, INTERNAL_POLICIES, RESTORE_POLICY, Forget
 from oncelog.core.rules.audit import decode_audit_entry
 from oncelog.core.rules.folds import FOLD_POLICY
 from oncelog.core.values import KeyIdentity, Record

@@ -6,7 +6,7 @@ is all or nothing is refused.
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from oncelog.core.identity import compute_lane
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
-from oncelog.core.policy import Order, Policy, Retention
+from oncelog.core.policy import STREAM, Policy, Retention
 from oncelog.core.values import (
     Changes,
     ConsumerIdentity,
@@ -36,7 +36,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _ABSENT: Any = object()
-_STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member, and this is asked for every item
 
 
 class _UndoLog:
@@ -216,7 +215,7 @@ class BatchState:
 
     def get_policy_lane(self, policy: Policy, scope: str) -> LaneDraft:
         """Return the lane of a policy's writes in a scope: lane 0, the global log, unless the order is the stream."""
-        if policy.order is _STREAM:
+        if policy.order is STREAM:
             return self.get_stream_lane(scope)
         return self._lanes.get(0) or self.get_lane(0)
 

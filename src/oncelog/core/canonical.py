@@ -91,24 +91,18 @@ def canonical_text(text: bytes | str) -> bytes:
     So equal counts prove that nothing was dropped; all else is for the exact way to judge.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if b"\\u" not in data:
-        found = canonical_plain(data)
-        if found is not None and found[1].count(b":") == data.count(b":"):
-            return found[1]
-        try:
-            encoded = canonical_fast(msgspec.json.decode(data))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            encoded = None
-        if encoded is not None and encoded.count(b":") == data.count(b":"):
-            return encoded
+    found = None if b"\\u" in data else canonical_plain(data)
+    if found is not None and found[1].count(b":") == data.count(b":"):
+        return found[1]
     return canonical_exact(parse(text))
 
 
 def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
     """The value of a JSON text and its JCS form, where the native tools are certain to be right; else None.
 
-    The decoder is asked to show every float, so that no tree must be walked to find the few that the native encoder
-    writes in another way. Whether a key was there twice the caller must tell by counting colons (see `canonical_text`).
+    The decoder passes every float to a hook, so that no tree must be walked to find the few that the native encoder
+    writes in another way. Whole floats become integers. A caller finds repeated keys by counting colons (see
+    `canonical_text`).
     """
     try:
         value = _decode_plain(text)
@@ -298,29 +292,28 @@ class _NotPlain(Exception):  # noqa: N818 - it never leaves this module
     """Only the exact way can tell."""
 
 
-def _parse_plain_float(text: str) -> float:
-    value = float(text)
-    if not _is_plain_float(value):
-        raise _NotPlain
-    return value
+def _to_plain_number(value: float) -> float | int:
+    """Return a number that the native encoder writes as JCS does: many programs send whole numbers as `1.0`."""
+    if _is_plain_float(value):
+        return value
+    if value.is_integer() and abs(value) <= INTEGER_MAX:
+        return int(value)
+    raise _NotPlain
 
 
-_decode_plain: Final = msgspec.json.Decoder(float_hook=_parse_plain_float).decode
+_decode_plain: Final = msgspec.json.Decoder(float_hook=lambda text: _to_plain_number(float(text))).decode
 
 
 def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
-    """A plain copy: `1.0` is the one odd thing that is common, since many programs send their numbers so."""
+    """Return a plain copy."""
     kind = type(value)
     if kind in _SIMPLE_SCALARS:
         return value
     if kind is float:
-        if _is_plain_float(value):
-            return value
-        if value.is_integer() and abs(value) <= INTEGER_MAX:
-            return int(value)
-    elif levels >= 0 and kind is dict:
+        return _to_plain_number(value)
+    if levels >= 0 and kind is dict:
         return {key: _convert_whole_floats(item, levels - 1) for key, item in value.items()}
-    elif levels >= 0 and kind is list:
+    if levels >= 0 and kind is list:
         return [_convert_whole_floats(item, levels - 1) for item in value]
     raise _NotPlain
 

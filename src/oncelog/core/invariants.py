@@ -13,8 +13,7 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from oncelog.core.gaps import RESTORE_POLICY
-from oncelog.core.policy import BUILT_IN_POLICIES, OnReuse, Policy, Retention, find_retention
+from oncelog.core.policy import BUILT_IN_POLICIES, RESTORE_POLICY, OnReuse, Policy, Retention, find_retention
 from oncelog.core.values import (
     Committed,
     KeyIdentity,

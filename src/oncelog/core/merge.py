@@ -3,6 +3,8 @@
 Every write to a column carries a stamp: clock, then client, then delta id, compared in that order. A column keeps
 the value of its highest stamp, a row keeps the highest stamp of its writes and of its deletes, and what a delete
 outranks is gone. All of it is a maximum of something, so the outcome does not depend on the order of arrival.
+
+Merged rows are stored in MessagePack, with a stamp per column only where it differs from the newest write's.
 """
 
 from collections.abc import Mapping
@@ -10,6 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, canonical_at, format_path, parse, utf16_sort_key
@@ -34,7 +37,7 @@ class Op(Enum):
     __hash__ = object.__hash__  # of an enum it is a function of Python's, and this is asked for every delta
 
 
-_DELETE: Final = Op.DELETE  # as in `batch_state`: Python 3.11 takes long to find an enum's member
+_DELETE: Final = Op.DELETE  # as `STREAM` of policies: Python 3.11 takes long to find an enum's member
 
 _utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # the same clients come again and again
 
@@ -101,6 +104,42 @@ def merge(row: Row, delta: RowDelta) -> Row:
     if not won and stamp <= row.written:
         return row
     return Row({**row.columns, **won}, max(row.written, stamp), row.deleted)
+
+
+class _PackedRow(Struct, frozen=True, array_like=True, gc=False):
+    """Stored form of a row. A column has a stamp only where it differs from the stamp of the newest write."""
+
+    columns: dict[str, bytes | tuple[bytes, Stamp]]
+    written: Stamp
+    deleted: Stamp | None
+
+
+_PACKED_DECODER: Final = msgspec.msgpack.Decoder(_PackedRow)
+_LEGACY_ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
+"""Earlier stored form: a map, where `_PackedRow` is an array. The next change of such a row replaces it."""
+_LEGACY_PREFIX: Final = b"\x83"
+
+
+def encode_row(row: Row) -> bytes:
+    """Encode a merged row."""
+    written, deleted = row.written, row.deleted
+    columns = {
+        name: column[0] if column[1] is written or column[1] == written else column
+        for name, column in row.columns.items()
+    }
+    return msgspec.msgpack.encode(_PackedRow(columns, written, None if deleted == NEVER else deleted))
+
+
+def decode_row(state: bytes) -> Row:
+    """Decode a merged row. Raises msgspec.MsgspecError."""
+    if state.startswith(_LEGACY_PREFIX):
+        return _LEGACY_ROW_DECODER.decode(state)
+    packed = _PACKED_DECODER.decode(state)
+    written = packed.written
+    columns = {
+        name: (column, written) if isinstance(column, bytes) else column for name, column in packed.columns.items()
+    }
+    return Row(columns, written, packed.deleted or NEVER)
 
 
 def extract(

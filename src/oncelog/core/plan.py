@@ -23,13 +23,12 @@ from msgspec.structs import replace
 from oncelog.core.batch_state import Admission, BatchState, LaneDraft
 from oncelog.core.hlc import check_drift
 from oncelog.core.rules.audit import record_act
-from oncelog.core.rules.consumers import set_cursor
 from oncelog.core.rules.duplicates import answer_in_other_scope, answer_known
 from oncelog.core.rules.effects import compute_effects
 from oncelog.core.rules.folds import fold_rows
 from oncelog.core.rules.leaps import decide_leap
 from oncelog.core.rules.leases import check_lease, claim, clear_lease, release, renew
-from oncelog.core.rules.members import acknowledge, check_member, open_stream, set_member
+from oncelog.core.rules.members import acknowledge, check_member, open_stream, set_cursor, set_member
 from oncelog.core.rules.quotas import check_quota, count_write, restate_refusal
 from oncelog.core.rules.rates import take_tokens
 from oncelog.core.rules.sequences import advance_client, check_client_sequence

@@ -23,7 +23,7 @@ from msgspec import Struct, structs
 from oncelog.errors import PolicyError
 
 RESTORE_POLICY: Final = "oncelog.restore"
-"""Stands in restore records where others name a policy (core/gaps.py). Nothing can be submitted under it."""
+"""Stands in restore records where others name a policy."""
 AUDIT_POLICY: Final = "oncelog.audit"
 """The same in audit records (core/rules/audit.py)."""
 FOLD_POLICY: Final = "oncelog.fold"
@@ -60,6 +60,10 @@ class Order(Enum):
     """The position itself, in lane 0: one order over the whole log."""
     STREAM = "stream"
     """A dense sequence from 1 in the stream that the scope names."""
+
+
+STREAM: Final = Order.STREAM
+"""Python 3.11 takes long to find an enum's member, and the decision asks for this one with every item."""
 
 
 class OnReuse(Enum):

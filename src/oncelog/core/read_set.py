@@ -1,14 +1,13 @@
 """The read set of a batch: what a store loads before `plan` decides, in a constant number of statements."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from msgspec import Struct, field
 
 from oncelog.core.identity import compute_lane
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.operations import DeleteEntity, SetEntity
-from oncelog.core.policy import Order
+from oncelog.core.policy import STREAM
 from oncelog.core.rules.audit import act_identity
 from oncelog.core.validation import check_item
 from oncelog.core.values import (
@@ -44,8 +43,6 @@ from oncelog.core.values import (
     rate_identity,
     stream_rate_identity,
 )
-
-_STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
 
 
 class ReadSet(Struct):
@@ -180,7 +177,7 @@ def _add_submission(submission: Submission, read_set: ReadSet) -> None:
     policy, scope = submission.policy, submission.scope
     if submission.key:
         read_set.keys.add(key_identity(submission))
-    if policy.order is _STREAM:
+    if policy.order is STREAM:
         read_set.streams.add(scope)
     else:
         read_set.lanes.add(0)

@@ -8,9 +8,8 @@ grows by at most `GROWTH_FACTOR_MAX` bytes for each byte that is counted.
 
 from typing import Final
 
-from oncelog.core.merge import Row
+from oncelog.core.merge import Row, encode_row
 from oncelog.core.operations import Entity
-from oncelog.core.row_codec import encode_row
 from oncelog.core.values import EntityIdentity, MemberIdentity, RelationshipIdentity, RowIdentity, Submission
 
 RECORD_BYTES: Final = 256

@@ -35,7 +35,7 @@ from oncelog.core.limits import (
 )
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Must, Operation, Relate, SetEntity, Unrelate
-from oncelog.core.policy import Identity, Order, Policy
+from oncelog.core.policy import STREAM, Identity, Policy
 from oncelog.core.values import (
     Acknowledge,
     Claim,
@@ -59,7 +59,6 @@ from oncelog.core.values import (
 )
 from oncelog.errors import CanonicalError
 
-_STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
 _ACT_NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{ACT_CHARACTERS_MAX - 1}}}")
 T = TypeVar("T")
 _Check = Callable[[Any], Refused | None]
@@ -248,7 +247,7 @@ def _check_submission(submission: Submission) -> Refused | None:
         return refused
     if len(submission.fingerprint) > FINGERPRINT_BYTES_MAX:
         return _refuse_too_long("fingerprint", FINGERPRINT_BYTES_MAX)
-    if policy.order is _STREAM:
+    if policy.order is STREAM:
         if not submission.scope:
             return _refuse("scope", "must name the stream")
     elif submission.expected_sequence is not None:
@@ -310,7 +309,7 @@ def _check_rate(rate: Rate, field: str = "rate") -> Refused | None:
 
 
 def _check_stream_rate(submission: Submission, rate: Rate) -> Refused | None:
-    if submission.policy.order is not _STREAM:
+    if submission.policy.order is not STREAM:
         return _refuse("stream_rate", _describe_unused_field(submission.policy))
     if not submission.actor:
         # Its own rate and that of all would be counted as one.

@@ -22,12 +22,11 @@ from oncelog.core.limits import (
 )
 from oncelog.core.merge import Row, RowDelta, Stamp
 from oncelog.core.operations import Entity, Operation
-from oncelog.core.policy import Order, Policy
+from oncelog.core.policy import STREAM, Policy
 from oncelog.core.tenants import Tenants, Usage
 from oncelog.errors import SettingsError
 
 R = TypeVar("R")
-_STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member
 _OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 
 # --- what comes in -----------------------------------------------------------------------------------
@@ -42,13 +41,18 @@ class Rate(Struct, frozen=True, gc=False):
     """At once, after a pause."""
 
 
-class Submission(Struct, frozen=True, gc=False, kw_only=True):
-    """A write as an API hands it to the log. Its shape, its sender and the sender's rights are already checked."""
+class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
+    """What the items have in common that name a key."""
 
     policy: Policy
     scope: str
     """Where the key is unique. With Order.STREAM it names the stream as well."""
     key: bytes
+
+
+class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
+    """A write as an API hands it to the log. Its shape, its sender and the sender's rights are already checked."""
+
     fingerprint: bytes
     """What the write says, as a hash: equal fingerprints are equal writes."""
     body: bytes = b""
@@ -76,12 +80,9 @@ class Submission(Struct, frozen=True, gc=False, kw_only=True):
     """The limit of all new writes in the stream, whoever makes them. The actor must be named."""
 
 
-class Claim(Struct, frozen=True, gc=False, kw_only=True):
+class Claim(KeyedItem, frozen=True, gc=False, kw_only=True):
     """Asks for the right to work on a key. Answered with what became of the key if it is already known."""
 
-    policy: Policy
-    scope: str
-    key: bytes
     fingerprint: bytes
     holder: str
     """Names the caller: a claim repeated by its holder gets the same lease again."""
@@ -92,23 +93,17 @@ class Claim(Struct, frozen=True, gc=False, kw_only=True):
     """Answer the claim only if its key is stored; refuse new work with NOT_KNOWN."""
 
 
-class Renew(Struct, frozen=True, gc=False, kw_only=True):
+class Renew(KeyedItem, frozen=True, gc=False, kw_only=True):
     """Keeps a lease alive while the work goes on."""
 
-    policy: Policy
-    scope: str
-    key: bytes
     holder: str
     fence: int
     lease_ms: int = LEASE_MS_DEFAULT
 
 
-class Release(Struct, frozen=True, gc=False, kw_only=True):
+class Release(KeyedItem, frozen=True, gc=False, kw_only=True):
     """Gives a lease back without a result."""
 
-    policy: Policy
-    scope: str
-    key: bytes
     holder: str
     fence: int
     failure: bytes | None = None
@@ -117,11 +112,16 @@ class Release(Struct, frozen=True, gc=False, kw_only=True):
     """An operator who releases the lease of any holder: then only the fence must be that of the lease."""
 
 
-class OpenStream(Struct, frozen=True, gc=False):
-    """Makes a stream with its first member. Of one that is there already this changes nothing, and is for members."""
+class MemberItem(Struct, frozen=True, gc=False):
+    """What the items have in common that name a member of a stream."""
 
     scope: str
     member: str
+
+
+class OpenStream(MemberItem, frozen=True, gc=False):
+    """Creates a stream with its first member. Only members may open a stream that exists; it does not change."""
+
     rate: Rate | None = None
     """The limit of new streams that the member opens, over all lanes. An existing stream takes none of it."""
     known_only: bool = False
@@ -136,11 +136,9 @@ class Role(Enum):
     MEMBER = "member"
 
 
-class SetMember(Struct, frozen=True, gc=False):
+class SetMember(MemberItem, frozen=True, gc=False):
     """Adds a member to a stream, removes one, or sets its role."""
 
-    scope: str
-    member: str
     present: bool = True
     actor: str = ""
     """The caller, which must be an owner unless it removes itself; empty for the application itself."""
@@ -152,11 +150,9 @@ class SetMember(Struct, frozen=True, gc=False):
     """Refuse an addition or a new role by a client with NOT_KNOWN. Removals are never refused for it."""
 
 
-class Acknowledge(Struct, frozen=True, gc=False):
+class Acknowledge(MemberItem, frozen=True, gc=False):
     """A member has received everything in the stream up to `sequence`."""
 
-    scope: str
-    member: str
     sequence: int
 
 
@@ -434,7 +430,7 @@ def client_identity(submission: Submission) -> ClientIdentity:
 
 def rate_identity(submission: Submission) -> RateIdentity:
     """Whose new writes a rate counts, and where."""
-    return (submission.scope if submission.policy.order is _STREAM else "", submission.actor)
+    return (submission.scope if submission.policy.order is STREAM else "", submission.actor)
 
 
 def open_rate_identity(item: OpenStream) -> RateIdentity:

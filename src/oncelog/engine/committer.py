@@ -234,7 +234,7 @@ class Committer:
         if remembered is None:
             return None
         if remembered.fingerprint != item.fingerprint and item.policy.name == EVENTS.name:
-            return None  # only the store knows whether another scope has the event (core.rules.event_ids)
+            return None  # only the store knows whether another scope has the event (core.rules.duplicates)
         return answer_known_key(item, remembered)
 
     def _can_join(self, item: Item, identity: KeyIdentity | None) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from oncelog.core.gaps import Gap, count_missing_numbers
+from oncelog.core.internal_records import Gap, count_missing_numbers
 from oncelog.core.limits import LEAP_ABOVE_MAX, REQUESTED_ABOVE_MAX
 from oncelog.core.rules.leaps import CLOCK_BEHIND_MS_MAX, choose_leap_number, find_highest_number, find_last_commit_ms
 from oncelog.core.values import LaneHead, Leap, Request

@@ -10,14 +10,13 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from oncelog.core.gaps import RESTORE_POLICY
 from oncelog.core.identity import compute_lane
 from oncelog.core.internal_records import is_internal
+from oncelog.core.merge import encode_row
 from oncelog.core.plan import Plan, Validate, plan
-from oncelog.core.policy import Policy
+from oncelog.core.policy import RESTORE_POLICY, Policy
 from oncelog.core.proof import SALT_BYTES, Block, hash_body
 from oncelog.core.read_set import ReadSet
-from oncelog.core.row_codec import encode_row
 from oncelog.core.rules.members import get_effective_role
 from oncelog.core.stored_bytes import utf8_bytes
 from oncelog.core.tenants import Tenant, Usage

@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from oncelog.core.identity import compute_lane
-from oncelog.core.merge import Row
+from oncelog.core.merge import Row, decode_row, encode_row
 from oncelog.core.operations import Entity
-from oncelog.core.row_codec import decode_row, encode_row
 from oncelog.core.tenants import Usage
 from oncelog.core.values import Bucket, Changes, ClientEntry, Lease, Member, Roster, Snapshot
 

@@ -5,8 +5,7 @@ from typing import Final
 import pytest
 
 from databases import BOTH_STORES
-from oncelog.core.merge import Row
-from oncelog.core.row_codec import decode_row
+from oncelog.core.merge import Row, decode_row
 from oncelog.storage.queries import side_state
 from server.deltas.delta_servers import SharedServer, change, server_pool_with
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from oncelog.core.batch_state import BatchState
-from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
+from oncelog.core.internal_records import RESTORE_ACTOR
+from oncelog.core.policy import RESTORE_POLICY
 from oncelog.core.values import Applied, LaneHead, Leap, Reason, Refused
 
 LEAP_MIN: Final = 1_000_000

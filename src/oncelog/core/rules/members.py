@@ -1,4 +1,4 @@
-"""Members of a stream, their roles, and how far each has received it.
+"""Members of a stream and their roles, and how far members and named consumers have read.
 
 A stream with members has an owner, who adds and removes members and sets roles. The first member is an owner. When the
 last owner leaves or is removed, the member that joined first becomes one. In a stream from before roles,
@@ -32,6 +32,7 @@ from oncelog.core.values import (
     Refused,
     Role,
     Roster,
+    SetCursor,
     SetMember,
 )
 
@@ -219,4 +220,22 @@ def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
         return Applied(changed=False)
     state.acknowledged.put(identity, item.sequence)
     state.get_stream_lane(item.scope).is_touched = True
+    return Applied(changed=True)
+
+
+def set_cursor(item: SetCursor, state: BatchState) -> Applied | Refused:
+    """Store the cursor of a named consumer: never beyond the newest, and back only with `rewind`."""
+    identity = (item.scope, item.consumer)
+    lane = state.get_stream_lane(item.scope) if item.scope else state.get_lane(0)
+    newest = (state.streams.get(item.scope) or 0) if item.scope else lane.position
+    if item.cursor is not None and not 0 <= item.cursor <= newest:
+        return Refused(
+            Reason.INVALID_CURSOR, f"cursor {item.cursor} is not from 0 to {newest}, the newest", "cursor", newest
+        )
+    stored = state.consumers.get(identity)
+    is_behind = item.cursor is not None and stored is not None and item.cursor < stored
+    if item.cursor == stored or (is_behind and not item.rewind):
+        return Applied(changed=False)
+    state.consumers.put(identity, item.cursor)
+    lane.is_touched = True
     return Applied(changed=True)

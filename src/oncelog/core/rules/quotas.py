@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from oncelog.core.batch_state import Admission, BatchState
 from oncelog.core.limits import QUOTA_RETRY_AFTER_MS
-from oncelog.core.policy import Order
+from oncelog.core.policy import STREAM
 from oncelog.core.rules.rates import refuse_for_wait, take_token
 from oncelog.core.stored_bytes import member_bytes, record_bytes, submission_bytes, utf8_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage
@@ -31,7 +31,6 @@ from oncelog.core.values import (
     is_audited,
 )
 
-_STREAM: Final = Order.STREAM  # as in `batch_state`: asked for every item
 _NO_USAGE: Final = Usage()
 SYSTEM_ACTOR_PREFIX: Final = "system:"
 """Begins the actor of internal work (CO-20)."""
@@ -183,7 +182,7 @@ def _list_counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
 
 
 def _list_tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, ...]:
-    stream = item.scope if item.policy.order is _STREAM else ""
+    stream = item.scope if item.policy.order is STREAM else ""
     return tenants.list_for(stream, item.partitions if isinstance(item, Submission) else ())
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncelog.core.gaps import Gap, count_missing_numbers
+from oncelog.core.internal_records import Gap, count_missing_numbers
 from oncelog.errors import CorruptError, StoreUnavailableError
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.key_hash import hash_identity

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oncelog.core.gaps import count_missing_numbers
+from oncelog.core.internal_records import count_missing_numbers
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead, Record
 from oncelog.storage.leaps import PREVIOUS_EPOCHS_MAX, LaneGaps, decode_leaps, decode_previous_epochs, is_across_leap

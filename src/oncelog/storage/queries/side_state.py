@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oncelog.core.merge import decode_row
 from oncelog.core.read_set import ReadSet
-from oncelog.core.row_codec import decode_row
 from oncelog.core.values import KeyIdentity, LaneHead, Record, Settings, Snapshot
 from oncelog.storage.queries.records import load_heads
 from oncelog.storage.queries.statement import PagedStatement, QuerySteps, Statement, TableRows

@@ -8,7 +8,7 @@ import msgspec
 from oncelog.core.policy import Policy
 from oncelog.core.proof import hash_body
 from oncelog.core.read_set import ReadSet
-from oncelog.core.rules.event_ids import collect_event_identities
+from oncelog.core.rules.duplicates import collect_event_identities
 from oncelog.core.rules.quotas import collect_usage_keys
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import Request

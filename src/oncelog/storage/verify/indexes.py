@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from oncelog.core.gaps import find_last_eviction
+from oncelog.core.internal_records import find_last_eviction
 from oncelog.core.policy import FOREVER, find_retention
 from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
 from oncelog.storage.inspect.inspector import RowTuple

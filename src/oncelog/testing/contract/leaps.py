@@ -5,8 +5,9 @@
 from itertools import pairwise
 from pathlib import Path
 
-from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
+from oncelog.core.internal_records import RESTORE_ACTOR
 from oncelog.core.limits import REQUESTED_ABOVE_MAX
+from oncelog.core.policy import RESTORE_POLICY
 from oncelog.core.rules.leaps import LEAP_MIN, LEAP_PER_SECOND
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Acknowledge, Applied, Granted, Reason, Request, SetCursor, SetMember, Settings
