@@ -356,8 +356,9 @@ async def test_invalid_proof_raises_unverified_error(
     door: Any = served.server.grpc_service._service
     honest = door._find_success
 
-    def lying(receipt: Any) -> Any:
-        return replace(honest(receipt), proof=Proof(0, 2, (bytes(32),)))
+    def lying(*arguments: Any) -> Any:
+        success = honest(*arguments)
+        return replace(success, attestation=replace(success.attestation, proof=Proof(0, 2, (bytes(32),))))
 
     monkeypatch.setattr(door, "_find_success", lying)
     with pytest.raises(UnverifiedError, match="does not verify") as caught:

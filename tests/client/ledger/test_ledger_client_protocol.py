@@ -359,7 +359,7 @@ def test_denied_write_with_unknown_outcome_stays_pending_and_reports_the_error()
     driven.sent()
     driven.answer(1, DENIED)
     driven.told(3, key=9)
-    assert [error for _, error in driven.protocol.take_denied()] == [DENIED]
+    assert [error for _, error in driven.protocol.take_reports()] == [DENIED]
     assert driven.protocol.is_paused
     assert driven.protocol.is_refused
     driven.protocol.release()
@@ -381,7 +381,7 @@ def test_denied_write_that_an_earlier_call_may_have_committed_stays_pending() ->
     assert driven.sent() == [(1, 2), (2, 3)]
     driven.answer(2, DENIED)
     driven.told(2, key=9)
-    assert [entry.number for entry, _ in driven.protocol.take_denied()] == [2]
+    assert [entry.number for entry, _ in driven.protocol.take_reports()] == [2]
     driven.save()
     assert driven.settled == {}
 
@@ -461,7 +461,7 @@ def test_denied_client_state_fails_new_writes_and_keeps_recovered_ones() -> None
     driven.protocol.on_state_failed(DENIED)
     driven.save()
     assert driven.settled == {2: DENIED}
-    assert [entry.number for entry, _ in driven.protocol.take_denied()] == [1]
+    assert [entry.number for entry, _ in driven.protocol.take_reports()] == [1]
     driven.protocol.release()
     assert driven.told(1).sent() == [(1, 2)]
 

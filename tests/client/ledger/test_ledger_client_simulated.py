@@ -207,9 +207,9 @@ class World:
     # --- reports
 
     def hear(self) -> None:
-        for settled in self.protocol.take_written():
-            self.tell(settled)
-        self.protocol.take_denied()
+        for report in self.protocol.take_reports():
+            if isinstance(report.outcome, Written):
+                self.tell(report)
         if self.protocol.forgotten is not None and self.saving is None:
             self.seen["forgotten"] += 1
             # The application checks the outcomes itself, which takes until nothing is in flight.

@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -68,15 +69,10 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         self.client_id = checked_id
         roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
 
-        def new_transport() -> "LedgerTransport":
-            transport: LedgerTransport = _import_transport().LedgerTransport(
-                address, client_id=checked_id, token=token, tls=roots, limits=self.limits, is_verifying=verify
-            )
-            return transport
-
+        options = {"client_id": checked_id, "token": token, "tls": roots, "limits": self.limits, "is_verifying": verify}
         runtime = LedgerRuntime(
             LedgerStore(check_path(path)),
-            new_transport,
+            partial(_build_transport, address, **options),
             limits=self.limits,
             random_source=chance or random.Random(),  # noqa: S311 - for pauses
             has_token_function=callable(token),
@@ -119,14 +115,16 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         return list(self._scopes.values())
 
 
-def _import_transport() -> Any:
-    """What needs gRPC. Raises SettingsError where that is not installed."""
+def _build_transport(address: str, **options: Any) -> "LedgerTransport":
+    """Raises SettingsError if gRPC is not installed."""
     try:
-        return import_module("oncelog.client.ledger.transport")
+        module = import_module("oncelog.client.ledger.transport")
     except ModuleNotFoundError as error:
         if error.name not in _GRPC_MODULES:
             raise
         raise SettingsError("oncelog.client.ledger needs grpcio: pip install 'oncelog[ledger]'") from error
+    transport: LedgerTransport = module.LedgerTransport(address, **options)
+    return transport
 
 
 def _check_name(name: str, field: str) -> str:

@@ -79,8 +79,7 @@ class LedgerProtocol:
         self._unsaved_removals = 0
         """Writes that left the queue without being written, and whose removal is not saved yet. Nothing is sent
         meanwhile: after a crash they are pending again, and no later write may have been committed before them."""
-        self._written: list[SettledWrite] = []
-        self._denied_entries: list[tuple[QueuedWrite, ServerRefusedError]] = []
+        self._reports: list[SettledWrite] = []
         self._saved_last = state.last
         for entry in entries:
             entry.saved_sequence = entry.sent_sequence = entry.sequence
@@ -170,15 +169,14 @@ class LedgerProtocol:
         self._renumber()
         return withdrawn
 
-    def take_written(self) -> list[SettledWrite]:
-        """Writes that are in the ledger. That can be told before it is saved: after a crash it is asked again."""
-        written, self._written = self._written, []
-        return written
+    def take_reports(self) -> list[SettledWrite]:
+        """Return what callers can learn before it is saved.
 
-    def take_denied(self) -> list[tuple[QueuedWrite, ServerRefusedError]]:
-        """Writes that stay pending though the server would not look at them, for their callers to know."""
-        denied, self._denied_entries = self._denied_entries, []
-        return denied
+        A committed write: after a crash the client asks for it again. An error of a pending write, which the server
+        refuses to look at.
+        """
+        reports, self._reports = self._reports, []
+        return reports
 
     # --- sending
 
@@ -327,7 +325,7 @@ class LedgerProtocol:
             if not entry.was_sent:
                 self._settle(entry, error)
             else:
-                self._denied_entries.append((entry, entry.denied or error))
+                self._reports.append(SettledWrite(entry, entry.denied or error))
         self.is_paused = self.is_refused = bool(self._queue)
 
     def on_state_received(self, state: ClientState, now_ms: int) -> None:
@@ -375,7 +373,7 @@ class LedgerProtocol:
             elif entry.lowest_unknown is None or entry.lowest_unknown > state.last_sequence:
                 self._handle_refusal(entry, entry.denied)
             else:  # an earlier call may have committed it, and only the server can tell
-                self._denied_entries.append((entry, entry.denied))
+                self._reports.append(SettledWrite(entry, entry.denied))
                 self.is_paused = self.is_refused = True
 
     def _adopt_sequence(self, last: int) -> None:
@@ -428,7 +426,7 @@ class LedgerProtocol:
         settled = SettledWrite(entry, outcome)
         self._settled.append(settled)
         if isinstance(outcome, Written):
-            self._written.append(settled)
+            self._reports.append(settled)
         else:
             self._unsaved_removals += 1
         self._turn += 1

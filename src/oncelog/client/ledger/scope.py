@@ -1,10 +1,10 @@
 """One scope of a ledger: what is written there, and what is read."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable
 from contextlib import aclosing
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from oncelog.client.ledger.errors import UnverifiedError
@@ -22,13 +22,15 @@ from oncelog.client.ledger.values import (
     TransactionProof,
 )
 from oncelog.client.ledger.write_stream import WriteStream
-from oncelog.client.runtime.backoff import iterate_pauses_s
+from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.client.runtime.client import StatusSource
 from oncelog.client.runtime.status import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.proof import NO_HASH
 from oncelog.error_codes import AUTH_FAILED, NOT_FOUND
 from oncelog.errors import LostError, ServerRefusedError, SettingsError
+
+T = TypeVar("T")
 
 
 class LedgerScope(StatusSource[LedgerRuntime, Status]):
@@ -38,8 +40,8 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         self.organization = organization
         self.vault = vault
         self._runtime = runtime
-        self._open_task: asyncio.Task[WriteStream] | None = None
         self._stream: WriteStream | None = None
+        self._open_lock = asyncio.Lock()
 
     # --- writing
 
@@ -62,7 +64,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         operation_tuple = tuple(operations) if isinstance(operations, Iterable) else (operations,)
         encoded_key = _encode_key(key)
         # Not in the time that is given: who hears that it is over must find the write kept, and in a stream it is.
-        stream = self._stream or await self._get_stream()
+        stream = await self._get_stream()
         async with asyncio.timeout(timeout_s):
             return await stream.write(operation_tuple, encoded_key)
 
@@ -71,7 +73,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 
         Waits until all of them are known. Raises ForgottenError where that can never be, ServerRefusedError.
         """
-        return await (self._stream or await self._get_stream()).wait_recovered()
+        return await (await self._get_stream()).wait_recovered()
 
     async def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
         """After a ForgottenError: says what becomes of the pending writes, and goes on.
@@ -79,7 +81,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         True sends all of them again, as new ones under their old keys; False lets go of them; several keys send
         those and let go of the others. Gives the outcomes of those that were sent.
         """
-        return await (self._stream or await self._get_stream()).resume(resend)
+        return await (await self._get_stream()).resume(resend)
 
     async def withdraw(self, key: UUID | bytes) -> bool:
         """Stop sending a pending write, so that later writes of the scope go on. Return once that is saved.
@@ -88,11 +90,11 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         delayed copy of it still may; read the ledger to find out. Callers that wait for the write get a ClientError.
         Raises ClientError if no pending write has this key.
         """
-        return await (self._stream or await self._get_stream()).withdraw(_encode_key(key))
+        return await (await self._get_stream()).withdraw(_encode_key(key))
 
     async def pending(self) -> list[PendingWrite]:
         """Writes without an outcome, in their order, those of an earlier run too."""
-        return (self._stream or await self._get_stream()).list_pending()
+        return (await self._get_stream()).list_pending()
 
     def status(self) -> Status:
         """How the scope stands, for a user interface."""
@@ -119,27 +121,25 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return None if self._stream is None else self._stream.last_error
 
     async def open(self) -> None:
-        """For the client alone."""
+        """Load the pending writes, and send them. For the client alone."""
         await self._get_stream()
 
     async def _get_stream(self) -> WriteStream:
-        if self._open_task is None or (self._open_task.done() and self._open_task.exception() is not None):
-            self._open_task = asyncio.create_task(self._open_stream())
-        self._stream = await asyncio.shield(self._open_task)
+        if self._stream is None:
+            async with self._open_lock:
+                self._stream = self._stream or await self._open_stream()
         return self._stream
 
     async def _open_stream(self) -> WriteStream:
-        runtime = self._runtime
+        runtime, names = self._runtime, (self.organization, self.vault)
         transport = runtime.transport
-        stored = await runtime.call_store(runtime.store.load_scope, self.organization, self.vault)
-        return WriteStream(runtime, transport, (self.organization, self.vault), stored)
+        return WriteStream(runtime, transport, names, await runtime.call_store(runtime.store.load_scope, *names))
 
     async def end(self) -> None:
-        """For the client alone."""
-        if self._open_task is not None:
-            await asyncio.gather(self._open_task, return_exceptions=True)
-            if not self._open_task.cancelled() and self._open_task.exception() is None:
-                await self._open_task.result().close()
+        """Close the stream of writes. For the client alone."""
+        async with self._open_lock:  # it may be opening
+            if self._stream is not None:
+                await self._stream.close()
 
     # --- reading
 
@@ -154,28 +154,18 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 
     async def list_entities(self, prefix: str = "", *, page_size: int = 0) -> AsyncGenerator[LedgerEntity, None]:
         """All entities whose keys begin with that, by key, page by page: not all of one moment."""
-        token = ""
-        while True:
-            page = await self._call("ListEntities", prefix=prefix, page_size=page_size, page_token=token)
+        async for page in self._iterate_pages("ListEntities", prefix=prefix, page_size=page_size):
             for entity in page.entities:
                 yield self._codec.decode_entity(entity)
-            token = page.next_page_token
-            if not token:
-                return
 
     async def list_relationships(
         self, *, resource: str = "", relation: str = "", subject: str = "", page_size: int = 0
     ) -> AsyncGenerator[LedgerRelationship, None]:
         """All relationships of this resource, relation, subject (empty is any), in their order, page by page."""
-        token = ""
         names = {"resource": resource, "relation": relation, "subject": subject}
-        while True:
-            page = await self._call("ListRelationships", **names, page_size=page_size, page_token=token)
+        async for page in self._iterate_pages("ListRelationships", **names, page_size=page_size):
             for relationship in page.relationships:
                 yield self._codec.decode_relationship(relationship)
-            token = page.next_page_token
-            if not token:
-                return
 
     async def check_relationship(self, resource: str, relation: str, subject: str) -> bool:
         """Whether there is this relationship."""
@@ -184,18 +174,15 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 
     async def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
         """A transaction of the scope; None where there is none."""
-        found = await self._find(self._call("GetTransaction", tx_id=tx_id))
-        return None if found is None else self._codec.decode_transaction(found)
+        return await self._find("GetTransaction", self._codec.decode_transaction, tx_id=tx_id)
 
     async def get_block(self, height: int) -> LedgerBlock | None:
         """A block of the scope's lane; None where there is none."""
-        found = await self._find(self._call("GetBlock", height=height))
-        return None if found is None else self._codec.decode_block(found)
+        return await self._find("GetBlock", self._codec.decode_block, height=height)
 
     async def get_proof(self, tx_id: str) -> TransactionProof | None:
         """All that proves a transaction, which `is_valid` looks at; None where there is none."""
-        found = await self._find(self._call("GetProof", tx_id=tx_id))
-        return None if found is None else self._codec.decode_proof(found)
+        return await self._find("GetProof", self._codec.decode_proof, tx_id=tx_id)
 
     async def watch_blocks(
         self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
@@ -208,8 +195,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         """
         runtime, height, epoch = self._runtime, after_height, ""
         previous = NO_HASH if after_height == 0 else previous_hash
-        limits = runtime.limits
-        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, runtime.random_source)
+        backoff = Backoff(runtime.limits, runtime.random_source)
         while True:
             has_come = False
             request = self._build_request("WatchBlocks", after_height=height)
@@ -231,8 +217,8 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
                 if not error.is_transient and not may_renew_token:
                     raise
             if has_come:
-                pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, runtime.random_source)
-            await asyncio.sleep(next(pauses))
+                backoff.reset()
+            await backoff.wait(RetryPause())
 
     @property
     def _codec(self) -> Any:
@@ -249,14 +235,20 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     async def _call(self, method: str, **fields: Any) -> Any:
         return await self._runtime.transport.call(method, self._build_request(method, **fields))
 
-    @staticmethod
-    async def _find(call: Awaitable[Any]) -> Any:
+    async def _find(self, method: str, decode: Callable[[Any], T], **fields: Any) -> T | None:
         try:
-            return await call
+            return decode(await self._call(method, **fields))
         except ServerRefusedError as error:
             if error.code == NOT_FOUND:
                 return None
             raise
+
+    async def _iterate_pages(self, method: str, **fields: Any) -> AsyncIterator[Any]:
+        page = await self._call(method, **fields)
+        yield page
+        while page.next_page_token:
+            page = await self._call(method, **fields, page_token=page.next_page_token)
+            yield page
 
 
 def _check_next_block(found: LedgerBlock, height: int, previous: bytes | None, epoch: str = "") -> None:

@@ -35,15 +35,13 @@ def set_entity(
     for name, number in (("expires_at_ms", expires_at_ms), ("version_is", version_is)):
         if number is not None and type(number) is not int:
             raise CanonicalError(name, f"must be a whole number, not {type(number).__name__}")
-    conditions = []
-    if must_not_exist:
-        conditions.append(Condition(Must.NOT_EXIST))
-    if must_exist:
-        conditions.append(Condition(Must.EXIST))
-    if version_is is not None:
-        conditions.append(Condition(Must.HAVE_VERSION, version=version_is))
-    if value_equals is not None:
-        conditions.append(Condition(Must.HAVE_VALUE, value=value_equals))
+    possible_conditions = (
+        (must_not_exist, Condition(Must.NOT_EXIST)),
+        (must_exist, Condition(Must.EXIST)),
+        (version_is is not None, Condition(Must.HAVE_VERSION, version=version_is or 0)),
+        (value_equals is not None, Condition(Must.HAVE_VALUE, value=value_equals or b"")),
+    )
+    conditions = [condition for is_given, condition in possible_conditions if is_given]
     if len(conditions) > 1:
         raise CanonicalError("condition", "must be at most one of must_not_exist, must_exist, version_is, value_equals")
     return SetEntity(_check_text(key, "key"), value, expires_at_ms, conditions[0] if conditions else None)

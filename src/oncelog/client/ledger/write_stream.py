@@ -258,11 +258,12 @@ class WriteStream(RetryTask):
         if not self._runtime.is_ended:
             self._send_all()
         protocol = self._protocol
-        for settled in protocol.take_written():
-            self._report_outcome(settled)
-        for entry, error in protocol.take_denied():
-            self._denied[entry.number] = error
-            _give_outcome(entry, error)
+        for report in protocol.take_reports():
+            if isinstance(report.outcome, ServerRefusedError):  # the write stays pending
+                self._denied[report.entry.number] = report.outcome
+                _give_outcome(*report)
+            else:
+                self._report_outcome(report)
         forgotten_error = self._build_forgotten_error()
         if forgotten_error is not None:
             self._fail_all(forgotten_error)
