@@ -6,13 +6,22 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from pathlib import Path
+from typing import BinaryIO, Final, Generic, TypeVar
 
 from oncelog.errors import OncelogError
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 64 * 1024
 T = TypeVar("T")
+
+
+def open_file(path: str) -> BinaryIO:
+    """Open a file for reading. Raises OncelogError."""
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
 
 
 class LineParser(Generic[T]):

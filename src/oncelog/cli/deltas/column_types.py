@@ -29,10 +29,6 @@ CellEncoder = Callable[[str], bytes]
 """Makes canonical JSON of a cell's text. Raises ValueError that says what it is not."""
 
 
-def _encode_text(text: str) -> bytes:
-    return orjson.dumps(text)
-
-
 def _encode_integer(text: str) -> bytes:
     if len(text) > NUMBER_CHARACTERS_MAX or _INTEGER.fullmatch(text) is None:
         raise ValueError("is not an integer")
@@ -68,7 +64,7 @@ def _encode_json(text: str) -> bytes:
 
 
 _ENCODERS: Final[Mapping[str, CellEncoder]] = {
-    TEXT: _encode_text,
+    TEXT: orjson.dumps,
     INTEGER: _encode_integer,
     NUMBER: _encode_number,
     BOOLEAN: _encode_boolean,

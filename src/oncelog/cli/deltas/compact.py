@@ -9,7 +9,7 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url
 from oncelog.cli.retries import GaveUpError
 from oncelog.cli.terminal import (
     AsJson,
@@ -65,11 +65,10 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
     with translate_errors(), interrupt_on_sigterm():
         if (upto is None) == (keep is None):
             raise OncelogError("one of --upto and --keep must be given, and not both")
-        remote = build_remote(url, token, token_file)
         request: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
         if tombstone_age_days is not None:
             request["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
-        result = asyncio.run(_run_compaction(Gateway(remote, gateway, timeout), request, upto or 0))
+        result = asyncio.run(_run_compaction(Gateway(gateway, timeout, url, token, token_file), request, upto or 0))
         if as_json:
             held_by = None if result.held_by is None else msgspec.structs.asdict(result.held_by)
             print_json(

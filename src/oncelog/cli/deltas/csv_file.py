@@ -2,15 +2,15 @@
 
 import csv
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO, Final
 
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.column_types import NULLABLE_SUFFIX, TEXT, CellEncoder, TypeGuess, get_encoder
+from oncelog.cli.deltas.gateway import PushItem
 from oncelog.cli.line_input import LINE_BYTES_MAX
 from oncelog.core.deltas import (
     IDENTIFIER_CHARACTERS_MAX,
@@ -27,6 +27,12 @@ from oncelog.errors import CanonicalError, OncelogError
 
 FAULTS_SHOWN_MAX: Final = 20
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_CSV_ERRORS: Final = {
+    "new-line character": "a carriage return stands alone: lines must end with a line feed",
+    "unexpected end of data": 'a field begins with " and does not end',
+    "field larger": f'a field is longer than {ROW_BYTES_MAX} characters; perhaps a " is missing',
+}
+"""Errors of the module `csv` by the beginnings of their texts."""
 
 
 class CsvFormat(Struct, frozen=True):
@@ -48,13 +54,6 @@ class CsvContent(Struct, frozen=True):
     rows: int
     types: dict[str, str]
     """Of every column."""
-
-
-class CsvDelta(Struct, frozen=True):
-    """A delta, and the line that it was made of."""
-
-    body: bytes
-    line: int
 
 
 class WrongLinesError(OncelogError):
@@ -106,15 +105,13 @@ class CsvFile:
         """Looks at every line. Raises WrongLinesError for the first few that are wrong, OncelogError for the file."""
         digest = sha256()
         lines = _LineReader(self._file, digest.update)
-        records = self._iterate_records(lines)
-        head = _CsvHeader(next(records, (1, []))[1], self._format)
+        head, records = self._read_header(lines)
         checks = [head.build_cell_check(place) for place in range(len(head.names))]
         rows, faults = 0, []
         for line, cells in records:
             rows += 1
             try:
-                head.check_field_count(cells)
-                head.check_row_id(cells)
+                head.check_cells(cells)
                 for check, cell in zip(checks, cells, strict=True):
                     check(cell)
             except ValueError as error:
@@ -130,17 +127,16 @@ class CsvFile:
 
     # --- read in order to be sent
 
-    def iterate_deltas(self, types: Mapping[str, str], client_id: str, table: str, start: int) -> Iterator[CsvDelta]:
-        """One for each row, with a clock that rises by one with each: the same of the same file, whenever it is made.
+    def iterate_deltas(self, types: Mapping[str, str], client_id: str, table: str, start: int) -> Iterator[PushItem]:
+        """Yield a delta for each row. Its clock rises by one for each, so the same file always gives the same deltas.
 
         Raises OncelogError.
         """
-        records = self._iterate_records(_LineReader(self._file))
-        head = _CsvHeader(next(records, (1, []))[1], self._format)
+        head, records = self._read_header(_LineReader(self._file))
         columns = head.build_columns(types)
         for number, (line, cells) in enumerate(records):
             try:
-                head.check_field_count(cells)
+                head.check_cells(cells)
                 values = [b"%b%b}" % (prefix, kind(cells[place])) for prefix, kind, place in columns]
                 delta_json = DeltaJson(
                     client_id,
@@ -154,7 +150,11 @@ class CsvFile:
                 delta = to_row_delta(delta_json, delta_json.compute_id(), "$")
             except (ValueError, CanonicalError) as error:
                 raise OncelogError(f"line {line}: {error}") from error
-            yield CsvDelta(encode_delta(delta), line)
+            yield PushItem(encode_delta(delta), f"line {line}")
+
+    def _read_header(self, lines: "_LineReader") -> tuple["_CsvHeader", Iterator[tuple[int, list[str]]]]:
+        records = self._iterate_records(lines)
+        return _CsvHeader(next(records, (1, []))[1], self._format), records
 
     def _iterate_records(self, lines: "_LineReader") -> Iterator[tuple[int, list[str]]]:
         """The fields of each record, and the line on which it begins. Empty lines are none."""
@@ -173,22 +173,8 @@ class CsvFile:
                 yield line, cells
 
 
-def open_csv(path: str) -> BinaryIO:
-    """Raises OncelogError."""
-    try:
-        return Path(path).open("rb")
-    except OSError as error:
-        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
-
-
 def _explain_csv_error(message: str) -> str:
-    if message.startswith("new-line character"):
-        return "a carriage return stands alone: lines must end with a line feed"
-    if message.startswith("unexpected end of data"):
-        return 'a field begins with " and does not end'
-    if message.startswith("field larger"):
-        return f'a field is longer than {ROW_BYTES_MAX} characters; perhaps a " is missing'
-    return message
+    return next((text for prefix, text in _CSV_ERRORS.items() if message.startswith(prefix)), message)
 
 
 class _LineReader:
@@ -229,19 +215,13 @@ class _CsvHeader:
         self._guesses: dict[int, TypeGuess] = {}
         if not cells:
             raise OncelogError("line 1: must have the names of the columns")
-        if csv_format.row_id not in cells:
-            raise OncelogError(f"--row-id: no column is called {csv_format.row_id!r}; there are {_format_names(cells)}")
-        for name in csv_format.renames:
-            if name not in cells:
-                raise OncelogError(f"--rename: no column is called {name!r}; there are {_format_names(cells)}")
+        _check_columns("--row-id", [csv_format.row_id], cells)
+        _check_columns("--rename", csv_format.renames, cells)
         self.row_id = cells.index(csv_format.row_id)
         self.names = [csv_format.renames.get(cell, cell) for cell in cells]
         self._check_names(cells)
-        for name in csv_format.types:
-            if name not in self.names or name == self.names[self.row_id]:
-                raise OncelogError(
-                    f"--types: no column is called {name!r}; there are {_format_names(self._list_value_columns())}"
-                )
+        self.value_names = [name for place, name in enumerate(self.names) if place != self.row_id]
+        _check_columns("--types", csv_format.types, self.value_names)
 
     def _check_names(self, cells: Sequence[str]) -> None:
         seen: set[str] = set()
@@ -258,16 +238,10 @@ class _CsvHeader:
         if len(self.names) - 1 > ROW_COLUMNS_MAX:
             raise OncelogError(f"line 1: a row has at most {ROW_COLUMNS_MAX} columns, not {len(self.names) - 1}")
 
-    def _list_value_columns(self) -> list[str]:
-        return [name for place, name in enumerate(self.names) if place != self.row_id]
-
-    def check_field_count(self, cells: Sequence[str]) -> None:
-        """Raises ValueError."""
+    def check_cells(self, cells: Sequence[str]) -> None:
+        """Check the number of fields and the row id. Raises ValueError."""
         if len(cells) != len(self.names):
             raise ValueError(f"has {len(cells)} fields, and line 1 has {len(self.names)}")
-
-    def check_row_id(self, cells: Sequence[str]) -> None:
-        """Raises ValueError."""
         text = cells[self.row_id]
         if not text:
             raise ValueError(f"{self._format.row_id}: the row has no id")
@@ -286,18 +260,15 @@ class _CsvHeader:
             return guess.observe
         return _with_column_name(name, get_encoder(self._get_type(name)))
 
-    def _get_type(self, name: str) -> str:
-        chosen = self._format.types.get(name, TEXT)
-        return chosen + NULLABLE_SUFFIX if self._format.empty_null and not chosen.endswith(NULLABLE_SUFFIX) else chosen
-
     def list_types(self) -> dict[str, str]:
-        """Of each column, those that were found too."""
+        """Return the types of all columns, with those found in the file."""
         found = {self.names[place]: guess.choose_type() for place, guess in self._guesses.items()}
-        if self._format.empty_null:
-            found = {
-                name: f"{type_name.removesuffix(NULLABLE_SUFFIX)}{NULLABLE_SUFFIX}" for name, type_name in found.items()
-            }
-        return {name: found[name] if name in found else self._get_type(name) for name in self._list_value_columns()}
+        return {name: self._get_type(name, found) for name in self.value_names}
+
+    def _get_type(self, name: str, found: Mapping[str, str] = {}) -> str:
+        type_name = found.get(name) or self._format.types.get(name, TEXT)
+        is_nullable = self._format.empty_null or type_name.endswith(NULLABLE_SUFFIX)
+        return type_name.removesuffix(NULLABLE_SUFFIX) + (NULLABLE_SUFFIX if is_nullable else "")
 
     def build_columns(self, types: Mapping[str, str]) -> list[tuple[bytes, CellEncoder, int]]:
         """How a delta's columns are made, in the order that they have there: as `extract` does it."""
@@ -307,7 +278,7 @@ class _CsvHeader:
                 _with_column_name(name, get_encoder(types[name])),
                 self.names.index(name),
             )
-            for name in sorted(self._list_value_columns())
+            for name in sorted(self.value_names)
         ]
 
 
@@ -322,6 +293,8 @@ def _with_column_name(name: str, encoder: CellEncoder) -> CellEncoder:
     return encode_cell
 
 
-def _format_names(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:20])
-    return f"{shown}, …" if len(names) > 20 else shown or "none"
+def _check_columns(option: str, names: Iterable[str], columns: Sequence[str]) -> None:
+    for name in names:
+        if name not in columns:
+            shown = ", ".join([*map(repr, columns[:20]), *(["…"] if len(columns) > 20 else [])]) or "none"
+            raise OncelogError(f"{option}: no column is called {name!r}; there are {shown}")

@@ -1,14 +1,14 @@
 """A gateway of a server, as the commands for deltas use it: each request is repeated until it is answered."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.remote import Remote, check_text, translate_connection_errors, translate_decode_errors
+from oncelog.cli.remote import build_remote, check_text, translate_connection_errors, translate_decode_errors
 from oncelog.cli.retries import Retrier
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.client.deltas.limits import DeltasLimits
@@ -30,6 +30,35 @@ Name = Annotated[str, typer.Argument(metavar="GATEWAY", help="The gateway's name
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to try each request.")]
 
 
+class PushItem(Struct, frozen=True):
+    """A delta to push."""
+
+    body: bytes
+    location: str
+    """Place in the input: `line 3`, or `line 1, deltas[7]`."""
+    is_stamped: bool = False
+    """This command has made the id of the delta."""
+
+
+def split_batches(items: Iterable[PushItem], items_max: int) -> Iterator[list[PushItem]]:
+    """Divide items into requests, in their order."""
+    batch: list[PushItem] = []
+    size = 0
+    for item in items:
+        if batch and (len(batch) == items_max or size + len(item.body) > REQUEST_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += len(item.body)
+    if batch:
+        yield batch
+
+
+def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> PushItem | None:
+    """Return the delta that the gateway refuses; None if it refuses the request as a whole."""
+    return None if error.index is None or not 0 <= error.index < len(items) else items[error.index]
+
+
 class PushTooLargeError(OncelogError):
     """A push that the server would take in smaller parts only."""
 
@@ -44,11 +73,13 @@ _RESULT_DECODER: Final = msgspec.json.Decoder(PushResult)
 class Gateway:
     """`async with` opens and closes its connections."""
 
-    def __init__(self, remote: Remote, name: str, timeout_s: float) -> None:
+    def __init__(self, name: str, timeout_s: float, url: str, token: str | None, token_file: str | None) -> None:
+        """Takes the options of a command. Raises OncelogError for wrong ones."""
+        self.remote = remote = build_remote(url, token, token_file)
         fault = find_gateway_fault(check_text(name, "GATEWAY"))
         if fault is not None:
             raise OncelogError(f"GATEWAY {fault}")
-        self.remote = remote
+        self.name = name
         self._transport = DeltasTransport(remote.url, name, token=remote.token, limits=_LIMITS, headers=None, tls=None)
         self._retrier = Retrier(remote, timeout_s)
 
@@ -72,12 +103,12 @@ class Gateway:
         """Return the answer to a POST request. Raises as `get` does."""
         return self._decode(await self._retrier.run(lambda: self._transport.request(path, {}, bytes, body)), kind)
 
-    async def push(self, deltas: Sequence[bytes], *, can_divide: bool = False) -> list[tuple[Raw, PushResult]]:
+    async def push(self, items: Sequence[PushItem], *, can_divide: bool = False) -> list[tuple[Raw, PushResult]]:
         """Push deltas under their ids until they are answered. Return the results as they came, and decoded.
 
         Raises as `get` does; with `can_divide` PushTooLargeError for a push that exceeds the limits of the server.
         """
-        body, loop = encode_push(deltas), asyncio.get_running_loop()
+        body, loop = encode_push([item.body for item in items]), asyncio.get_running_loop()
         limited_s: float | None = None
 
         async def push_once() -> bytes:
@@ -92,13 +123,13 @@ class Gateway:
                     held_back_s = 0.0 if limited_s is None else sent_s - limited_s
                     is_too_much = max(held_back_s, error.retry_after_ms / 1000) > RATE_DIVIDE_S
                     limited_s = loop.time() if limited_s is None else limited_s
-                if can_divide and is_too_much and len(deltas) > 1:
+                if can_divide and is_too_much and len(items) > 1:
                     raise PushTooLargeError(str(error)) from error
                 raise
 
         raws = self._decode(await self._retrier.run(push_once), _PushResults).results
-        if len(raws) != len(deltas):
-            raise OncelogError(f"{self.remote.url} has answered {len(deltas)} deltas with {len(raws)} results")
+        if len(raws) != len(items):
+            raise OncelogError(f"{self.remote.url} has answered {len(items)} deltas with {len(raws)} results")
         with translate_decode_errors(self.remote):
             return [(raw, _RESULT_DECODER.decode(raw)) for raw in raws]
 

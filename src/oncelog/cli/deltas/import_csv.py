@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,17 +13,20 @@ import typer
 
 from oncelog.cli.deltas import import_state
 from oncelog.cli.deltas.column_types import get_encoder
-from oncelog.cli.deltas.csv_file import CsvContent, CsvDelta, CsvFile, CsvFormat, WrongLinesError, open_csv
+from oncelog.cli.deltas.csv_file import CsvContent, CsvFile, CsvFormat, WrongLinesError
 from oncelog.cli.deltas.gateway import (
-    REQUEST_BYTES_MAX,
     Gateway,
     Name,
+    PushItem,
     PushTooLargeError,
     Timeout,
+    find_refused_item,
+    split_batches,
 )
 from oncelog.cli.deltas.import_state import ImportState, Target
 from oncelog.cli.deltas.rows import Table
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, check_text
+from oncelog.cli.line_input import open_file
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text
 from oncelog.cli.retries import GaveUpError
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
@@ -102,15 +105,15 @@ def import_(  # noqa: PLR0913, PLR0917 - each one is an option
             infer,
             empty_null,
         )
-        remote = build_remote(url, token, token_file)
-        target = Target(remote.url, check_text(gateway, "GATEWAY"), _check_table(table), _check_client_id(client_id))
+        client = Gateway(gateway, timeout, url, token, token_file)
+        target = Target(client.remote.url, gateway, _check_table(table), _check_client_id(client_id))
         start = None if at is None else _parse_start(at)
-        with open_csv(file) as opened:
+        with open_file(file) as opened:
             csv = CsvFile(file, opened, shape)
             if dry_run:
                 _print_content(file, _check_file(csv), as_json)
                 return
-            importing = _Import(csv, Gateway(remote, gateway, timeout), target, shape, batch)
+            importing = _Import(csv, client, target, shape, batch)
             importing.begin(start)
             asyncio.run(importing.run())
         importing.print(as_json)
@@ -265,7 +268,7 @@ class _Import:
         with _ProgressLine(state.content.rows) as pace:
             try:
                 async with self._gateway:
-                    for batch in _iterate_batches(items, self._batch):
+                    for batch in split_batches(items, self._batch):
                         self._csv.check_unchanged()
                         await self._push_batch(batch)
                         pace.show(self._rows_done)
@@ -282,19 +285,20 @@ class _Import:
                 raise (typer.Exit(EXIT_FOUND_NOTHING) if has_row_index else OncelogError(str(error))) from error
         self._remove_state()
 
-    async def _push_batch(self, batch: Sequence[CsvDelta]) -> None:
+    async def _push_batch(self, batch: Sequence[PushItem]) -> None:
         """What the server's limits would not take for long goes in two, and so do those after it."""
         at = 0
         while at < len(batch):
             part = batch[at : at + self._batch]
             try:
-                results = await self._gateway.push([item.body for item in part], can_divide=True)
+                results = await self._gateway.push(part, can_divide=True)
             except PushTooLargeError:
                 self._batch = len(part) // 2
                 continue
             except GatewayRefusedError as error:
-                if error.index is not None and error.index < len(part):
-                    print_message(f"{self._csv.path}: line {part[error.index].line}: {error}")
+                item = find_refused_item(part, error)
+                if item is not None:
+                    print_message(f"{self._csv.path}: {item.location}: {error}")
                 raise
             duplicates = sum(result.duplicate for _, result in results)
             self._duplicates += duplicates
@@ -337,20 +341,6 @@ class _Import:
             f"{self._committed} deltas written, "
             f"{self._duplicates} known already ({pace}; at {_format_hlc_time(self._state.hlc)})"
         )
-
-
-def _iterate_batches(items: Iterator[CsvDelta], items_max: int) -> Iterator[list[CsvDelta]]:
-    """In their order, of so many and so many bytes at most."""
-    batch: list[CsvDelta] = []
-    size = 0
-    for item in items:
-        if batch and (len(batch) == items_max or size + len(item.body) > REQUEST_BYTES_MAX):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += len(item.body)
-    if batch:
-        yield batch
 
 
 class _ProgressLine:

@@ -16,7 +16,6 @@ from oncelog.cli.remote import (
     Token,
     TokenFile,
     Url,
-    build_remote,
     run_while_output_open,
     translate_decode_errors,
 )
@@ -63,9 +62,8 @@ def pull(  # noqa: PLR0913, PLR0917 - each one is an option
       oncelog deltas pull shop --follow --json | jq .rowId
     """
     with translate_errors(), interrupt_on_sigterm():
-        remote = build_remote(url, token, token_file)
         show = _encode_json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
-        pulling = _PullCommand(Gateway(remote, gateway, timeout), gateway, since, epoch or "", limit, show)
+        pulling = _PullCommand(Gateway(gateway, timeout, url, token, token_file), since, epoch or "", limit, show)
         asyncio.run(_run_pull(pulling, follow))
 
 
@@ -87,14 +85,12 @@ class _PullCommand:
     def __init__(
         self,
         gateway: Gateway,
-        name: str,
         since: int,
         epoch: str,
         limit: int | None,
         show: Callable[[Raw], bytes],
     ) -> None:
         self.gateway = gateway
-        self._name = name
         self._cursor = since
         self._epoch = epoch
         self._remaining = limit
@@ -155,7 +151,7 @@ class _PullCommand:
     def _report_compacted(self) -> Exception:
         print_message(
             f"the deltas after {self._cursor} have been compacted, and are in the rows only: read them with "
-            f"`oncelog deltas snapshot {self._name}`, which says from which sequence to pull on"
+            f"`oncelog deltas snapshot {self.gateway.name}`, which says from which sequence to pull on"
         )
         return typer.Exit(EXIT_FOUND_NOTHING)
 

@@ -2,21 +2,20 @@
 
 import asyncio
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import orjson
 import typer
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from oncelog.cli.deltas.atomic_files import write_new_file
-from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, Gateway, Name, Timeout
-from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, check_text
+from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, Timeout, find_refused_item, split_batches
+from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser, open_file
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text
 from oncelog.cli.retries import GaveUpError
 from oncelog.cli.terminal import (
     EXIT_CANNOT_READ,
@@ -77,39 +76,30 @@ def push(  # noqa: PLR0913, PLR0917 - each one is an option
       echo '{"op":"UPDATE","table":"products","rowId":"p1","columns":[{"column":"price","value":3.5}]}' |
       oncelog deltas push shop --client-id till-1
     """
-    with translate_errors(), interrupt_on_sigterm(), ExitStack() as stack:
-        remote = build_remote(url, token, token_file)
-        reader = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
-        pushing = _PushCommand(Gateway(remote, gateway, timeout), as_json)
-        descriptor = _open_input(file, stack)
-        if stamped is None:
-            asyncio.run(pushing.run(_iterate_batches(reader, descriptor, batch)))
-        else:
-            asyncio.run(pushing.run(_iterate_stamped_batches(reader, descriptor, batch, stamped)))
+    with translate_errors(), interrupt_on_sigterm():
+        gateway_client = Gateway(gateway, timeout, url, token, token_file)
+        parser = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
+        with _open_input(file) as descriptor:
+            batches = _iterate_batches(parser, descriptor, batch)
+            if stamped is not None:
+                batches = _save_batches(batches, stamped, batch)
+            asyncio.run(_push_all(gateway_client, batches, as_json))
 
 
-def _open_input(file: str, stack: ExitStack) -> int:
-    if file == STANDARD_INPUT:
-        if sys.stdin is None:
-            raise OncelogError("standard input must be open")
-        if sys.stdin.isatty():
-            typer.echo("Reading one delta a line from the terminal; end with Ctrl-D.", err=True)
-        return sys.stdin.fileno()
-    try:
-        return stack.enter_context(Path(file).open("rb")).fileno()
-    except OSError as error:
-        raise OncelogError(f"{file} cannot be read: {error.strerror}") from error
+@contextmanager
+def _open_input(file: str) -> Iterator[int]:
+    if file != STANDARD_INPUT:
+        with open_file(file) as opened:
+            yield opened.fileno()
+        return
+    if sys.stdin is None:
+        raise OncelogError("standard input must be open")
+    if sys.stdin.isatty():
+        typer.echo("Reading one delta a line from the terminal; end with Ctrl-D.", err=True)
+    yield sys.stdin.fileno()
 
 
 # --- what is sent -----------------------------------------------------------------------------------------
-
-
-class _Item(Struct, frozen=True):
-    body: bytes
-    location: str
-    """Where it stood: `line 3`, `line 1, deltas[7]`."""
-    is_stamped: bool
-    """Nobody but this command knows it yet."""
 
 
 class _IncompleteJsonError(OncelogError):
@@ -127,7 +117,7 @@ class _DeltaParser:
         """The lines of one JSON text that goes over all of the input."""
         self._size = 0
 
-    def parse(self, text: bytes, line: int) -> list[_Item]:
+    def parse(self, text: bytes, line: int) -> list[PushItem]:
         """The deltas of a line; none yet where the text goes on. Raises OncelogError with the place."""
         self._size = len(text) + (self._size if self._text else 0)
         if self._size > LINE_BYTES_MAX:
@@ -143,11 +133,11 @@ class _DeltaParser:
             self._text = [text]
             return []
 
-    def finish(self) -> list[_Item]:
+    def finish(self) -> list[PushItem]:
         """The deltas of a text that goes over several lines."""
         return self._parse_items(b"\n".join(self._text), "the text") if self._text else []
 
-    def _parse_items(self, text: bytes, place: str) -> list[_Item]:
+    def _parse_items(self, text: bytes, place: str) -> list[PushItem]:
         try:
             orjson.loads(text)
             members = _MEMBERS_DECODER.decode(text)
@@ -161,7 +151,7 @@ class _DeltaParser:
             return [self._parse_item(text, place)]
         return [self._parse_item(bytes(part), f"{place}, deltas[{index}]") for index, part in enumerate(parts)]
 
-    def _parse_item(self, text: bytes, place: str) -> _Item:
+    def _parse_item(self, text: bytes, place: str) -> PushItem:
         try:
             return self._build_item(canonical_text(text), place)
         except msgspec.MsgspecError:
@@ -169,7 +159,7 @@ class _DeltaParser:
         except CanonicalError as error:
             raise OncelogError(f"{place}: {error}") from error
 
-    def _build_item(self, text: bytes, place: str) -> _Item:
+    def _build_item(self, text: bytes, place: str) -> PushItem:
         members = _MEMBERS_DECODER.decode(text)
         is_stamped = "deltaId" not in members
         if is_stamped:
@@ -182,7 +172,7 @@ class _DeltaParser:
             delta_id = delta_id_from_json(parse(msgspec.json.encode(members)))
             members["deltaId"] = Raw(b'"%b"' % delta_id.hex().encode())
             text = msgspec.json.encode(members)
-        return _Item(encode_delta(decode_delta(text)), place, is_stamped)
+        return PushItem(encode_delta(decode_delta(text)), place, is_stamped)
 
     def _next_hlc(self) -> str:
         """Strictly rising: of two changes of one column the later line must win."""
@@ -193,96 +183,77 @@ class _DeltaParser:
         return str(reading)
 
 
-async def _iterate_batches(parser: _DeltaParser, descriptor: int, items_max: int) -> AsyncIterator[list[_Item]]:
-    """What has come is sent, and not kept until a batch is full: somebody may be typing."""
+async def _iterate_batches(parser: _DeltaParser, descriptor: int, items_max: int) -> AsyncIterator[list[PushItem]]:
+    """Yield requests of the lines that have come. The next lines may take a while: somebody may be typing."""
     chunks, lines = InputReader(descriptor), LineParser(parser.parse)
-    waiting: deque[_Item] = deque()
+    waiting: list[PushItem] = []
     chunk = b"first"
     while chunk and lines.error is None:
         chunk = await chunks.read_chunk()
         lines.feed(chunk)
         while lines.items:
-            waiting.extend(lines.items.popleft())
-        if len(waiting) < items_max and lines.error is None and chunks.has_chunk:
-            continue
-        while waiting:
-            yield _take_batch(waiting, items_max)
+            waiting += lines.items.popleft()
+        if len(waiting) >= items_max or lines.error is not None or not chunks.has_chunk:
+            for batch in split_batches(waiting, items_max):
+                yield batch
+            waiting = []
     if lines.error is not None:
         raise lines.error
-    waiting.extend(parser.finish())
-    while waiting:
-        yield _take_batch(waiting, items_max)
+    for batch in split_batches(parser.finish(), items_max):
+        yield batch
 
 
-async def _iterate_stamped_batches(
-    parser: _DeltaParser, descriptor: int, items_max: int, stamped: Path
-) -> AsyncIterator[list[_Item]]:
-    """All of the input, once it lies in a file from which it can be pushed again as it is."""
-    waiting = deque([item async for items in _iterate_batches(parser, descriptor, items_max) for item in items])
-    if not write_new_file(stamped, (item.body + b"\n" for item in waiting)):
+async def _save_batches(
+    batches: AsyncIterator[list[PushItem]], stamped: Path, items_max: int
+) -> AsyncIterator[list[PushItem]]:
+    """Save all deltas in a file, from which they can be pushed again, before the first request."""
+    items: list[PushItem] = []
+    async for batch in batches:
+        items += batch
+    if not write_new_file(stamped, (item.body + b"\n" for item in items)):
         raise OncelogError(f"{stamped} is there already: push that again as it is, or name another file")
-    while waiting:
-        yield _take_batch(waiting, items_max)
-
-
-def _take_batch(queue: deque[_Item], items_max: int) -> list[_Item]:
-    """The next request."""
-    items = [queue.popleft()]
-    size = len(items[0].body)
-    while queue and len(items) < items_max:
-        size += len(queue[0].body)
-        if size > REQUEST_BYTES_MAX:
-            break
-        items.append(queue.popleft())
-    return items
+    for batch in split_batches(items, items_max):
+        yield batch
 
 
 # --- sending ----------------------------------------------------------------------------------------------
 
 
-class _PushCommand:
-    def __init__(self, gateway: Gateway, as_json: bool) -> None:
-        self._gateway = gateway
-        self._as_json = as_json
-
-    async def run(self, batches: AsyncIterator[list[_Item]]) -> None:
-        """Pushes all of them, in their order, up to one that is refused."""
-        async with self._gateway as gateway, aclosing(batches):  # type: ignore[type-var]
-            async for items in batches:
-                try:
-                    results = await gateway.push([item.body for item in items])
-                except GaveUpError as error:
-                    print_message(str(error))
-                    _report_unknown(items)
-                    raise typer.Exit(EXIT_CANNOT_READ) from None
-                except asyncio.CancelledError:
-                    _report_unknown(items)
-                    raise
-                except GatewayRefusedError as error:
-                    raise _report_refusal(error, items) from error
-                self._print(results)
-
-    def _print(self, results: Iterable[tuple[Raw, PushResult]]) -> None:
-        if self._as_json:
-            lines = [bytes(raw).decode() for raw, _ in results]
-        else:
-            lines = [
-                f"{'duplicate' if result.duplicate else 'committed'} {result.sequence} {result.delta_id}"
-                for _, result in results
-            ]
-        typer.echo("\n".join(lines))
+async def _push_all(gateway: Gateway, batches: AsyncIterator[list[PushItem]], as_json: bool) -> None:
+    """Push all requests in their order, until one is refused."""
+    async with gateway, aclosing(batches):  # type: ignore[type-var]
+        async for items in batches:
+            try:
+                results = await gateway.push(items)
+            except GaveUpError as error:
+                print_message(str(error))
+                _report_unknown(items)
+                raise typer.Exit(EXIT_CANNOT_READ) from None
+            except asyncio.CancelledError:
+                _report_unknown(items)
+                raise
+            except GatewayRefusedError as error:
+                raise _report_refusal(error, items) from error
+            typer.echo("\n".join(_format_result(raw, result, as_json) for raw, result in results))
 
 
-def _report_refusal(error: GatewayRefusedError, items: Sequence[_Item]) -> Exception:
-    """What ends the command."""
-    if error.index is None or not 0 <= error.index < len(items):
+def _format_result(raw: Raw, result: PushResult, as_json: bool) -> str:
+    if as_json:
+        return bytes(raw).decode()
+    return f"{'duplicate' if result.duplicate else 'committed'} {result.sequence} {result.delta_id}"
+
+
+def _report_refusal(error: GatewayRefusedError, items: Sequence[PushItem]) -> Exception:
+    """Report the refused delta. Return the error that ends the command."""
+    item = find_refused_item(items, error)
+    if item is None:
         return OncelogError(f"{error} (the request began with {items[0].location})")
-    print_message(f"{items[error.index].location}: {error}")
+    print_message(f"{item.location}: {error}")
     print_message(f"nothing was written from {items[0].location} on")
     return typer.Exit(EXIT_FOUND_NOTHING)
 
 
-def _report_unknown(items: Sequence[_Item]) -> None:
+def _report_unknown(items: Sequence[PushItem]) -> None:
     """A retry needs the ids, and we may have made them."""
     print_message(
         f"the outcome is not known from {items[0].location} to {items[-1].location}; push these again as they are"

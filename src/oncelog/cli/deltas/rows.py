@@ -3,9 +3,10 @@
 import asyncio
 import csv
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from enum import StrEnum
+from itertools import chain
 from tempfile import SpooledTemporaryFile
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -15,7 +16,7 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote, check_text, translate_decode_errors
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, translate_decode_errors
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     escape_unprintable,
@@ -65,10 +66,9 @@ def rows(  # noqa: PLR0913, PLR0917 - each one is an option
       oncelog deltas rows shop products --format csv > products.csv
     """
     with translate_errors(), interrupt_on_sigterm():
-        remote = build_remote(url, token, token_file)
+        gateway_client = Gateway(gateway, timeout, url, token, token_file)
         chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
         row_id = None if row is None else check_text(row, "--row")
-        gateway_client = Gateway(remote, gateway, timeout)
         count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
         if row is not None and not count:
             print_message("there is no row of that id")
@@ -101,15 +101,13 @@ async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_for
 
 
 async def _iterate_pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncIterator[list[Raw]]:
-    path = f"rows/{quote(table, safe='')}"
-    if row_id is not None:
-        yield (await gateway.get(_RowPage, path, rowId=row_id)).rows
-        return
-    page = await gateway.get(_RowPage, path, limit=PAGE_ROWS)
-    yield page.rows
-    while page.next:
-        page = await gateway.get(_RowPage, path, limit=PAGE_ROWS, after=page.next)
+    parameters: dict[str, str | int] = {"limit": PAGE_ROWS} if row_id is None else {"rowId": row_id}
+    while True:
+        page = await gateway.get(_RowPage, f"rows/{quote(table, safe='')}", **parameters)
         yield page.rows
+        if not page.next:
+            return
+        parameters["after"] = page.next
 
 
 # --- in columns -------------------------------------------------------------------------------------------
@@ -138,18 +136,12 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], o
             writer.writerow([ROW_ID, *names])
             writer.writerows(texts)
         else:
-            for cells in _iterate_cells([ROW_ID, *names], texts, count):
-                padded = [cell.ljust(width) for cell, width in zip(cells, [id_width, *widths.values()], strict=True)]
-                sys.stdout.write("  ".join(padded).rstrip() + "\n")
+            header = [[ROW_ID, *names]] if count else []
+            for row_texts in chain(header, texts):
+                cells = zip(map(_format_cell, row_texts), [id_width, *widths.values()], strict=True)
+                sys.stdout.write("  ".join(text.ljust(width) for text, width in cells).rstrip() + "\n")
         sys.stdout.flush()
     return count
-
-
-def _iterate_cells(names: Sequence[str], rows_: Iterator[list[str]], count: int) -> Iterator[list[str]]:
-    if count:
-        yield [_format_cell(name) for name in names]
-    for texts in rows_:
-        yield [_format_cell(text) for text in texts]
 
 
 def _format_row(row: _RowJson, names: Sequence[str]) -> list[str]:

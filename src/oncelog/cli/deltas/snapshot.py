@@ -8,7 +8,7 @@ import orjson
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, build_remote
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url
 from oncelog.cli.terminal import interrupt_on_sigterm, print_message, translate_errors
 from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.errors import OncelogError
@@ -33,8 +33,7 @@ def snapshot(
     Example:  oncelog deltas snapshot shop > shop.jsonl
     """
     with translate_errors(), interrupt_on_sigterm():
-        remote = build_remote(url, token, token_file)
-        asyncio.run(_run_snapshot(Gateway(remote, gateway, timeout), gateway))
+        asyncio.run(_run_snapshot(Gateway(gateway, timeout, url, token, token_file)))
 
 
 class _SnapshotPage(Struct, frozen=True):
@@ -44,7 +43,7 @@ class _SnapshotPage(Struct, frozen=True):
     next: str
 
 
-async def _run_snapshot(gateway: Gateway, name: str) -> None:
+async def _run_snapshot(gateway: Gateway) -> None:
     output = sys.stdout.buffer
     following, epoch = "", ""
     async with gateway:
@@ -65,4 +64,4 @@ async def _run_snapshot(gateway: Gateway, name: str) -> None:
                 break
     output.write(orjson.dumps({"cursor": page.cursor, "epoch": epoch}) + b"\n")
     output.flush()
-    print_message(f"go on with `oncelog deltas pull {name} --since {page.cursor} --epoch {epoch}`")
+    print_message(f"go on with `oncelog deltas pull {gateway.name} --since {page.cursor} --epoch {epoch}`")
