@@ -61,17 +61,28 @@ from oncelog.errors import CanonicalError
 
 _ACT_NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{ACT_CHARACTERS_MAX - 1}}}")
 T = TypeVar("T")
-_Check = Callable[[Any], Refused | None]
+_Check = Callable[[Any], None]
+"""Raises _FieldError."""
+
+
+class _FieldError(Exception):
+    """A malformed field of an item. `check_item` returns the refusal."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, message)
+        self.refused = _refuse(field, message)
 
 
 def check_item(item: Item) -> Refused | None:
     """Return None if the item can be decided; else the refusal that names the field at fault."""
-    if isinstance(item, Submission):
-        return _check_submission(item)
-    for check in _CHECKS[type(item)]:
-        refused = check(item)
-        if refused is not None:
-            return refused
+    try:
+        if isinstance(item, Submission):
+            _check_submission(item)
+        else:
+            for check in _CHECKS[type(item)]:
+                check(item)
+    except _FieldError as error:
+        return error.refused
     return None
 
 
@@ -88,27 +99,27 @@ def _text(field: str, characters_max: int = NAME_CHARACTERS_MAX) -> _Check:
 
 
 def _count(field: str, count_max: int) -> _Check:
-    def check(item: Any) -> Refused | None:
+    def check(item: Any) -> None:
         count = len(getattr(item, field))
-        return _refuse(field, f"must be at most {count_max}, not {count}") if count > count_max else None
+        if count > count_max:
+            raise _FieldError(field, f"must be at most {count_max}, not {count}")
 
     return check
 
 
 def _size(field: str, bytes_max: int) -> _Check:
-    def check(item: Any) -> Refused | None:
-        value: bytes | None = getattr(item, field)
-        return _refuse_too_long(field, bytes_max) if value is not None and len(value) > bytes_max else None
+    def check(item: Any) -> None:
+        if len(getattr(item, field) or b"") > bytes_max:
+            raise _FieldError(field, f"must have at most {bytes_max} bytes")
 
     return check
 
 
 def _integer(field: str, lowest: int, highest: int) -> _Check:
-    def check(item: Any) -> Refused | None:
+    def check(item: Any) -> None:
         value: object = getattr(item, field)
-        if type(value) is int and lowest <= value <= highest:
-            return None
-        return _refuse(field, f"must be a whole number from {lowest} to {highest}, not {value!r}")
+        if type(value) is not int or not lowest <= value <= highest:
+            raise _FieldError(field, f"must be a whole number from {lowest} to {highest}, not {value!r}")
 
     return check
 
@@ -116,67 +127,66 @@ def _integer(field: str, lowest: int, highest: int) -> _Check:
 # --- checks of one type of items ---------------------------------------------------------------------------
 
 
-def _check_leased(item: Claim | Renew | Release) -> Refused | None:
-    return None if item.policy.leased else _refuse("policy", f"{item.policy.name!r} has no leases")
+def _check_leased(item: Claim | Renew | Release) -> None:
+    if not item.policy.leased:
+        raise _FieldError("policy", f"{item.policy.name!r} has no leases")
 
 
-def _check_lease_key(item: Claim | Renew | Release) -> Refused | None:
-    return _check_key(item.key, item.policy)
+def _check_key(item: Submission | Claim | Renew | Release) -> None:
+    key, policy = item.key, item.policy
+    shortest, longest = policy.key_bytes
+    if not shortest <= len(key) <= longest:
+        length = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+        raise _FieldError("key", f"must have {length} bytes, not {len(key)}")
+    if not policy.zero_key and not any(key):
+        raise _FieldError("key", "must not be all zero")
 
 
-def _check_releaser(item: Release) -> Refused | None:
+def _check_releaser(item: Release) -> None:
     """Check the operator, which does not know the holder, or the holder."""
-    return _check_name("actor", item.actor) if item.actor != "" else _check_name("holder", item.holder)
+    field = "actor" if item.actor != "" else "holder"
+    _check_name(field, getattr(item, field))
 
 
-def _check_open_rate(item: OpenStream) -> Refused | None:
-    return None if item.rate is None else _check_rate(item.rate)
+def _check_open_rate(item: OpenStream) -> None:
+    if item.rate is not None:
+        _check_rate(item.rate, "rate")
 
 
-def _check_role(item: SetMember) -> Refused | None:
+def _check_role(item: SetMember) -> None:
     role: object = item.role
     if role is not None and not isinstance(role, Role):  # a str must not equal a Role by chance
-        return _refuse("role", f"must be a Role or None, not {role!r}")
+        raise _FieldError("role", f"must be a Role or None, not {role!r}")
     if role is not None and not item.present:
-        return _refuse("role", "must be None where a member is removed")
-    return None
+        raise _FieldError("role", "must be None where a member is removed")
 
 
-def _check_cursor(item: SetCursor) -> Refused | None:
+def _check_cursor(item: SetCursor) -> None:
     if item.cursor is not None and type(item.cursor) is not int:
-        return _refuse("cursor", f"must be a whole number or None, not {item.cursor!r}")
-    return None
+        raise _FieldError("cursor", f"must be a whole number or None, not {item.cursor!r}")
 
 
-def _check_tombstone_names(item: DropTombstones) -> Refused | None:
+def _check_tombstone_names(item: DropTombstones) -> None:
     names = tuple(name for tombstone in item.tombstones for name in (tombstone.table, tombstone.row_id))
-    return _check_texts("consumers", item.consumers, NAME_CHARACTERS_MAX) or _check_texts(
-        "tombstones", names, ENTITY_KEY_CHARACTERS_MAX
-    )
+    _check_texts("consumers", item.consumers, NAME_CHARACTERS_MAX)
+    _check_texts("tombstones", names, ENTITY_KEY_CHARACTERS_MAX)
 
 
-def _check_row_names(item: FoldRows) -> Refused | None:
-    return _check_texts("rows", tuple(name for row in item.rows for name in row), ENTITY_KEY_CHARACTERS_MAX)
+def _check_row_names(item: FoldRows) -> None:
+    _check_texts("rows", tuple(name for row in item.rows for name in row), ENTITY_KEY_CHARACTERS_MAX)
 
 
-def _check_act_name(item: RecordAct) -> Refused | None:
+def _check_act(item: RecordAct) -> None:
     if type(item.act) is not str or _ACT_NAME.fullmatch(item.act) is None:
-        return _refuse("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', from a letter on")
-    return None
-
-
-def _check_act_key(item: RecordAct) -> Refused | None:
+        raise _FieldError("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', from a letter on")
     if type(item.key) is not bytes or len(item.key) not in (0, ACT_KEY_BYTES):
-        return _refuse("key", f"must have {ACT_KEY_BYTES} bytes, or none")
-    return None
-
-
-def _check_details(item: RecordAct) -> Refused | None:
+        raise _FieldError("key", f"must have {ACT_KEY_BYTES} bytes, or none")
     try:
         is_object = item.details.startswith(b"{") and canonical_text(item.details) == item.details
     except CanonicalError:
         is_object = False
-    return None if is_object else _refuse("details", "must be a JSON object in canonical form")
+    if not is_object:
+        raise _FieldError("details", "must be a JSON object in canonical form")
 
 
 _LEASE_MS: Final = _integer("lease_ms", 1, LEASE_MS_MAX)
@@ -187,10 +197,10 @@ _CHECKS: Final[Mapping[type, tuple[_Check, ...]]] = {
         _LEASE_MS,
         _name("scope"),
         _name("holder"),
-        _check_lease_key,
+        _check_key,
     ),
-    Renew: (_check_leased, _LEASE_MS, _name("scope"), _name("holder"), _check_lease_key),
-    Release: (_check_leased, _size("failure", FAILURE_BYTES_MAX), _name("scope"), _check_releaser, _check_lease_key),
+    Renew: (_check_leased, _LEASE_MS, _name("scope"), _name("holder"), _check_key),
+    Release: (_check_leased, _size("failure", FAILURE_BYTES_MAX), _name("scope"), _check_releaser, _check_key),
     OpenStream: (_name("scope"), _name("member"), _check_open_rate),
     SetMember: (_name("scope"), _name("member"), _text("actor"), _check_role),
     Acknowledge: (_name("scope"), _name("member")),
@@ -205,15 +215,13 @@ _CHECKS: Final[Mapping[type, tuple[_Check, ...]]] = {
     FoldRows: (_count("rows", FOLDED_MAX), _count("deltas", FOLDED_MAX), _name("scope"), _check_row_names),
     Leap: (_integer("above", 1, LEAP_ABOVE_MAX),),
     RecordAct: (
-        _check_act_name,
+        _size("details", ACT_DETAILS_BYTES_MAX),
+        _check_act,
         _integer("lane", 0, STORED_INTEGER_MAX),
         _integer("time_ms", 0, STORED_INTEGER_MAX),
-        _check_act_key,
         _name("actor"),
         _text("scope"),
         _text("target", TARGET_CHARACTERS_MAX),
-        _size("details", ACT_DETAILS_BYTES_MAX),
-        _check_details,
     ),
 }
 """The checks of each type of items besides submissions, in their order. The scope is empty where it may be that of
@@ -234,25 +242,23 @@ def check_request(request: Request) -> Refused | None:
     return None
 
 
-def _check_submission(submission: Submission) -> Refused | None:
-    policy, key = submission.policy, submission.key
-    refused = _check_names(submission)
-    if refused is None and submission.holder:  # apart: there is another one for every lease
-        refused = _check_name("holder", submission.holder)
-    if refused is None and (policy.client_sequence or submission.client_sequence):
-        refused = _check_sequence(submission, policy)
-    if refused is None and (key or not policy.client_sequence):
-        refused = _check_key(key, policy)
-    if refused is not None:
-        return refused
+def _check_submission(submission: Submission) -> None:
+    policy = submission.policy
+    _check_names(submission)
+    if submission.holder:  # not cached: every lease has another one
+        _check_name("holder", submission.holder)
+    if policy.client_sequence or submission.client_sequence:
+        _check_sequence(submission, policy)
+    if submission.key or not policy.client_sequence:
+        _check_key(submission)
     if len(submission.fingerprint) > FINGERPRINT_BYTES_MAX:
-        return _refuse_too_long("fingerprint", FINGERPRINT_BYTES_MAX)
+        raise _FieldError("fingerprint", f"must have at most {FINGERPRINT_BYTES_MAX} bytes")
     if policy.order is STREAM:
         if not submission.scope:
-            return _refuse("scope", "must name the stream")
+            raise _FieldError("scope", "must name the stream")
     elif submission.expected_sequence is not None:
-        return _refuse("expected_sequence", "has no meaning outside of streams; expect a position")
-    return _check_effects(submission, policy)
+        raise _FieldError("expected_sequence", "has no meaning outside of streams; expect a position")
+    _check_effects(submission, policy)
 
 
 _VALID_CACHE_MAX: Final = 8192
@@ -262,19 +268,18 @@ _valid_partitions: set[tuple[str, ...]] = {()}
 many they are looked at again."""
 
 
-def _check_names(submission: Submission) -> Refused | None:
-    """Of stream, sender and partitions, each of which may be missing here."""
+def _check_names(submission: Submission) -> None:
+    """Check stream, sender and partitions, each of which may be missing here."""
     scope, actor, client, partitions = submission.scope, submission.actor, submission.client, submission.partitions
     if type(partitions) is not tuple:
-        return _refuse("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
+        raise _FieldError("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
     is_text = type(scope) is type(actor) is type(client) is str  # and nothing that only equals one
     if not (is_text and scope in _valid_names and actor in _valid_names and client in _valid_names):
         for field, name in (("scope", scope), ("actor", actor), ("client", client)):
-            refused = _check_text(field, name, NAME_CHARACTERS_MAX)
-            if refused is not None:
-                return refused
+            _check_text(field, name, NAME_CHARACTERS_MAX)
             _cache_valid(_valid_names, name, "")
-    return None if partitions in _valid_partitions else _check_partitions(partitions)
+    if partitions not in _valid_partitions:
+        _check_partitions(partitions)
 
 
 def _cache_valid(cache: set[T], value: T, empty: T) -> None:
@@ -284,88 +289,80 @@ def _cache_valid(cache: set[T], value: T, empty: T) -> None:
     cache.add(value)
 
 
-def _check_partitions(partitions: tuple[str, ...]) -> Refused | None:
+def _check_partitions(partitions: tuple[str, ...]) -> None:
     if len(partitions) > PARTITIONS_MAX:
-        return _refuse("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
+        raise _FieldError("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
     for name in partitions:
         if type(name) is not str:
-            return _refuse("partitions", f"must be a text, not {type(name).__name__}")
-    refused = _check_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
-    if refused is None and partitions and (not all(partitions) or normal_partitions(partitions) != partitions):
+            raise _FieldError("partitions", f"must be a text, not {type(name).__name__}")
+    _check_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
+    if not all(partitions) or normal_partitions(partitions) != partitions:
         # Readers and erasures ask for the normal form, and would not find another one.
-        return _refuse("partitions", "must be in normal form (normal_partitions): NFC, each once, sorted, none empty")
-    if refused is None and len(partitions) == 1:  # as most have: 64 long ones each would be many megabytes
+        message = "must be in normal form (normal_partitions): NFC, each once, sorted, none empty"
+        raise _FieldError("partitions", message)
+    if len(partitions) == 1:  # as most have: 64 long ones each would be many megabytes
         _cache_valid(_valid_partitions, partitions, ())
-    return refused
 
 
-def _check_rate(rate: Rate, field: str = "rate") -> Refused | None:
+def _check_rate(rate: Rate, field: str) -> None:
     if type(rate) is not Rate:
-        return _refuse(field, f"must be a Rate, not {type(rate).__name__}")
+        raise _FieldError(field, f"must be a Rate, not {type(rate).__name__}")
     for name, value in (("per_second", rate.per_second), ("burst", rate.burst)):
         if type(value) is not int or not 1 <= value <= RATE_MAX:
-            return _refuse(field, f"must have a {name} from 1 to {RATE_MAX}, not {value!r}")
-    return None
+            raise _FieldError(field, f"must have a {name} from 1 to {RATE_MAX}, not {value!r}")
 
 
-def _check_stream_rate(submission: Submission, rate: Rate) -> Refused | None:
-    if submission.policy.order is not STREAM:
-        return _refuse("stream_rate", _describe_unused_field(submission.policy))
-    if not submission.actor:
-        # Its own rate and that of all would be counted as one.
-        return _refuse("actor", "must be named where there is a stream_rate")
-    return _check_rate(rate, "stream_rate")
-
-
-def _check_sequence(submission: Submission, policy: Policy) -> Refused | None:
+def _check_sequence(submission: Submission, policy: Policy) -> None:
     if not policy.client_sequence:
-        return _refuse("client_sequence", _describe_unused_field(policy))
+        raise _FieldError("client_sequence", _describe_unused_field(policy))
     if not submission.client:
-        return _refuse("client", "must be named")
+        raise _FieldError("client", "must be named")
     if not 1 <= submission.client_sequence <= SEQUENCE_MAX:
-        return _refuse("client_sequence", f"must be from 1 to {SEQUENCE_MAX}")
-    return None
+        raise _FieldError("client_sequence", f"must be from 1 to {SEQUENCE_MAX}")
 
 
-def _check_effects(submission: Submission, policy: Policy) -> Refused | None:
+def _check_effects(submission: Submission, policy: Policy) -> None:
     operations, delta = submission.operations, submission.delta
     if policy.entities is not bool(operations):
-        return _refuse("operations", "must hold at least one" if policy.entities else _describe_unused_field(policy))
+        message = "must hold at least one" if policy.entities else _describe_unused_field(policy)
+        raise _FieldError("operations", message)
     if policy.rows is (delta is None):
-        return _refuse("delta", "is missing" if policy.rows else _describe_unused_field(policy))
+        raise _FieldError("delta", "is missing" if policy.rows else _describe_unused_field(policy))
     if submission.fence and not policy.leased:
-        return _refuse("fence", _describe_unused_field(policy))
-    refused: Refused | None = None
+        raise _FieldError("fence", _describe_unused_field(policy))
     if submission.rate is not None:
-        refused = _check_rate(submission.rate)
-    if refused is None and submission.stream_rate is not None:
-        refused = _check_stream_rate(submission, submission.stream_rate)
-    if refused is None and delta is not None:
-        refused = _check_delta(submission, delta)
-    if refused is None and operations:
-        refused = _check_operations(operations)
-    return refused
+        _check_rate(submission.rate, "rate")
+    if submission.stream_rate is not None:
+        _check_stream_rate(submission, submission.stream_rate)
+    if delta is not None:
+        _check_delta(submission, delta)
+    if operations:
+        _check_operations(operations)
 
 
-def _check_operations(operations: tuple[Operation, ...]) -> Refused | None:
+def _check_stream_rate(submission: Submission, rate: Rate) -> None:
+    if submission.policy.order is not STREAM:
+        raise _FieldError("stream_rate", _describe_unused_field(submission.policy))
+    if not submission.actor:
+        # Its own rate and that of all would be counted as one.
+        raise _FieldError("actor", "must be named where there is a stream_rate")
+    _check_rate(rate, "stream_rate")
+
+
+def _check_operations(operations: tuple[Operation, ...]) -> None:
     if len(operations) > OPERATIONS_MAX:
-        return _refuse("operations", f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
+        raise _FieldError("operations", f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
     for operation in operations:
-        refused = _check_texts("operations", _list_texts(operation), ENTITY_KEY_CHARACTERS_MAX)
-        if refused is not None:
-            return refused
-        refused = _check_set_entity(operation) if isinstance(operation, SetEntity) else None
-        if refused is not None:
-            return refused
-    return None
+        _check_texts("operations", _list_texts(operation), ENTITY_KEY_CHARACTERS_MAX)
+        if isinstance(operation, SetEntity):
+            _check_set_entity(operation)
 
 
-def _check_set_entity(operation: SetEntity) -> Refused | None:
+def _check_set_entity(operation: SetEntity) -> None:
     if operation.expires_at_ms is not None and not 0 <= operation.expires_at_ms <= STORED_INTEGER_MAX:
-        return _refuse("operations", f"have an expiry that is not from 0 to {STORED_INTEGER_MAX} ms")
+        raise _FieldError("operations", f"have an expiry that is not from 0 to {STORED_INTEGER_MAX} ms")
     if operation.condition is not None and type(operation.condition.must) is not Must:
-        return _refuse("operations", f"have a condition that is no Must: {operation.condition.must!r}")
-    return None
+        raise _FieldError("operations", f"have a condition that is no Must: {operation.condition.must!r}")
 
 
 def _list_texts(operation: Operation) -> tuple[str, ...]:
@@ -374,58 +371,41 @@ def _list_texts(operation: Operation) -> tuple[str, ...]:
     return (operation.key,)
 
 
-def _check_delta(submission: Submission, delta: RowDelta) -> Refused | None:
+def _check_delta(submission: Submission, delta: RowDelta) -> None:
     if submission.policy.identity is Identity.DERIVED and submission.key != delta.delta_id:
-        return _refuse("key", "must be the delta's id")
+        raise _FieldError("key", "must be the delta's id")
     if type(delta.op) is not Op:
-        return _refuse("delta", f"has an op that is no Op: {delta.op!r}")
+        raise _FieldError("delta", f"has an op that is no Op: {delta.op!r}")
     if not 0 <= delta.hlc <= HLC_MAX:
-        return _refuse("delta", "has a clock beyond 64 bits")
+        raise _FieldError("delta", "has a clock beyond 64 bits")
     if len(delta.columns) > ROW_COLUMNS_MAX:
-        return _refuse("delta", f"has more than {ROW_COLUMNS_MAX} columns")
+        raise _FieldError("delta", f"has more than {ROW_COLUMNS_MAX} columns")
     names = (delta.table, delta.row_id, delta.client_id, *[name for name, _ in delta.columns])
-    return _check_texts("delta", names, ENTITY_KEY_CHARACTERS_MAX)
+    _check_texts("delta", names, ENTITY_KEY_CHARACTERS_MAX)
 
 
-def _check_key(key: bytes, policy: Policy) -> Refused | None:
-    shortest, longest = policy.key_bytes
-    if not shortest <= len(key) <= longest:
-        length = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-        return _refuse("key", f"must have {length} bytes, not {len(key)}")
-    if not policy.zero_key and not any(key):
-        return _refuse("key", "must not be all zero")
-    return None
+def _check_name(field: str, name: str) -> None:
+    if name == "":
+        raise _FieldError(field, "must be named")
+    _check_text(field, name, NAME_CHARACTERS_MAX)
 
 
-def _check_name(field: str, name: str) -> Refused | None:
-    return _refuse(field, "must be named") if name == "" else _check_text(field, name, NAME_CHARACTERS_MAX)
-
-
-def _check_texts(field: str, texts: tuple[str, ...], characters_max: int) -> Refused | None:
-    if _are_short_ascii(texts, characters_max):
-        return None
-    return next(filter(None, (_check_text(field, text, characters_max) for text in texts)), None)
-
-
-def _are_short_ascii(texts: tuple[str, ...], characters_max: int) -> bool:
-    """True if all of them together are plain ASCII within the limit of one: then there is nothing more to look at."""
+def _check_texts(field: str, texts: tuple[str, ...], characters_max: int) -> None:
     together = "".join(texts)
-    return together.isascii() and len(together) <= characters_max and "\0" not in together
+    if together.isascii() and len(together) <= characters_max and "\0" not in together:
+        return  # all of them together are plain ASCII within the limit of one
+    for text in texts:
+        _check_text(field, text, characters_max)
 
 
-def _check_text(field: str, text: str, characters_max: int) -> Refused | None:
+def _check_text(field: str, text: str, characters_max: int) -> None:
     if type(text) is not str:
-        return _refuse(field, f"must be a text, not {type(text).__name__}")
+        raise _FieldError(field, f"must be a text, not {type(text).__name__}")
     if len(text) > characters_max:
-        return _refuse(field, f"must have at most {characters_max} characters, not {len(text)}")
+        raise _FieldError(field, f"must have at most {characters_max} characters, not {len(text)}")
     # PostgreSQL refuses U+0000 in text, and no database stores half characters.
     if "\0" in text or not is_unicode(text):
-        return _refuse(field, "must not have lone surrogates or U+0000")
-    return None
-
-
-def _refuse_too_long(field: str, bytes_max: int) -> Refused:
-    return _refuse(field, f"must have at most {bytes_max} bytes")
+        raise _FieldError(field, "must not have lone surrogates or U+0000")
 
 
 def _describe_unused_field(policy: Policy) -> str:
