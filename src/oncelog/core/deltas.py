@@ -114,25 +114,18 @@ class _PushJson(Struct, frozen=True, gc=False):
     deltas: list[DeltaJson]
 
 
-class _PartsJson(Struct, frozen=True, gc=False):
-    deltas: list[Raw]
-
-
 _PUSH_DECODER: Final = msgspec.json.Decoder(_PushJson)
-_PARTS_DECODER: Final = msgspec.json.Decoder(_PartsJson)
 _DELTA_DECODER: Final = msgspec.json.Decoder(DeltaJson)
 _COLUMNS_DECODER: Final = msgspec.json.Decoder(list[ColumnJson])
-_COLUMN_DECODER: Final = msgspec.json.Decoder(ColumnJson)
-_RAW_LIST_DECODER: Final = msgspec.json.Decoder(list[Raw])
 
 
 def decode_push(body: bytes) -> DecodedPush:
     """The deltas of `{"deltas": […]}`. Raises CanonicalError with the path of what is none."""
-    text = canonical_text(body)  # nothing is rounded, no key is there twice, and −0 is 0
     try:
-        return _build_push(_PUSH_DECODER.decode(text).deltas)
+        # Canonical: nothing is rounded, no key is there twice, and −0 is 0.
+        return _build_push(_PUSH_DECODER.decode(canonical_text(body)).deltas)
     except msgspec.ValidationError as error:
-        raise _locate_push_fault(text, error) from error
+        raise _to_canonical_error(error, "") from error
 
 
 def decode_canonical_push(body: bytes) -> DecodedPush | None:
@@ -155,11 +148,7 @@ def _build_push(deltas: list[DeltaJson]) -> DecodedPush:
 
 def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
     """Whether all columns are in canonical form."""
-    text = b"[%b]" % b",".join([delta_json.columns for delta_json in deltas])
-    try:
-        return canonical_text(text) == text
-    except CanonicalError:
-        return False
+    return _is_canonical(b"[%b]" % b",".join([delta_json.columns for delta_json in deltas]))
 
 
 def decode_delta(text: bytes, path: str = "$") -> RowDelta:
@@ -196,16 +185,16 @@ class WrongIdError(CanonicalError):
 
 def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
     """What it says, checked (DE-10). Raises CanonicalError with the path of what cannot be."""
-    table, row_id, client_id = delta.table, delta.row_id, delta.client_id
-    if not is_identifier(table) or not _is_text(row_id, ROW_ID_CHARACTERS_MAX) or not _is_text(client_id):
-        _check_names(delta, path)
+    _check_identifier(delta.table, f"{path}.table")
+    check_length(delta.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
+    check_length(delta.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
     try:
         hlc = parse_hlc(delta.hlc)
         columns = _COLUMNS_DECODER.decode(delta.columns)
     except CanonicalError as error:
         raise CanonicalError(f"{path}.hlc", error.reason) from error
     except msgspec.ValidationError as error:
-        raise _locate_column_fault(delta.columns, error, path) from error
+        raise _to_canonical_error(error, f"{path}.columns") from error
     if len(columns) > ROW_COLUMNS_MAX:
         raise CanonicalError(f"{path}.columns", f"must be at most {ROW_COLUMNS_MAX}, not {len(columns)}")
     named = {column.column: bytes(column.value) for column in columns}
@@ -213,22 +202,12 @@ def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: 
         _check_column_names([column.column for column in columns], path)
     if len(delta.columns) > value_bytes_max:
         _check_values(named.values(), value_bytes_max, path)
-    return RowDelta(delta.op, table, row_id, client_id, hlc, tuple(named.items()), identity)
+    return RowDelta(delta.op, delta.table, delta.row_id, delta.client_id, hlc, tuple(named.items()), identity)
 
 
 def is_identifier(name: str) -> bool:
     """Whether a table or column can be called so."""
     return name.isidentifier() and name.isascii() and len(name) <= IDENTIFIER_CHARACTERS_MAX
-
-
-def _is_text(text: str, characters_max: int = NAME_CHARACTERS_MAX) -> bool:
-    return 1 <= len(text) <= characters_max and "\0" not in text
-
-
-def _check_names(delta: DeltaJson, path: str) -> None:
-    _check_identifier(delta.table, f"{path}.table")
-    check_length(delta.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
-    check_length(delta.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
 
 
 def _check_column_names(names: Sequence[str], path: str) -> None:
@@ -254,34 +233,8 @@ def _check_identifier(name: str, path: str) -> None:
 # --- what is wrong with them, and where ----------------------------------------------------------------
 
 
-def _locate_push_fault(text: bytes, error: msgspec.ValidationError) -> CanonicalError:
-    """The decoder does not say which of the deltas it is about, so they are looked at one by one."""
-    try:
-        parts = _PARTS_DECODER.decode(text).deltas
-    except msgspec.ValidationError as whole:
-        return _to_canonical_error(whole, "")
-    for index, part in enumerate(parts):
-        try:
-            _DELTA_DECODER.decode(part)
-        except msgspec.ValidationError as one:
-            return _to_canonical_error(one, f"deltas[{index}]")
-    return _to_canonical_error(error, "")
-
-
-def _locate_column_fault(columns: bytes, error: msgspec.ValidationError, path: str) -> CanonicalError:
-    try:
-        parts = _RAW_LIST_DECODER.decode(columns)
-    except msgspec.ValidationError as whole:
-        return _to_canonical_error(whole, f"{path}.columns")
-    for index, part in enumerate(parts):
-        try:
-            _COLUMN_DECODER.decode(part)
-        except msgspec.ValidationError as one:
-            return _to_canonical_error(one, f"{path}.columns[{index}]")
-    return _to_canonical_error(error, f"{path}.columns")
-
-
 def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalError:
+    """Convert an error of the decoder. `path` is that of the decoded value; empty for a body."""
     reason, _, where = str(error).partition(" - at `")
     is_body = not path
     path += where.rstrip("`").removeprefix("$")

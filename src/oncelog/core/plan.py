@@ -162,15 +162,13 @@ def _decide_atomically(request: Request, first: int, state: BatchState, validate
 
 def _has_limits(request: Request, state: BatchState) -> bool:
     """Return whether a limit could refuse a new item of the request."""
-    if state.tenants is not None:
-        return True
-    for item in request.items:
-        if isinstance(item, Submission):
-            if item.known_only or item.rate is not None or item.stream_rate is not None:
-                return True
-        elif isinstance(item, Claim | OpenStream | SetMember) and item.known_only:
-            return True
-    return False
+    return state.tenants is not None or any(map(_has_limit, request.items))
+
+
+def _has_limit(item: Item) -> bool:
+    if isinstance(item, Submission):
+        return item.known_only or item.rate is not None or item.stream_rate is not None
+    return isinstance(item, Claim | OpenStream | SetMember) and item.known_only
 
 
 def _is_change(verdict: Verdict) -> bool:

@@ -159,12 +159,6 @@ def prove(leaves: Sequence[bytes], index: int) -> Proof:
     return prove_from_tree(build_tree(leaves), index)
 
 
-def prove_all(leaves: Sequence[bytes]) -> list[Proof]:
-    """The inclusion proofs of all leaves, from one tree."""
-    tree = build_tree(leaves)
-    return [prove_from_tree(tree, index) for index in range(len(leaves))]
-
-
 def prove_from_tree(levels: MerkleTree, index: int) -> Proof:
     """The inclusion proof of one leaf of a tree: nothing is hashed for it."""
     if not 0 <= index < len(levels[0]):

@@ -5,6 +5,7 @@ A tenant is a name, and all that lies below it: `ledger/acme` is that stream or 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -15,6 +16,13 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX, RATE_MAX, STORED_INTEGER_MA
 from oncelog.errors import SettingsError
 
 SEPARATOR: Final = "/"
+_LIMITS: Final = {
+    "bytes_max": STORED_INTEGER_MAX,
+    "records_max": STORED_INTEGER_MAX,
+    "new_writes_per_second_max": RATE_MAX,
+    "new_writes_at_once_max": RATE_MAX,
+}
+"""The highest value of each limit of a tenant."""
 TENANT_SCOPE_PREFIX: Final = "tenant"
 """First part of the scopes of tenants that have separate ids."""
 _CACHE_ENTRIES_MAX: Final = 10_000
@@ -57,24 +65,17 @@ class Tenants:
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self.by_prefix: Mapping[str, Tenant] = {tenant.prefix: tenant for tenant in tenants}
-        self._tenants_cache: dict[tuple[str, tuple[str, ...]], tuple[Tenant, ...]] = {}
+        self._find_cached = lru_cache(_CACHE_ENTRIES_MAX)(self._find)
         own_scopes = {tenant.prefix: event_scope(tenant.prefix) for tenant in self.by_prefix.values() if tenant.own_ids}
         self._own_scopes: Mapping[str, str] = own_scopes
-        self._scopes_cache: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._find_scopes_cached = lru_cache(_CACHE_ENTRIES_MAX)(self._find_scopes)
         self.event_scopes = frozenset(("", *own_scopes.values()) if own_scopes else ())
         """The scopes of ids of events; empty if no tenant has separate ids."""
 
     def list_for(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
-        """In the order of their names. `stream` is empty where the order is the lane's."""
-        cache_key = (stream, partitions)
-        found = self._tenants_cache.get(cache_key)
-        if found is None:
-            found = self._find_by_names((stream, *partitions) if stream else partitions)
-            if len(partitions) <= _KNOWN_PARTITIONS_MAX:
-                if len(self._tenants_cache) >= _CACHE_ENTRIES_MAX:
-                    self._tenants_cache.clear()
-                self._tenants_cache[cache_key] = found
-        return found
+        """Return the tenants of a write by name. `stream` is empty where the order is the lane's."""
+        find = self._find_cached if len(partitions) <= _KNOWN_PARTITIONS_MAX else self._find
+        return find(stream, partitions)
 
     def get_event_scope(self, partitions: tuple[str, ...]) -> str:
         """Return the scope in which the id of a new event with these partitions is unique.
@@ -89,19 +90,17 @@ class Tenants:
         They are those of the whole log and of each of its tenants with separate ids. That holds whatever the order in
         which tenants got them: a tenant keeps its separate ids (`check_own_ids_kept`), so scopes are only added.
         """
-        found = self._scopes_cache.get(partitions)
-        if found is None:
-            own = tuple(self._own_scopes[tenant.prefix] for tenant in self.list_for("", partitions) if tenant.own_ids)
-            found = (*own, "") if len(own) == 1 else ("", *own)
-            if len(partitions) <= _KNOWN_PARTITIONS_MAX:
-                if len(self._scopes_cache) >= _CACHE_ENTRIES_MAX:
-                    self._scopes_cache.clear()
-                self._scopes_cache[partitions] = found
-        return found
+        find = self._find_scopes_cached if len(partitions) <= _KNOWN_PARTITIONS_MAX else self._find_scopes
+        return find(partitions)
 
-    def _find_by_names(self, names: Iterable[str]) -> tuple[Tenant, ...]:
+    def _find(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
+        names = (stream, *partitions)
         prefixes = {prefix for name in names for prefix in (name, *_iterate_parents(name)) if prefix in self.by_prefix}
         return tuple(self.by_prefix[prefix] for prefix in sorted(prefixes))
+
+    def _find_scopes(self, partitions: tuple[str, ...]) -> tuple[str, ...]:
+        own = tuple(self._own_scopes[tenant.prefix] for tenant in self.list_for("", partitions) if tenant.own_ids)
+        return (*own, "") if len(own) == 1 else ("", *own)
 
 
 def event_scope(prefix: str) -> str:
@@ -157,36 +156,35 @@ def _check_tenant(tenant: Tenant) -> None:
         raise SettingsError(
             f"tenants must have prefixes of 1 to {NAME_CHARACTERS_MAX} characters, in NFC, without U+0000"
         )
-    if prefix.endswith(SEPARATOR):
-        raise SettingsError(
-            f"tenants must have prefixes that do not end with {SEPARATOR}, not {prefix!r}: "
-            "a prefix includes all names below it"
-        )
-    if prefix.startswith(SEPARATOR) or prefix.split(SEPARATOR)[-1] == "*":
-        raise SettingsError(
-            f"tenants must have prefixes without a leading {SEPARATOR} and without a final *, not {prefix!r}: "
-            "a prefix includes all names below it"
-        )
-    per_second, at_once = tenant.new_writes_per_second_max, tenant.new_writes_at_once_max
-    for name, highest in (
-        ("bytes_max", STORED_INTEGER_MAX),
-        ("records_max", STORED_INTEGER_MAX),
-        ("new_writes_per_second_max", RATE_MAX),
-        ("new_writes_at_once_max", RATE_MAX),
-    ):
+    for name, highest in _LIMITS.items():
         value = getattr(tenant, name)
         if type(value) is not int or not 0 <= value <= highest:
             raise SettingsError(
                 f"tenants must have a {name} from 1 to {highest}, or 0 for no limit; {prefix!r} has {value!r}"
             )
-    if type(tenant.own_ids) is not bool:
-        raise SettingsError(f"tenants must have an own_ids of true or false; {prefix!r} has {tenant.own_ids!r}")
-    if tenant.own_ids and len(event_scope(prefix)) > NAME_CHARACTERS_MAX:
-        raise SettingsError(
-            f"tenants must have shorter prefixes for own_ids: the scope {event_scope(prefix)!r} has more than "
-            f"{NAME_CHARACTERS_MAX} characters"
-        )
-    if at_once and not per_second:
-        raise SettingsError(
-            f"tenants must set new_writes_per_second_max where they set new_writes_at_once_max; {prefix!r} does not"
-        )
+    explanation = f"not {prefix!r}: a prefix includes all names below it"
+    scope = event_scope(prefix)
+    for is_valid, demand in (
+        (
+            not prefix.endswith(SEPARATOR),
+            f"have prefixes that do not end with {SEPARATOR}, {explanation}",
+        ),
+        (
+            not prefix.startswith(SEPARATOR) and prefix.split(SEPARATOR)[-1] != "*",
+            f"have prefixes without a leading {SEPARATOR} and without a final *, {explanation}",
+        ),
+        (
+            type(tenant.own_ids) is bool,
+            f"have an own_ids of true or false; {prefix!r} has {tenant.own_ids!r}",
+        ),
+        (
+            not tenant.own_ids or len(scope) <= NAME_CHARACTERS_MAX,
+            f"have shorter prefixes for own_ids: the scope {scope!r} has more than {NAME_CHARACTERS_MAX} characters",
+        ),
+        (
+            not tenant.new_writes_at_once_max or tenant.new_writes_per_second_max > 0,
+            f"set new_writes_per_second_max where they set new_writes_at_once_max; {prefix!r} does not",
+        ),
+    ):
+        if not is_valid:
+            raise SettingsError(f"tenants must {demand}")

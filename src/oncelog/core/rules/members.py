@@ -66,9 +66,7 @@ def open_stream(item: OpenStream, state: BatchState) -> Applied | Refused:
     # The creator is the actor, and not a member yet.
     creator = SetMember(item.scope, item.member, actor=item.member)
     change = _build_addition(creator, state.rosters.get(item.scope) or Roster())
-    # The rate takes a token, so it comes last.
-    refused = _check_limits(item, change, state) or take_stream_token(item, state)
-    return refused or _add(change, state)
+    return _admit(item, change, state)
 
 
 def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
@@ -91,8 +89,7 @@ def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
 def _check_and_add(item: SetMember, roster: Roster, state: BatchState) -> Applied | Refused:
     if item.only_if_member:
         return Refused(Reason.NOT_A_MEMBER, "the user is not a member of the stream; add it first", field="member")
-    change = _build_addition(item, roster)
-    return _check_limits(item, change, state) or _add(change, state)
+    return _admit(item, _build_addition(item, roster), state)
 
 
 def _check_actor(item: SetMember, state: BatchState) -> Refused | None:
@@ -122,11 +119,6 @@ def _build_addition(item: SetMember, roster: Roster) -> _RosterChange:
     return _build_change(MEMBER_ADDED, item, Member(roster.joined, is_owner), roster)
 
 
-def _add(change: _RosterChange, state: BatchState) -> Applied:
-    count_member(change.identity, state)
-    return _put_admitted_change(change, state)
-
-
 def _remove(item: SetMember, member: Member, roster: Roster, state: BatchState) -> None:
     roster = replace(roster, members=roster.members - 1)
     roster = _add_owners(roster, -1) if member.is_owner else roster
@@ -148,7 +140,7 @@ def _set_role(item: SetMember, member: Member, roster: Roster, state: BatchState
         return Applied(changed=False)
     roster = _add_owners(roster, 1 if is_owner else -1)
     change = _build_change(MEMBER_ROLE_CHANGED, item, replace(member, is_owner=is_owner), roster)
-    return _check_limits(item, change, state) or _put_admitted_change(change, state)
+    return _admit(item, change, state)
 
 
 def _add_owners(roster: Roster, change: int) -> Roster:
@@ -172,15 +164,18 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
     return _RosterChange((item.scope, item.member), member, roster, recorded)
 
 
-def _check_limits(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Refused | None:
-    """Check the limits of new writes for an addition or a role. Requests that change nothing do not come here."""
+def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Applied | Refused:
+    """Check the limits of new writes for an addition or a role, and count it. The caller checks that it is a change."""
     if item.known_only and can_be_known_only(item):
         return NOT_KNOWN
-    return check_act_quota(change.act, state, change.identity if change.act.act == MEMBER_ADDED else None)
-
-
-def _put_admitted_change(change: _RosterChange, state: BatchState) -> Applied:
-    """Write a change that passed the limits, and take a token of the tenants' rates for a client."""
+    added = change.identity if change.act.act == MEMBER_ADDED else None
+    refused = check_act_quota(change.act, state, added)
+    if refused is None and isinstance(item, OpenStream):
+        refused = take_stream_token(item, state)  # the last check: it takes a token
+    if refused is not None:
+        return refused
+    if added is not None:
+        count_member(added, state)
     if is_charged(change.act.actor):
         count_in_stream(change.act.scope, state, takes_token=True)
     return _put_change(change, state)

@@ -9,8 +9,6 @@ tombstone again: a client that read a snapshot without it would restore the row 
 
 from typing import Final
 
-from msgspec import Struct
-
 from oncelog.core.batch_state import BatchState
 from oncelog.core.canonical import canonical, utf16_sort_key
 from oncelog.core.hlc import HLC_MAX, format_hlc
@@ -60,22 +58,21 @@ def list_delete_ids(table: str, row_id: str, row: Row) -> list[bytes]:
     return [*ids, row.written[2]] if is_horizon_delete(row.deleted, table, row_id) else ids
 
 
-class _DropLimits(Struct, frozen=True):
-    """What a tombstone must not be beyond to be dropped."""
-
-    sequence: int
-    log_time_ms: int
-
-
 def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
     """Drop the tombstones that are old enough and that all named consumers have read; raise the horizon above them."""
     lane = state.get_stream_lane(item.scope)
     cursors = [state.consumers.get((item.scope, name)) for name in item.consumers]
-    read_cursors = [
-        cursor for cursor in cursors if cursor is not None
-    ]  # a consumer that was removed holds back nothing
-    limits = _DropLimits(min(read_cursors, default=state.streams.get(item.scope) or 0), lane.log_time_ms - item.age_ms)
-    dropped = [tombstone for tombstone in item.tombstones if _can_drop(item.scope, tombstone, limits, state)]
+    # A consumer that was removed holds back nothing.
+    newest = state.streams.get(item.scope) or 0
+    last_read = min((cursor for cursor in cursors if cursor is not None), default=newest)
+    oldest_ms = lane.log_time_ms - item.age_ms
+    dropped = [
+        tombstone
+        for tombstone in item.tombstones
+        if tombstone.sequence <= last_read
+        and tombstone.log_time_ms <= oldest_ms
+        and _is_newest(item.scope, tombstone, state)
+    ]
     if not dropped:
         return Applied(changed=False)
     for tombstone in dropped:
@@ -100,13 +97,12 @@ def _compute_horizon(tombstone: Tombstone) -> int:
     return hlc if is_horizon_delete(tombstone.deleted, tombstone.table, tombstone.row_id) else hlc + 1
 
 
-def _can_drop(scope: str, tombstone: Tombstone, limits: _DropLimits, state: BatchState) -> bool:
+def _is_newest(scope: str, tombstone: Tombstone, state: BatchState) -> bool:
+    """Return whether a tombstone can be replaced by a horizon: no other delta has changed its row."""
     row = state.rows.get((scope, tombstone.table, tombstone.row_id))
     return (
         row is not None
         and not row.exists
-        and row.deleted == tombstone.deleted  # no other delta has deleted it since it was read
+        and row.deleted == tombstone.deleted
         and tombstone.deleted[0] < HLC_MAX  # the horizon must be above it
-        and tombstone.sequence <= limits.sequence
-        and tombstone.log_time_ms <= limits.log_time_ms
     )
