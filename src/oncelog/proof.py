@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core import policy
+from oncelog.core.canonical import is_unicode
 from oncelog.core.identity import request_hash
 from oncelog.core.limits import (
     FINGERPRINT_BYTES_MAX,
@@ -159,10 +160,8 @@ def _check_hex(name: str, text: str, shortest: int, longest: int) -> None:
 def _check_text(name: str, text: str, characters_max: int) -> None:
     if len(text) > characters_max:
         raise ProofError(name, f"must have at most {characters_max} characters, not {len(text)}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ProofError(name, "lone surrogate in a string") from error
+    if not is_unicode(text):
+        raise ProofError(name, "lone surrogate in a string")
 
 
 # --- from a log, to bytes and back -------------------------------------------------------------------

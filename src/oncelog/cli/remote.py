@@ -24,6 +24,7 @@ from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
 from oncelog.client.runtime import websocket
 from oncelog.client.runtime.websocket import normalize_url
+from oncelog.core.canonical import is_unicode
 from oncelog.error_codes import AUTH_FAILED, PROTOCOL_VERSION
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
@@ -101,11 +102,9 @@ def check_partitions(partitions: list[str] | None) -> list[str]:
 
 
 def check_text(text: str, option: str) -> str:
-    """Raises OncelogError for what a terminal can give and JSON cannot say."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise OncelogError(f"{option} is not UTF-8") from None
+    """Raise OncelogError for bytes of a terminal that are not UTF-8."""
+    if not is_unicode(text):
+        raise OncelogError(f"{option} is not UTF-8")
     return text
 
 

@@ -256,6 +256,11 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def is_storable(text: str) -> bool:
+    """Return whether every store can hold a text: PostgreSQL refuses U+0000, and no store has half characters."""
+    return "\0" not in text and is_unicode(text)
+
+
 def utf16_sort_key(text: str) -> bytes:
     """Sort key for the order of UTF-16 code units, in which JCS and JavaScript compare strings."""
     return text.encode("utf-16-be", "surrogatepass")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from oncelog.core.canonical import canonical_text, is_unicode
+from oncelog.core.canonical import canonical_text, is_storable
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import (
@@ -403,8 +403,7 @@ def _check_text(field: str, text: str, characters_max: int) -> None:
         raise _FieldError(field, f"must be a text, not {type(text).__name__}")
     if len(text) > characters_max:
         raise _FieldError(field, f"must have at most {characters_max} characters, not {len(text)}")
-    # PostgreSQL refuses U+0000 in text, and no database stores half characters.
-    if "\0" in text or not is_unicode(text):
+    if not is_storable(text):
         raise _FieldError(field, "must not have lone surrogates or U+0000")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from oncelog.client.runtime.limits import BaseLimits
+from oncelog.core.canonical import is_storable
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.errors import CanonicalError, SettingsError
@@ -35,7 +36,7 @@ def check_client_id(client_id: str | None) -> str | None:
     """As a server takes it; None for one that the store makes."""
     if client_id is None:
         return None
-    if not isinstance(client_id, str) or not 1 <= len(client_id) <= NAME_CHARACTERS_MAX or not _is_text(client_id):
+    if not isinstance(client_id, str) or not 1 <= len(client_id) <= NAME_CHARACTERS_MAX or not is_storable(client_id):
         raise SettingsError(f"client_id must be a text of 1 to {NAME_CHARACTERS_MAX} characters, and no U+0000")
     return client_id
 
@@ -43,7 +44,7 @@ def check_client_id(client_id: str | None) -> str | None:
 def check_path(path: object) -> str:
     """Return the path of a client's file, or ":memory:"."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(text, str) or not text or not _is_text(text):
+    if not isinstance(text, str) or not text or not is_storable(text):
         raise SettingsError(f'path must be the path of a file, or ":memory:", not {path!r}')
     return text
 
@@ -76,11 +77,3 @@ def check_committed_id(number: int, name: str) -> None:
     """Raises SettingsError for what is no number of an event, or 0."""
     if type(number) is not int or not 0 <= number <= COMMITTED_ID_MAX:
         raise SettingsError(f"{name} must be a whole number from 0 to {COMMITTED_ID_MAX}, not {number!r}")
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text

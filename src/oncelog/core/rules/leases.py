@@ -6,6 +6,8 @@ that slow work is not lost without need. After LEASE_MEMORY_MS more it is forgot
 row is still on disk.
 """
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from oncelog.core.batch_state import BatchState, LaneDraft
@@ -32,6 +34,8 @@ from oncelog.core.values import (
     key_identity,
 )
 
+_NO_LEASE: Final = Lease(fence=0, holder="", until_ms=0, fingerprint=b"")
+
 
 def claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
     """Answer a known key; else grant a lease on it, unless another caller holds one that has not ended."""
@@ -53,9 +57,7 @@ def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused
         if _is_active(lease, lane) and not is_the_same:
             return _refuse_busy(lease, item, lane)
         if is_the_same:
-            until_ms = max(lease.until_ms, lane.log_time_ms + item.lease_ms)  # a repeated claim never shortens
-            _put_lease(identity, replace(lease, until_ms=until_ms, fingerprint=item.fingerprint), lane, state)
-            return Granted(lease.fence, until_ms)
+            return _extend(replace(lease, fingerprint=item.fingerprint), item, lane, state)
     if item.known_only:
         return NOT_KNOWN
     refused = check_quota(item, state)
@@ -64,11 +66,11 @@ def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused
     count_in_stream(item.scope, state, takes_token=True)
     lane.fence += 1
     until_ms = lane.log_time_ms + item.lease_ms
-    granted = Lease(lane.fence, item.holder, until_ms, item.fingerprint)
-    if lease is not None:
-        granted = replace(granted, failed_fence=lease.failed_fence, failure=lease.failure)
-    _put_lease(identity, granted, lane, state)
-    return Granted(lane.fence, until_ms)
+    # The failure of an earlier lease stays, for callers that waited for it.
+    granted = replace(
+        lease or _NO_LEASE, fence=lane.fence, holder=item.holder, until_ms=until_ms, fingerprint=item.fingerprint
+    )
+    return _put_lease(identity, granted, lane, state)
 
 
 def renew(item: Renew, state: BatchState) -> Granted | Refused:
@@ -77,9 +79,13 @@ def renew(item: Renew, state: BatchState) -> Granted | Refused:
     lease = _find_lease(key_identity(item), lane, state)
     if lease is None or not _is_held(lease, item):
         return _refuse_lost(item.fence, lease)
+    return _extend(lease, item, lane, state)
+
+
+def _extend(lease: Lease, item: Claim | Renew, lane: LaneDraft, state: BatchState) -> Granted:
+    """Extend a lease. A repeated claim never shortens it."""
     until_ms = max(lease.until_ms, lane.log_time_ms + item.lease_ms)
-    _put_lease(key_identity(item), replace(lease, until_ms=until_ms), lane, state)
-    return Granted(lease.fence, until_ms)
+    return _put_lease(key_identity(item), replace(lease, until_ms=until_ms), lane, state)
 
 
 def release(item: Release, state: BatchState) -> Applied:
@@ -153,9 +159,10 @@ def _has_other_content(lease: Lease, item: Claim | Submission) -> bool:
     return lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE
 
 
-def _put_lease(identity: KeyIdentity, lease: Lease, lane: LaneDraft, state: BatchState) -> None:
+def _put_lease(identity: KeyIdentity, lease: Lease, lane: LaneDraft, state: BatchState) -> Granted:
     state.leases.put(identity, lease)
     lane.is_touched = True
+    return Granted(lease.fence, lease.until_ms)
 
 
 def _refuse_busy(lease: Lease, item: Claim | Submission, lane: LaneDraft) -> Refused:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.builders import parse_uuid
-from oncelog.core.canonical import INTEGER_MAX, JsonValue, nfc
+from oncelog.core.canonical import INTEGER_MAX, JsonValue, is_storable, nfc
 from oncelog.core.chat import (
     CHAT_ID_CHARACTERS_MAX,
     CONTENT_TYPE_CHARACTERS_MAX,
@@ -139,7 +139,7 @@ def _get_request_id(members: Mapping[str, JsonValue]) -> str | None:
     value = members.get("request_id")
     if value is None:
         return None
-    if type(value) is not str or len(value) > REQUEST_ID_CHARACTERS_MAX or not _is_text(value):
+    if type(value) is not str or len(value) > REQUEST_ID_CHARACTERS_MAX or not is_storable(value):
         raise bad_request("$.request_id", f"must be a string of at most {REQUEST_ID_CHARACTERS_MAX} characters")
     return value
 
@@ -218,7 +218,7 @@ def decode_send(members: Mapping[str, JsonValue], chat_id: str, bytes_max: int, 
 def _check_content(content: str) -> int:
     if not content:
         raise bad_request("$.content", "must not be empty")
-    if not _is_text(content):
+    if not is_storable(content):
         raise bad_request("$.content", "must not have lone surrogates or U+0000")
     return len(content.encode())
 
@@ -239,7 +239,7 @@ def decode_chat_id(chat_id: str, path: str = "$.chat_id") -> str:
     """The stream of a chat. Raises ApiError for what no chat is called."""
     if not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise bad_request(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
-    if "/" in chat_id or CONTROL_CHARACTER.search(chat_id) or not _is_text(chat_id):
+    if "/" in chat_id or CONTROL_CHARACTER.search(chat_id) or not is_storable(chat_id):
         raise bad_request(path, "must have no slash and no control characters")
     if chat_id in (".", ".."):  # a client makes another address of a path with one of them in it
         raise bad_request(path, "must not be . or ..")
@@ -267,7 +267,7 @@ def decode_user_id(user_id: JsonValue, path: str) -> str:
     kind, _, name = user_id.partition(":")
     if kind not in ("user", "client") or not name:
         raise bad_request(path, "must be user:… (of a token) or client:… (of an API key)")
-    if len(user_id) > NAME_CHARACTERS_MAX or not _is_text(user_id):
+    if len(user_id) > NAME_CHARACTERS_MAX or not is_storable(user_id):
         raise bad_request(path, f"must have at most {NAME_CHARACTERS_MAX} characters, and not U+0000")
     return user_id
 
@@ -286,17 +286,6 @@ def decode_only_if_member(value: JsonValue) -> bool:
     if value is not None and type(value) is not bool:
         raise type_error("$.only_if_member", value, "true or false")
     return value is True
-
-
-def _is_text(text: str) -> bool:
-    """No half characters, and no U+0000."""
-    if text.isascii():
-        return "\0" not in text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
 
 
 # --- the quick way ------------------------------------------------------------------------------------
