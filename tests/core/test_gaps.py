@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from core.invariants import History, find_violations
 from core.item_builders import Log, event, message
 from oncelog.core.internal_records import Gap, check_restore_record, count_missing_numbers, find_gap, find_last_eviction
-from oncelog.core.invariants import History, find_violations
 from oncelog.core.values import Applied, Leap, Reason, Record, Refused, Request, SetMember
 
 RUNS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=4)

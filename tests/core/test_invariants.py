@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from core.invariants import INVARIANTS, Answer, History, ObservedRead, ObservedSync, find_violations
 from core.item_builders import DAY_MS, Log, event, key, message, transaction
-from oncelog.core.invariants import INVARIANTS, Answer, History, ObservedRead, ObservedSync, find_violations
 from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.values import (
     Acknowledge,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from core.invariants import Answer, History
 from crash.store_history import (
     Order,
     answer_to,
@@ -19,7 +20,6 @@ from crash.store_history import (
     order_of,
     submitted,
 )
-from oncelog.core.invariants import Answer, History
 from oncelog.core.policy import BUILT_IN_POLICIES
 from oncelog.core.values import Applied, Item, Request, SetMember, Submission
 from oncelog.storage.sqlite import SqliteStore

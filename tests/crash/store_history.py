@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from core.invariants import Answer, History, ObservedRead, find_violations
 from oncelog.core.internal_records import is_internal
-from oncelog.core.invariants import Answer, History, ObservedRead, find_violations
 from oncelog.core.values import Committed, KeyIdentity, Receipt, Record, Replayed, Submission, Verdict, key_identity
 from oncelog.storage.store import Query, Store
 

@@ -10,6 +10,7 @@ from itertools import product
 
 import pytest
 
+from core.invariants import History
 from crash.scripted_workload import (
     Tally,
     batch_of,
@@ -21,7 +22,6 @@ from crash.scripted_workload import (
     submit_workload,
 )
 from crash.store_history import answer_to, history_of, say
-from oncelog.core.invariants import History
 from oncelog.core.values import SetMember, Submission
 from oncelog.engine.log import Log
 from oncelog.errors import StoreUnavailableError

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from cli.processes import Command
+from core.invariants import Answer, History
 from crash import kill_worker
 from crash.load import SUBMITTERS, WRITES, round_of, verdict_in, write_of
 from crash.store_history import (
@@ -26,7 +27,6 @@ from crash.store_history import (
     say,
     submitted,
 )
-from oncelog.core.invariants import Answer, History
 from oncelog.core.values import Committed, KeyIdentity, Replayed, key_identity
 from oncelog.engine.log import Log
 from oncelog.storage.sqlite import SqliteStore

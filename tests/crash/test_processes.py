@@ -11,6 +11,7 @@ from threading import Condition, Thread
 
 import pytest
 
+from core.invariants import Answer, History, ObservedRead
 from crash import shared_worker
 from crash.load import SUBMITTERS, WRITES, verdict_in, write_of
 from crash.shared_worker import events_of
@@ -24,7 +25,6 @@ from crash.store_history import (
     submitted,
 )
 from deadlines import WAIT_S
-from oncelog.core.invariants import Answer, History, ObservedRead
 from oncelog.core.values import KeyIdentity, key_identity
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.verify.findings import VerificationSummary

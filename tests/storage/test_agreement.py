@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.invariants import Answer, History, find_violations
 from core.test_plan_model import Author, Step, numbers_below, two_own_policies
 from crash.store_history import identity_of
 from databases import POSTGRES, SQLITE, address_of
-from oncelog.core.invariants import Answer, History, find_violations
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN_POLICIES, Policy
 from oncelog.core.tenants import Tenant

@@ -18,10 +18,10 @@ import server.chat.chat_worker
 import server.chat.fan_out_worker
 import server.ledger.hanging_commit_worker
 from cli.server_process import ServerProcess, server_process
+from core.invariants import Answer, History, ObservedSync, find_violations
 from databases import BOTH_STORES, log_at
 from deadlines import WAIT_S, soon
 from oncelog.core.chat import encode_message, message_fingerprint
-from oncelog.core.invariants import Answer, History, ObservedSync, find_violations
 from oncelog.core.policy import CHAT
 from oncelog.core.values import Committed, Replayed
 from oncelog.testing.proxy import CALM, FaultyProxy

@@ -181,7 +181,7 @@ def check_uniqueness(records: Iterable[Record], state: LogState, get_log_time: G
 
 
 def _was_forgotten(before: Record, after: Record, state: LogState, get_log_time: GetLogTime) -> bool:
-    """Return whether the key of `before` was forgotten when `after` was decided, as in `core.invariants`."""
+    """Return whether the key of `before` was forgotten when `after` was decided, as the decision has it."""
     gaps = state.gaps.get(after.lane, NO_GAPS).positions
     evicting = find_last_eviction(after.position - 1, state.settings.eviction_interval, gaps)
     retention = find_retention(after.policy, state.policies) or FOREVER

@@ -1,7 +1,7 @@
 """What must hold over any history, as functions: a recorded run, a store on disk, a simulation.
 
-Each takes a History and gives the violations it finds; none is what one hopes for. The first four bear the names that
-the chat document gives them (CH-13), the others belong to the commit (CO-10 to CO-14, CO-17).
+Each function takes a History and yields the violations that it finds. The first four have the names of the chat
+document (CH-13), the others belong to the commit (CO-10 to CO-14, CO-17).
 """
 
 from bisect import bisect_left
