@@ -37,9 +37,8 @@ from oncelog.cli.terminal import (
 )
 from oncelog.cli.times import format_utc
 from oncelog.core.internal_records import find_last_eviction, is_internal
-from oncelog.core.policy import CHAT, INTERNAL_POLICIES, RESTORE_POLICY, Forget
+from oncelog.core.policy import CHAT, FOLD_POLICY, INTERNAL_POLICIES, RESTORE_POLICY, Forget
 from oncelog.core.rules.audit import decode_audit_entry
-from oncelog.core.rules.folds import FOLD_POLICY
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, describe_outcome
 from oncelog.errors import CorruptError

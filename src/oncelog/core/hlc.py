@@ -34,11 +34,6 @@ def wall_ms(hlc: int) -> int:
     return hlc >> COUNTER_BITS
 
 
-def counter(hlc: int) -> int:
-    """The counter part."""
-    return hlc & (2**COUNTER_BITS - 1)
-
-
 def tick(last: int, wall_now_ms: int) -> int | ClockExhausted:
     """The next local reading: larger than `last`, and not behind the wall clock."""
     return _check_range(max(last + 1, wall_now_ms << COUNTER_BITS))

@@ -19,17 +19,6 @@ from oncelog.core.merge import Row
 from oncelog.core.policy import FOLD_POLICY
 from oncelog.core.values import Applied, FoldRows, Record
 
-__all__ = [
-    "FOLD_ACTOR",
-    "FOLD_POLICY",
-    "Fold",
-    "FoldedRow",
-    "check_fold_record",
-    "decode_fold",
-    "fold_rows",
-    "row_digest",
-]
-
 FOLD_ACTOR: Final = "system:compaction"
 _DIGEST_DIGITS: Final = 32
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.core.merge import Op, Row, RowDelta
-from oncelog.core.policy import DELTAS
+from oncelog.core.policy import DELTAS, FOLD_POLICY
 from oncelog.core.read_set import ReadSet
-from oncelog.core.rules.folds import FOLD_POLICY, FoldedRow, decode_fold, row_digest
+from oncelog.core.rules.folds import FoldedRow, decode_fold, row_digest
 from oncelog.core.values import Applied, DropTombstones, FoldRows, Settings, Submission, Tombstone
 from oncelog.storage.store import Query
 from oncelog.testing.contract.driver import Contract, StoreDriver
