@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from oncelog.core.identity import compute_lane
@@ -38,14 +38,11 @@ V = TypeVar("V")
 _ABSENT: Any = object()
 
 
-class _UndoLog:
+class _UndoLog(Struct):
     """While it is open, what every overlay had before each change."""
 
-    __slots__ = ("entries", "is_open")
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
+    is_open: bool = False
+    entries: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)
 
     def rollback(self) -> None:
         for changed, key, before in reversed(self.entries):
@@ -55,15 +52,12 @@ class _UndoLog:
                 changed[key] = before
 
 
-class Overlay(Generic[K, V]):
+class Overlay(Struct, Generic[K, V]):
     """One table of the snapshot, with changes on top."""
 
-    __slots__ = ("_base", "_undo_log", "changes")
-
-    def __init__(self, base: Mapping[K, V], undo_log: _UndoLog) -> None:
-        self._base = base
-        self._undo_log = undo_log
-        self.changes: dict[K, V] = {}
+    _base: Mapping[K, V]
+    _undo_log: _UndoLog
+    changes: dict[K, V] = field(default_factory=dict)
 
     def get(self, key: K) -> V | None:
         """The value as this batch sees it; None if there is none."""
@@ -135,7 +129,7 @@ class LaneDraft(Struct, gc=False):
         )
 
 
-class Admission:
+class Admission(Struct):
     """The rates of one request that they admit as a whole or not at all.
 
     The items of the request take their tokens first; `plan` checks `refusal` after the last one.
@@ -144,14 +138,11 @@ class Admission:
     waiting would ever make room for such a request. The debt is paid back before the next token.
     """
 
-    __slots__ = ("_full_at_us", "_longest_wait_us", "refusal")
-
-    def __init__(self) -> None:
-        self._full_at_us: dict[object, int] = {}
-        """When each bucket would have been full, before the request."""
-        self._longest_wait_us = 0
-        self.refusal: Refused | None = None
-        """The refusal with the longest wait; None while the request is admitted."""
+    _full_at_us: dict[object, int] = field(default_factory=dict)
+    """When each bucket would have been full, before the request."""
+    _longest_wait_us: int = 0
+    refusal: Refused | None = None
+    """The refusal with the longest wait; None while the request is admitted."""
 
     def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
         """Return how long the request must wait for a bucket that one of its items takes a token of.

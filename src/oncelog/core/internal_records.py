@@ -2,9 +2,9 @@
 
 A leap passes over numbers; such a gap is valid before a restore record only.
 
-Restore records (rules/leaps.py), audit records (rules/audit.py) and fold records (rules/folds.py) are internal. They
-have a position in their lane and are part of its hash chain. They have no sequence, no client and no partition, so that
-readers of a stream or of a partition do not get them. A reader of a lane recognises them by their policy.
+Restore records (rules/leaps.py), audit records (rules/audit.py) and fold records (rules/compaction.py) are internal.
+They have a position in their lane and are part of its hash chain. They have no sequence, no client and no partition, so
+that readers of a stream or of a partition do not get them. A reader of a lane recognises them by their policy.
 """
 
 from collections.abc import Iterable, Sequence

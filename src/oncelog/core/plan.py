@@ -23,16 +23,15 @@ from msgspec.structs import replace
 from oncelog.core.batch_state import Admission, BatchState, LaneDraft
 from oncelog.core.hlc import check_drift
 from oncelog.core.rules.audit import record_act
+from oncelog.core.rules.compaction import drop_tombstones, fold_rows
 from oncelog.core.rules.duplicates import answer_in_other_scope, answer_known
 from oncelog.core.rules.effects import compute_effects
-from oncelog.core.rules.folds import fold_rows
 from oncelog.core.rules.leaps import decide_leap
 from oncelog.core.rules.leases import check_lease, claim, clear_lease, release, renew
 from oncelog.core.rules.members import acknowledge, check_member, open_stream, set_cursor, set_member
 from oncelog.core.rules.quotas import check_quota, count_write, restate_refusal
 from oncelog.core.rules.rates import take_tokens
 from oncelog.core.rules.sequences import advance_client, check_client_sequence
-from oncelog.core.rules.tombstones import drop_tombstones
 from oncelog.core.validation import check_item, check_request
 from oncelog.core.values import (
     NOT_KNOWN,
@@ -156,8 +155,8 @@ def _decide_atomically(request: Request, first: int, state: BatchState, validate
         return verdicts
     state.rollback(savepoint)
     verdicts[refused] = restate_refusal(verdicts[refused], state)
-    others = len(verdicts) - refused - 1
-    return [_refuse_skipped(refused)] * refused + verdicts[refused : refused + 1] + [_refuse_skipped(refused)] * others
+    skipped = _refuse_skipped(refused)
+    return [verdict if index == refused else skipped for index, verdict in enumerate(verdicts)]
 
 
 def _has_limits(request: Request, state: BatchState) -> bool:

@@ -27,7 +27,7 @@ RESTORE_POLICY: Final = "oncelog.restore"
 AUDIT_POLICY: Final = "oncelog.audit"
 """The same in audit records (core/rules/audit.py)."""
 FOLD_POLICY: Final = "oncelog.fold"
-"""The same in fold records (core/rules/folds.py)."""
+"""The same in fold records (core/rules/compaction.py)."""
 INTERNAL_POLICIES: Final = frozenset({RESTORE_POLICY, AUDIT_POLICY, FOLD_POLICY})
 """Policies of internal records (core/internal_records.py). Nothing can be submitted under them."""
 NAME_CHARACTERS_MAX: Final = 64

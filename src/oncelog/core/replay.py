@@ -13,9 +13,9 @@ from oncelog.core.deltas import decode_stored_delta, encode_op
 from oncelog.core.identity import request_hash
 from oncelog.core.operations import Operation, SetEntity
 from oncelog.core.policy import Policy
+from oncelog.core.rules.compaction import build_horizon_delete
 from oncelog.core.rules.effects import compute_effects
 from oncelog.core.rules.sequences import advance_client, check_client_sequence
-from oncelog.core.rules.tombstones import build_horizon_delete
 from oncelog.core.transactions import decode_operations
 from oncelog.core.values import Record, Refused, Replayed, Submission
 from oncelog.errors import CanonicalError

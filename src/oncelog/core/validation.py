@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from msgspec import structs
+
 from oncelog.core.canonical import canonical_text, is_storable
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.identity import normal_partitions
@@ -34,7 +36,7 @@ from oncelog.core.limits import (
     WHOLE_REQUEST_ITEMS_MAX,
 )
 from oncelog.core.merge import Op, RowDelta
-from oncelog.core.operations import Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.operations import Must, Operation, SetEntity
 from oncelog.core.policy import STREAM, Identity, Policy
 from oncelog.core.values import (
     Acknowledge,
@@ -353,22 +355,18 @@ def _check_operations(operations: tuple[Operation, ...]) -> None:
     if len(operations) > OPERATIONS_MAX:
         raise _FieldError("operations", f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
     for operation in operations:
-        _check_texts("operations", _list_texts(operation), ENTITY_KEY_CHARACTERS_MAX)
         if isinstance(operation, SetEntity):
             _check_set_entity(operation)
+        else:
+            _check_texts("operations", structs.astuple(operation), ENTITY_KEY_CHARACTERS_MAX)
 
 
 def _check_set_entity(operation: SetEntity) -> None:
+    _check_texts("operations", (operation.key,), ENTITY_KEY_CHARACTERS_MAX)
     if operation.expires_at_ms is not None and not 0 <= operation.expires_at_ms <= STORED_INTEGER_MAX:
         raise _FieldError("operations", f"have an expiry that is not from 0 to {STORED_INTEGER_MAX} ms")
     if operation.condition is not None and type(operation.condition.must) is not Must:
         raise _FieldError("operations", f"have a condition that is no Must: {operation.condition.must!r}")
-
-
-def _list_texts(operation: Operation) -> tuple[str, ...]:
-    if isinstance(operation, Relate | Unrelate):
-        return (operation.resource, operation.relation, operation.subject)
-    return (operation.key,)
 
 
 def _check_delta(submission: Submission, delta: RowDelta) -> None:

@@ -196,7 +196,7 @@ class DropTombstones(Struct, frozen=True, gc=False):
 
 
 class FoldRows(Struct, frozen=True, gc=False):
-    """Commit a digest of rows of a gateway before compaction drops the bodies of their deltas (core/rules/folds.py)."""
+    """Commit a digest of rows of a gateway before compaction drops the bodies of their deltas (rules/compaction.py)."""
 
     scope: str
     deltas: tuple[tuple[int, int], ...]

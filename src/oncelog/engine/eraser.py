@@ -21,7 +21,7 @@ from oncelog.core.limits import TOMBSTONES_MAX
 from oncelog.core.policy import DELTAS
 from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.audit import COMPACT, ERASE, add_detail
-from oncelog.core.rules.tombstones import list_delete_ids
+from oncelog.core.rules.compaction import list_delete_ids
 from oncelog.core.values import (
     Applied,
     DropTombstones,

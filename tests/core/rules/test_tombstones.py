@@ -12,7 +12,7 @@ from oncelog.core.deltas import decode_delta, delta
 from oncelog.core.hlc import HLC_MAX, format_hlc
 from oncelog.core.identity import delta_id
 from oncelog.core.merge import Op, Row, RowDelta, merge
-from oncelog.core.rules.tombstones import HORIZON_CLIENT, build_horizon_delete, list_delete_ids
+from oncelog.core.rules.compaction import HORIZON_CLIENT, build_horizon_delete, list_delete_ids
 from oncelog.core.values import (
     Applied,
     Committed,

@@ -7,7 +7,7 @@ import pytest
 
 from databases import BOTH_STORES, log_at
 from oncelog.core.merge import Op
-from oncelog.core.rules.tombstones import HORIZON_CLIENT, build_horizon_delete
+from oncelog.core.rules.compaction import HORIZON_CLIENT, build_horizon_delete
 from server.cli_commands import oncelog
 from server.deltas.delta_servers import (
     Gateway,

@@ -19,7 +19,7 @@ from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import decode_delta
 from oncelog.core.merge import Row, RowDelta, merge
-from oncelog.core.rules.tombstones import build_row_without_state
+from oncelog.core.rules.compaction import build_row_without_state
 from oncelog.errors import SettingsError
 from oncelog.sql_files import split_script
 

@@ -7,7 +7,7 @@ from oncelog.core.deltas import encode_delta
 from oncelog.core.limits import ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Row, RowDelta, merge
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
-from oncelog.core.rules.tombstones import build_row_without_state, find_winning_horizon_delete
+from oncelog.core.rules.compaction import build_row_without_state, find_winning_horizon_delete
 from oncelog.core.stored_bytes import entity_bytes, relationship_bytes, row_bytes
 from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIdentity, RowIdentity, Submission
 

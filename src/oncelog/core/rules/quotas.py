@@ -77,7 +77,10 @@ def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) ->
     """
     if state.tenants is None or (isinstance(item, Submission) and item.fence):
         return None
-    size = submission_bytes(item) if isinstance(item, Submission) else _estimate_claim_bytes(item)
+    if isinstance(item, Submission):
+        size = submission_bytes(item)
+    else:  # the least that the record of claimed work will count: its body is not known yet
+        size = record_bytes(utf8_bytes(item.scope) + len(item.key), (), 1)
     owners = state.tenants.list_for(item.scope, ()) if growth else ()
     for tenant in _list_tenants(item, state.tenants):
         more = size + growth if tenant in owners else size
@@ -175,7 +178,8 @@ def reclaim_erased_bytes(
 def _list_counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
     """Return the tenants whose usage a decision about the item may read or change."""
     if isinstance(item, Submission | Claim):
-        return () if _is_known_only(item) else _list_tenants(item, tenants)
+        has_lease = isinstance(item, Submission) and item.fence > 0
+        return () if item.known_only and not has_lease else _list_tenants(item, tenants)
     if not is_audited(item) or (can_be_known_only(item) and item.known_only):
         return ()
     return tenants.list_for(item.scope, ())
@@ -184,15 +188,6 @@ def _list_counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
 def _list_tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, ...]:
     stream = item.scope if item.policy.order is STREAM else ""
     return tenants.list_for(stream, item.partitions if isinstance(item, Submission) else ())
-
-
-def _is_known_only(item: Submission | Claim) -> bool:
-    return item.known_only and not (isinstance(item, Submission) and item.fence)
-
-
-def _estimate_claim_bytes(item: Claim) -> int:
-    """Return the least that the record of claimed work will count: its body is not known yet."""
-    return record_bytes(utf8_bytes(item.scope) + len(item.key), (), 1)
 
 
 def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int, takes_token: bool) -> Refused | None:

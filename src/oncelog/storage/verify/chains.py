@@ -12,7 +12,7 @@ from oncelog.core.internal_records import check_restore_record
 from oncelog.core.policy import AUDIT_POLICY, FOLD_POLICY, RESTORE_POLICY, Order
 from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, compute_root, encode_record_header, hash_leaf
 from oncelog.core.rules.audit import check_audit_record
-from oncelog.core.rules.folds import check_fold_record
+from oncelog.core.rules.compaction import check_fold_record
 from oncelog.core.values import LaneHead, Record
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.leaps import count_records

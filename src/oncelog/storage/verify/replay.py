@@ -14,7 +14,7 @@ from oncelog.core.operations import DeleteEntity, Operation, Unrelate
 from oncelog.core.policy import FOLD_POLICY, Policy
 from oncelog.core.read_set import ReadSet, add_effects
 from oncelog.core.replay import drop_conditions, has_effects, rebuild_submission, replay_record
-from oncelog.core.rules.folds import decode_fold
+from oncelog.core.rules.compaction import decode_fold
 from oncelog.core.values import Record, Refused, Replayed, Submission, client_identity
 from oncelog.storage.verify.findings import InconsistencyError
 from oncelog.storage.verify.scratch_database import ScratchDatabase

@@ -8,8 +8,7 @@ delta that still has its body is missing in the row.
 from enum import Enum
 
 from oncelog.core.merge import NEVER, Row, Stamp, merge
-from oncelog.core.rules.folds import FoldedRow, row_digest
-from oncelog.core.rules.tombstones import build_horizon_delete, is_horizon_delete
+from oncelog.core.rules.compaction import FoldedRow, build_horizon_delete, is_horizon_delete, row_digest
 from oncelog.storage.inspect.inspector import RowTuple as Columns
 from oncelog.storage.side_state import HORIZONS
 from oncelog.storage.verify.scratch_database import ScratchDatabase

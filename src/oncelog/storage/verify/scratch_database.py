@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncelog.core.read_set import ReadSet
-from oncelog.core.rules.folds import Fold, FoldedRow
+from oncelog.core.rules.compaction import Fold, FoldedRow
 from oncelog.core.values import Changes, Settings, Snapshot
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.inspect.inspector import RowTuple

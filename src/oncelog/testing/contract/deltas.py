@@ -11,7 +11,7 @@ from typing import Final
 from oncelog.core.merge import Op, Row, RowDelta
 from oncelog.core.policy import DELTAS, FOLD_POLICY
 from oncelog.core.read_set import ReadSet
-from oncelog.core.rules.folds import FoldedRow, decode_fold, row_digest
+from oncelog.core.rules.compaction import FoldedRow, decode_fold, row_digest
 from oncelog.core.values import Applied, DropTombstones, FoldRows, Settings, Submission, Tombstone
 from oncelog.storage.store import Query
 from oncelog.testing.contract.driver import Contract, StoreDriver
