@@ -99,11 +99,6 @@ class LaneDraft(Struct, gc=False):
         self.position += 1
         return self.position
 
-    @property
-    def highest_number(self) -> int:
-        """The highest number of any order in the lane."""
-        return max(self.position, self.fence, self.head.revision)
-
     def leap(self, above: int) -> None:
         """Position, height, fencing number and revision continue above a number, with a record at the next one."""
         self.is_touched = True
@@ -227,10 +222,6 @@ class BatchState:
             lane = LaneDraft(number, head, log_time_ms, height, head.position, head.eviction_time_ms, head.fence)
             self._lanes[number] = lane
         return lane
-
-    def list_lanes(self) -> list[LaneDraft]:
-        """Return every lane of the log, whether or not it has records."""
-        return [self.get_lane(number) for number in range(self.settings.lanes + 1)]
 
     # --- internal records
 

@@ -118,19 +118,12 @@ def _decide_request(request: Request, first: int, state: BatchState, validate: V
 
 def _decide_items(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
     """Decide the items of a request. `first` is the index of its first item in the batch."""
-    if request.mode is _EACH:
-        return [_decide(item, index, state, validate) for index, item in enumerate(request.items, first)]
-    return _decide_until_refused(request.items, first, state, validate)
-
-
-def _decide_until_refused(
-    items: Sequence[Item], first: int, state: BatchState, validate: Validate | None
-) -> list[Verdict]:
     verdicts: list[Verdict] = []
-    for index, item in enumerate(items):
-        verdicts.append(_decide(item, first + index, state, validate))
-        if isinstance(verdicts[-1], Refused):
-            return verdicts + [_refuse_skipped(index)] * (len(items) - index - 1)
+    for index, item in enumerate(request.items):
+        verdict = _decide(item, first + index, state, validate)
+        verdicts.append(verdict)
+        if type(verdict) is Refused and request.mode is not _EACH:
+            return verdicts + [_refuse_skipped(index)] * (len(request.items) - index - 1)
     return verdicts
 
 

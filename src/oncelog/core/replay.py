@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from oncelog.core.batch_state import BatchState
 from oncelog.core.deltas import decode_stored_delta, encode_op
 from oncelog.core.identity import request_hash
-from oncelog.core.operations import Operation, SetEntity
+from oncelog.core.operations import SetEntity
 from oncelog.core.policy import Policy
 from oncelog.core.rules.compaction import build_horizon_delete
 from oncelog.core.rules.effects import compute_effects
@@ -64,11 +64,11 @@ def list_set_keys(record: Record, policy: Policy) -> list[str] | None:
 
 def drop_conditions(submission: Submission) -> Submission:
     """Return the submission with unconditional operations: for a scope whose entities are not all known."""
-    return replace(submission, operations=tuple([_drop_condition(operation) for operation in submission.operations]))
-
-
-def _drop_condition(operation: Operation) -> Operation:
-    return replace(operation, condition=None) if isinstance(operation, SetEntity) else operation
+    operations = [
+        replace(operation, condition=None) if isinstance(operation, SetEntity) else operation
+        for operation in submission.operations
+    ]
+    return replace(submission, operations=tuple(operations))
 
 
 def replay_record(

@@ -39,8 +39,8 @@ def find_highest_number(heads: Iterable[LaneHead]) -> int:
 
 def decide_leap(item: Leap, state: BatchState) -> Applied | Refused:
     """Decide a leap, which must be the only item of its batch."""
-    lanes = state.list_lanes()
-    highest = max(lane.highest_number for lane in lanes)
+    lanes = [state.get_lane(number) for number in range(state.settings.lanes + 1)]
+    highest = max(max(lane.position, lane.fence, lane.head.revision) for lane in lanes)
     if item.above < highest:
         message = f"must be at least {highest}, the highest number that the log has given out"
         return Refused(Reason.UNEXPECTED_POSITION, message, field="above", current=highest)
