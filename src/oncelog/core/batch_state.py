@@ -173,7 +173,6 @@ class BatchState:
         self.admission: Admission | None = None
         """Set while a request is decided that the rates admit as a whole or not at all."""
         self._lanes: dict[int, LaneDraft] = {}
-        self._stream_lanes: dict[str, LaneDraft] = {}
         self._undo_log = _UndoLog()
         self.records: list[Record] = []
         self.keys = Overlay(snapshot.keys, self._undo_log)
@@ -207,10 +206,7 @@ class BatchState:
 
     def get_stream_lane(self, stream: str) -> LaneDraft:
         """Return the lane of a stream."""
-        lane = self._stream_lanes.get(stream)
-        if lane is None:
-            lane = self._stream_lanes[stream] = self.get_lane(compute_lane(stream, self.settings.lanes))
-        return lane
+        return self.get_lane(compute_lane(stream, self.settings.lanes))
 
     def get_lane(self, number: int) -> LaneDraft:
         """Return a lane by its number, which must be one of the log's."""
@@ -268,7 +264,6 @@ class BatchState:
         self.release()
         del self.records[savepoint.records :]
         self._lanes = savepoint.lanes
-        self._stream_lanes.clear()
 
     def collect_changes(self) -> Changes:
         """Return everything to be saved."""

@@ -366,7 +366,7 @@ def _check_set_entity(operation: SetEntity) -> None:
     if operation.expires_at_ms is not None and not 0 <= operation.expires_at_ms <= STORED_INTEGER_MAX:
         raise _FieldError("operations", f"have an expiry that is not from 0 to {STORED_INTEGER_MAX} ms")
     if operation.condition is not None and type(operation.condition.must) is not Must:
-        raise _FieldError("operations", f"have a condition that is no Must: {operation.condition.must!r}")
+        raise _FieldError("operations", f"have a condition that is not a Must: {operation.condition.must!r}")
 
 
 def _check_delta(submission: Submission, delta: RowDelta) -> None:

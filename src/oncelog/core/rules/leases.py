@@ -92,8 +92,7 @@ def release(item: Release, state: BatchState) -> Applied:
     """Give a lease back. The release of a lease that another caller has taken over changes nothing."""
     lane = state.get_policy_lane(item.policy, item.scope)
     lease = _find_lease(key_identity(item), lane, state)
-    is_held = lease is not None and (_is_fenced(lease, item) if item.actor else _is_held(lease, item))
-    if lease is None or not is_held:
+    if lease is None or not _is_held(lease, item):
         return Applied(changed=False)
     released = replace(lease, holder="", until_ms=lane.log_time_ms)
     if item.failure is not None:
@@ -145,13 +144,12 @@ def _is_active(lease: Lease, lane: LaneDraft) -> bool:
 
 
 def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
-    """Both must fit: a rival may be told the fence of the lease it waits for, but never its holder."""
-    return bool(lease.holder) and (lease.holder, lease.fence) == (item.holder, item.fence)
+    """Return whether the lease has not been given back, and is that of the caller, or the one that an operator saw.
 
-
-def _is_fenced(lease: Lease, item: Release) -> bool:
-    """Whether this is the lease that an operator saw, and it has not been given back."""
-    return bool(lease.holder) and lease.fence == item.fence
+    Holder and fence must both match: a rival knows the fence of the lease that it waits for, but never its holder.
+    """
+    is_operator = isinstance(item, Release) and item.actor != ""
+    return bool(lease.holder) and lease.fence == item.fence and (is_operator or lease.holder == item.holder)
 
 
 def _has_other_content(lease: Lease, item: Claim | Submission) -> bool:

@@ -78,18 +78,14 @@ def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
     roster = state.rosters.get(item.scope) or Roster()
     if member is not None and item.present:
         return _set_role(item, member, roster, state)
+    if item.present and item.only_if_member:
+        return Refused(Reason.NOT_A_MEMBER, "the user is not a member of the stream; add it first", field="member")
     if item.present:
-        return _check_and_add(item, roster, state)
+        return _admit(item, _build_addition(item, roster), state)
     if member is not None:
         # Never refused for a limit: every member may leave. The audit record counts all the same.
         _remove(item, member, roster, state)
     return Applied(changed=member is not None)
-
-
-def _check_and_add(item: SetMember, roster: Roster, state: BatchState) -> Applied | Refused:
-    if item.only_if_member:
-        return Refused(Reason.NOT_A_MEMBER, "the user is not a member of the stream; add it first", field="member")
-    return _admit(item, _build_addition(item, roster), state)
 
 
 def _check_actor(item: SetMember, state: BatchState) -> Refused | None:

@@ -208,9 +208,9 @@ def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int,
                 limit=limit,
             )
     per_second = tenant.new_writes_per_second_max
-    if not takes_token or not per_second:
+    wait_us = _take_token(tenant, usage, state.now_ms, state.admission)[1] if takes_token and per_second else 0
+    if wait_us <= 0:
         return None
-    _, wait_us = _take_token(tenant, usage, state.now_ms, state.admission)
     used_up = f"new_writes_per_second_max of the tenant {tenant.prefix!r} is {per_second}"
     return refuse_for_wait(
         wait_us, state.admission, used_up, "new_writes_per_second_max", tenant=tenant.prefix, limit=per_second
