@@ -123,3 +123,12 @@ def is_first_report(path: str, mode: int) -> bool:
 def _format_choices() -> str:
     *most, last = (f"{mode:04o}" for mode in FILE_MODES)
     return f"{', '.join(most)} or {last}"
+
+
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Write a file, or the entries of a directory, to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -32,9 +32,9 @@ RETRY_PAUSE_MS = (10, 50)
 
 def shorten_pauses() -> None:
     """Replace the pauses of the commands: 100 ms to 5 s are for people and networks."""
-    retries: Any = import_module("oncelog.cli.retries")
-    pauses_s = retries.backoff.iterate_pauses_s
-    retries.backoff = SimpleNamespace(iterate_pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
+    remote: Any = import_module("oncelog.cli.remote")
+    pauses_s = remote.backoff.iterate_pauses_s
+    remote.backoff = SimpleNamespace(iterate_pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
 
 
 def build_parser() -> None:

@@ -127,7 +127,7 @@ def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
     assert proven(log, id_text) == ("chat", key(MESSAGE).hex())
     done = RUNNER.invoke(COMMAND, ["proof", str(log), format_message_id(0, 1)])
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "no message: at lane 0, position 1 stands a record of the policy 'events'" in done.stderr
+    assert "no message: the record there is of the policy 'events'; to see it, ask for 0:1" in done.stderr
     status, said = show(log, format_message_id(0, 1))
     assert status == 1
     assert "no message: the record there is of the policy 'events'; to see it, ask for 0:1. " in said
@@ -235,9 +235,9 @@ def test_search_asks_the_index_in_batches_and_reads_pages(log: Path | str, monke
 
 
 def test_search_ends_when_it_has_found_too_many_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("oncelog.storage.key_search.MATCHES_MAX", "oncelog.cli.record_id.MATCHES_MAX"):
+    for name in ("oncelog.storage.key_search.MATCHES_MAX", "oncelog.cli.record_lookup.MATCHES_MAX"):
         monkeypatch.setattr(name, 2)
-    assert found(log, SHARED).is_truncated
+    assert len(found(log, SHARED).identities) > key_search.MATCHES_MAX
     status, said = show(log, key(SHARED).hex())
     assert status == 3
     assert said.startswith("ambiguous: more than 2 writes have this key. Choose one with these options:\n")

@@ -1,4 +1,4 @@
-"""The command line: one file a command."""
+"""The command line: one file for each command."""
 
 from importlib import metadata
 from typing import Annotated
@@ -12,7 +12,6 @@ from oncelog.cli import (
     clock,
     deltas,
     epoch,
-    head,
     key,
     load,
     move,
@@ -25,8 +24,9 @@ from oncelog.cli import (
     token,
     verify,
 )
+from oncelog.cli.terminal import CommandGroup
 
-app = typer.Typer(
+app = CommandGroup(
     name="oncelog",
     help="Submit a write any number of times; it commits once, in an order that never changes.",
     no_args_is_help=True,
@@ -53,27 +53,30 @@ def _root(
     del version
 
 
-app.command()(serve.serve)
-app.command()(submit.submit)
-app.command()(tail.tail)
-app.command()(load.load)
-app.command()(verify.verify)
-app.command()(audit.audit)
-app.command()(head.head)
-app.command()(proof.proof)
-app.command()(backup.backup)
-app.command()(backup.restore)
-app.command()(move.move)
-app.command()(show.show)
-app.command()(stats.stats)
-app.command()(clock.clock)
-app.command()(epoch.epoch)
-app.command()(token.token)
+for command in (
+    serve.serve,
+    submit.submit,
+    tail.tail,
+    load.load,
+    verify.verify,
+    audit.audit,
+    verify.head,
+    proof.proof,
+    backup.backup,
+    backup.restore,
+    move.move,
+    show.show,
+    stats.stats,
+    clock.clock,
+    epoch.epoch,
+    token.token,
+):
+    app.command()(command)
 app.add_typer(deltas.app, name="deltas")
 app.add_typer(apikey.app, name="apikey")
 app.add_typer(key.app, name="key")
 
 
 def main() -> None:
-    """What the `oncelog` script runs."""
+    """Run the command line; the entry point of the `oncelog` script."""
     app()

@@ -6,14 +6,13 @@ import msgspec
 import typer
 
 from oncelog.cli.secret_files import get_secret_check
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_json, translate_errors
-from oncelog.cli.times import format_utc
-from oncelog.cli.token import Audit, Read, Write, parse_duration_ms
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, format_utc, parse_duration_ms, print_result
+from oncelog.cli.token import Audit, Read, Write
 from oncelog.server.auth.api_keys import ApiKey, ApiKeys
 from oncelog.server.auth.grants import parse_grants
 from oncelog.storage.clock import SystemClock
 
-app = typer.Typer(
+app = CommandGroup(
     no_args_is_help=True,
     help=(
         "API keys, in a file that servers read at their start and poll every second. The file has their hashes only. "
@@ -48,15 +47,9 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
 
     Example:  oncelog apikey create keys.json --client-id billing --name 'nightly bills' --read 'orders/*' --expires 90d
     """
-    with translate_errors():
-        expires_ms = None if expires is None else SystemClock().wall_ms() + parse_duration_ms(expires)
-        created = _open_keys(file).create(
-            client_id, name, parse_grants(read or [], write or [], audit or []), expires_ms
-        )
-        if as_json:
-            print_json({"key": created.text, **_to_json(created.key)})
-        else:
-            typer.echo(created.text)
+    expires_ms = None if expires is None else SystemClock().wall_ms() + parse_duration_ms(expires)
+    created = _open_keys(file).create(client_id, name, parse_grants(read or [], write or [], audit or []), expires_ms)
+    print_result({"key": created.text, **_to_json(created.key)}, [created.text], as_json)
 
 
 @app.command("list")
@@ -65,13 +58,8 @@ def list_(file: KeysFile, as_json: AsJson = False) -> None:
 
     Example:  oncelog apikey list keys.json
     """
-    with translate_errors():
-        keys = _open_keys(file).list()
-        if as_json:
-            print_json([_to_json(key) for key in keys])
-        else:
-            for key in keys:
-                typer.echo(_format_key(key))
+    keys = _open_keys(file).list()
+    print_result([_to_json(key) for key in keys], map(_format_key, keys), as_json)
 
 
 @app.command()
@@ -85,17 +73,16 @@ def revoke(
 
     Example:  oncelog apikey revoke keys.json 5f1c0a9be2d34c77
     """
-    with translate_errors():
-        key = _open_keys(file).revoke(id)
-        if key is None:
-            typer.echo("there is no key of that id", err=True)
-            raise typer.Exit(EXIT_FOUND_NOTHING)
-        typer.echo(_format_key(key))
-        typer.echo(
-            "Servers that use this file refuse the key and end its connections about a second from now; "
-            "servers with a copy of the file do so when the copy is replaced.",
-            err=True,
-        )
+    key = _open_keys(file).revoke(id)
+    if key is None:
+        typer.echo("there is no key of that id", err=True)
+        raise typer.Exit(EXIT_FOUND_NOTHING)
+    typer.echo(_format_key(key))
+    typer.echo(
+        "Servers that use this file refuse the key and end its connections about a second from now; "
+        "servers with a copy of the file do so when the copy is replaced.",
+        err=True,
+    )
 
 
 def _open_keys(file: str) -> ApiKeys:

@@ -1,33 +1,42 @@
 """`oncelog audit`: the administrative acts that a log has recorded."""
 
 import asyncio
-import re
 import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import orjson
 import typer
+from msgspec import Struct
 
-from oncelog.cli.remote import Remote, Token, TokenFile, build_remote, decode_refusal, translate_connection_errors
-from oncelog.cli.retries import Retrier
-from oncelog.cli.terminal import escape_unprintable, translate_errors
-from oncelog.cli.times import format_utc
+from oncelog.cli.remote import (
+    Remote,
+    Retrier,
+    Token,
+    TokenFile,
+    build_remote,
+    open_client,
+    read_answer,
+    translate_decode_errors,
+)
+from oncelog.cli.terminal import encode_json_line, find_duration_ms, format_columns, format_utc
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
 from oncelog.errors import OncelogError
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.queries.records import list_internal_records
 
-if TYPE_CHECKING:
-    import aiohttp
-
 POLL_S: Final = 1.0
 PAGE_ACTS: Final = 200
-_AGE: Final = re.compile(r"(\d{1,9})([smhd])")
-_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 Act = dict[str, Any]
+
+
+class _ActPage(Struct, frozen=True):
+    acts: list[Act]
+    cursor: str
+    has_more: bool
 
 
 def audit(  # noqa: PLR0913, PLR0917 - each one is an option
@@ -60,32 +69,31 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog audit --url https://log.example.org --token-file token.txt --follow
     """
-    with translate_errors():
-        wanted = AuditFilter(
-            act=act,
-            actor=actor,
-            stream=stream,
-            target=target,
-            since_ms=_parse_time_ms(since, "--since") or 0,
-            until_ms=_parse_time_ms(until, "--until"),
-        )
-        show = _encode_json_line if as_json else _format_line
-        if (log is None) == (url is None):
-            raise OncelogError("name a LOG or a server with --url, and only one of them")
-        if url is not None:
-            asyncio.run(_print_remote(build_remote(url, token, token_file), wanted, follow, show))
-            return
-        for found in _iterate_local(log or "", wanted, follow):
-            _write(show(found))
+    wanted = AuditFilter(
+        act=act,
+        actor=actor,
+        stream=stream,
+        target=target,
+        since_ms=_parse_time_ms(since, "--since") or 0,
+        until_ms=_parse_time_ms(until, "--until"),
+    )
+    show = encode_json_line if as_json else _format_line
+    if (log is None) == (url is None):
+        raise OncelogError("name a LOG or a server with --url, and only one of them")
+    if url is not None:
+        asyncio.run(_print_remote(build_remote(url, token, token_file), wanted, follow, show))
+        return
+    for found in _iterate_local(log or "", wanted, follow):
+        _write(show(found))
 
 
 def _parse_time_ms(text: str, option: str) -> int | None:
     """Read a time, or how long ago it was. None if nothing was given."""
     if not text:
         return None
-    ago = _AGE.fullmatch(text)
-    if ago is not None:
-        return max(0, round(time.time() * 1000) - int(ago[1]) * _UNIT_MS[ago[2]])
+    ago_ms = find_duration_ms(text)
+    if ago_ms is not None:
+        return max(0, round(time.time() * 1000) - ago_ms)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -115,8 +123,6 @@ def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]
 
 
 async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show: Any) -> None:
-    import aiohttp  # noqa: PLC0415 - a dependency of `oncelog[server]`
-
     parameters = {
         "act": wanted.act,
         "actor": wanted.actor,
@@ -128,39 +134,24 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
     }
     query = {name: value for name, value in parameters.items() if value}
     retrier = Retrier(remote)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+    async with open_client(remote) as client:
+
+        async def fetch_page() -> _ActPage:
+            answer = read_answer(await client.request("GET", "/v1/audit", query))
+            with translate_decode_errors(remote):
+                return msgspec.json.decode(answer, type=_ActPage)
+
         while True:
-            if follow:
-                page = await retrier.run(lambda: _fetch_page(session, remote, query))
-                retrier.mark_connected()
-            else:
-                page = await _fetch_page(session, remote, query)
-            for found in page["acts"]:
+            page = await (retrier.run(fetch_page) if follow else fetch_page())
+            retrier.mark_connected()
+            for found in page.acts:
                 _write(show(found))
-            query["after"] = page["cursor"]
-            if page["has_more"]:
+            query["after"] = page.cursor
+            if page.has_more:
                 continue
             if not follow:
                 return
             await asyncio.sleep(POLL_S)
-
-
-async def _fetch_page(session: "aiohttp.ClientSession", remote: Remote, parameters: dict[str, str]) -> dict[str, Any]:
-    with translate_connection_errors(remote):
-        async with session.get(f"{remote.url}/v1/audit", params=parameters, headers=remote.headers) as response:
-            body = await response.read()
-            is_ok = response.status == 200
-    try:
-        found: dict[str, Any] = orjson.loads(body)
-        if is_ok:
-            return {"acts": found["acts"], "cursor": found["cursor"], "has_more": found["has_more"]}
-        raise decode_refusal(orjson.dumps(found["error"]))
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise OncelogError(f"{remote.url} does not answer as an Oncelog server does") from error
-
-
-def _encode_json_line(act: Act) -> bytes:
-    return orjson.dumps(act, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _format_line(act: Act) -> bytes:
@@ -173,7 +164,7 @@ def _format_line(act: Act) -> bytes:
         act["target"] or "-",
         orjson.dumps(act["details"]).decode() if act["details"] else "",
     ]
-    return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
+    return format_columns(columns)
 
 
 def _write(line: bytes) -> None:

@@ -1,15 +1,29 @@
 """`oncelog backup` and `oncelog restore`."""
 
-from typing import Annotated
+import os
+import pwd
+from typing import Annotated, Final
 
 import typer
 
-from oncelog.cli.operator import get_cli_operator
-from oncelog.cli.terminal import FileArgument, ProgressMeter, translate_errors
+from oncelog.cli.terminal import FileArgument, ProgressMeter
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
 from oncelog.storage import backups
 from oncelog.storage.address import check_scheme, is_address
+from oncelog.storage.leaps import Operator
+
+CLI_ACTOR: Final = "system:cli"
+
+
+def get_cli_operator() -> Operator:
+    """Return the command line as the actor, with the name of the operating system's user."""
+    number = os.getuid()
+    try:
+        return Operator(CLI_ACTOR, pwd.getpwuid(number).pw_name)
+    except KeyError:  # a container may run as a user without a name
+        return Operator(CLI_ACTOR, str(number))
+
 
 Above = Annotated[
     int | None,
@@ -27,6 +41,12 @@ FileMode = Annotated[
     typer.Option("--file-mode", help="Permissions of the new file: 0600, 0640 or 0660.", metavar="MODE"),
 ]
 
+_LOST_COMMITS: Final = (
+    "Commits after the backup are lost, and their numbers are not used again. Readers of the old epoch get "
+    "history_changed: they drop records at positions that this log does not have, or start again from 0. "
+    "Writers may send again whatever they are not sure of, under the same identity."
+)
+
 
 def backup(
     file: FileArgument,
@@ -40,12 +60,11 @@ def backup(
 
     Example:  oncelog backup orders.db backups/orders-monday.db
     """
-    with translate_errors():
-        _check_files(file, destination)
-        mode = parse_file_mode(file_mode)
-        with ProgressMeter() as meter:
-            copied = backups.backup(file, destination, meter, force=force, file_mode=mode)
-        typer.echo(f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})")
+    _check_files(file, destination)
+    mode = parse_file_mode(file_mode)
+    with ProgressMeter() as meter:
+        copied = backups.backup(file, destination, meter, force=force, file_mode=mode)
+    typer.echo(f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})")
 
 
 def restore(
@@ -68,24 +87,21 @@ def restore(
 
     Example:  oncelog restore backups/orders-monday.db orders.db
     """
-    with translate_errors():
-        _check_files(backup, file)
-        mode = parse_file_mode(file_mode)
-        with ProgressMeter() as meter:
-            restored = backups.restore(
-                backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=get_cli_operator()
-            )
-        typer.echo(f"{restored.records} records, {restored.bytes} bytes in {file}")
-        if restored.kept is not None:
-            typer.echo(f"what was there is kept as {restored.kept}")
-        typer.echo(f"old epoch: {restored.old_epoch}")
-        typer.echo(f"new epoch: {restored.new_epoch}")
-        typer.echo(f"numbers continue above {restored.above}")
-        typer.echo(
-            "Commits after the backup are lost, and their numbers are not used again. Readers of the old epoch get "
-            "history_changed: they drop records at positions that this log does not have, or start again from 0. "
-            "Writers may send again whatever they are not sure of, under the same identity."
+    _check_files(backup, file)
+    mode = parse_file_mode(file_mode)
+    with ProgressMeter() as meter:
+        restored = backups.restore(
+            backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=get_cli_operator()
         )
+    lines = [
+        f"{restored.records} records, {restored.bytes} bytes in {file}",
+        "" if restored.kept is None else f"what was there is kept as {restored.kept}",
+        f"old epoch: {restored.old_epoch}",
+        f"new epoch: {restored.new_epoch}",
+        f"numbers continue above {restored.above}",
+        _LOST_COMMITS,
+    ]
+    typer.echo("\n".join(filter(None, lines)))
 
 
 def _check_files(*logs: str) -> None:

@@ -4,26 +4,25 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, LogArgument, print_json, translate_errors
-from oncelog.cli.times import format_utc
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, LogArgument, format_utc, print_result
 from oncelog.errors import ClockJumpedError
 from oncelog.storage.clock import JUMP_MS_MAX
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import ClockStatus
 
-Confirm = Annotated[bool, typer.Option("--confirm", help="Believe the clock as it is.")]
-JumpMsMax = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        metavar="MILLISECONDS",
-        help="What is believed: `Limits.clock_jump_ms_max` of the application, where it has set it.",
-    ),
-]
-
 
 def clock(
-    log: LogArgument, confirm: Confirm = False, jump_ms_max: JumpMsMax = JUMP_MS_MAX, as_json: AsJson = False
+    log: LogArgument,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Believe the clock as it is.")] = False,
+    jump_ms_max: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="MILLISECONDS",
+            help="What is believed: `Limits.clock_jump_ms_max` of the application, where it has set it.",
+        ),
+    ] = JUMP_MS_MAX,
+    as_json: AsJson = False,
 ) -> None:
     """Shows the clock, the time of the newest commit, and whether the clock has jumped; exit status 1 if it has.
 
@@ -34,29 +33,31 @@ def clock(
 
     Example:  oncelog clock postgresql://oncelog@db.example.org/orders
     """
-    with translate_errors():
-        inspector = create_inspector(log)
-        with inspector.open_view() as view:
-            status = view.get_clock_status()
-        has_jumped, sentence = check_clock(status, jump_ms_max)
-        if confirm:
-            inspector.confirm_clock()
-            sentence = f"the {status.name} is believed from now on"
-        wall_ms = status.clock.wall_ms()
-        if as_json:
-            fields = {
-                "wall_ms": wall_ms,
-                "log_ms": status.newest_ms,
-                "expected_ms": status.mark.predict_wall_ms(status.clock),
-            }
-            print_json({**fields, "jump_ms_max": jump_ms_max, "jumped": has_jumped, "confirmed": confirm})
-        else:
-            width = len(status.name) + 2
-            typer.echo(f"{status.name + ':':<{width}}{format_utc(wall_ms)}")
-            typer.echo(f"{'the log:':<{width}}{format_utc(status.newest_ms) if status.newest_ms else 'no commit yet'}")
-            typer.echo(sentence)
-        if has_jumped and not confirm:
-            raise typer.Exit(EXIT_FOUND_NOTHING)
+    inspector = create_inspector(log)
+    with inspector.open_view() as view:
+        status = view.get_clock_status()
+    has_jumped, sentence = check_clock(status, jump_ms_max)
+    if confirm:
+        inspector.confirm_clock()
+        sentence = f"the {status.name} is believed from now on"
+    wall_ms = status.clock.wall_ms()
+    width = len(status.name) + 2
+    fields = {
+        "wall_ms": wall_ms,
+        "log_ms": status.newest_ms,
+        "expected_ms": status.mark.predict_wall_ms(status.clock),
+        "jump_ms_max": jump_ms_max,
+        "jumped": has_jumped,
+        "confirmed": confirm,
+    }
+    lines = [
+        f"{status.name + ':':<{width}}{format_utc(wall_ms)}",
+        f"{'the log:':<{width}}{format_utc(status.newest_ms) if status.newest_ms else 'no commit yet'}",
+        sentence,
+    ]
+    print_result(fields, lines, as_json)
+    if has_jumped and not confirm:
+        raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 def check_clock(status: ClockStatus, jump_ms_max: int) -> tuple[bool, str]:

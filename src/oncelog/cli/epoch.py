@@ -4,18 +4,21 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.backup import Above
-from oncelog.cli.operator import get_cli_operator
-from oncelog.cli.terminal import AsJson, LogArgument, print_json, translate_errors
+from oncelog.cli.backup import Above, get_cli_operator
+from oncelog.cli.terminal import AsJson, LogArgument, print_result
 from oncelog.errors import OncelogError
 from oncelog.storage.inspect.factory import create_inspector
 
-Renew = Annotated[
-    bool, typer.Option("--renew", help="Start a new history after a restore. Stop everything that uses the log first.")
-]
 
-
-def epoch(log: LogArgument, renew: Renew = False, above: Above = None, as_json: AsJson = False) -> None:
+def epoch(
+    log: LogArgument,
+    renew: Annotated[
+        bool,
+        typer.Option("--renew", help="Start a new history after a restore. Stop everything that uses the log first."),
+    ] = False,
+    above: Above = None,
+    as_json: AsJson = False,
+) -> None:
     """Prints the epoch of a log: the name of its history, which cursors carry.
 
     With --renew the log gets a new epoch, and readers whose cursors are of the old one get history_changed. Positions,
@@ -27,24 +30,20 @@ def epoch(log: LogArgument, renew: Renew = False, above: Above = None, as_json: 
 
     Example:  oncelog epoch postgresql://oncelog@db.example.org/orders --renew
     """
-    with translate_errors():
-        inspector = create_inspector(log)
-        fields: dict[str, str | int]
-        if renew:
-            renewed = inspector.renew_epoch(above, get_cli_operator())
-            fields = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch, "above": renewed.above}
-            lines = [
-                f"old epoch: {renewed.old_epoch}",
-                f"new epoch: {renewed.new_epoch}",
-                f"numbers continue above {renewed.above}",
-            ]
-        elif above is not None:
-            raise OncelogError("--above goes with --renew.")
-        else:
-            with inspector.open_view() as view:
-                fields = {"epoch": view.metadata.epoch}
-            lines = [str(fields["epoch"])]
-        if as_json:
-            print_json(fields)
-        else:
-            typer.echo("\n".join(lines))
+    inspector = create_inspector(log)
+    fields: dict[str, str | int]
+    if renew:
+        renewed = inspector.renew_epoch(above, get_cli_operator())
+        fields = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch, "above": renewed.above}
+        lines = [
+            f"old epoch: {renewed.old_epoch}",
+            f"new epoch: {renewed.new_epoch}",
+            f"numbers continue above {renewed.above}",
+        ]
+    elif above is not None:
+        raise OncelogError("--above goes with --renew.")
+    else:
+        with inspector.open_view() as view:
+            fields = {"epoch": view.metadata.epoch}
+        lines = [str(fields["epoch"])]
+    print_result(fields, lines, as_json)

@@ -5,9 +5,10 @@ import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -18,7 +19,9 @@ from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
     EventsConnection,
+    GaveUpError,
     Remote,
+    Retrier,
     Token,
     TokenFile,
     Url,
@@ -26,15 +29,13 @@ from oncelog.cli.remote import (
     choose_client_id,
     connect,
     decode_refusal,
+    open_client,
     translate_decode_errors,
 )
-from oncelog.cli.retries import GaveUpError, Retrier
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_json, translate_errors
-from oncelog.client.events.codec import Envelope
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_result
+from oncelog.client.events.codec import Envelope, decode_results, encode_message
+from oncelog.client.runtime.http import HttpClient
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
-
-if TYPE_CHECKING:
-    import aiohttp
 
 PREFIX: Final = "load/"
 SIZE_BYTES_MIN: Final = 64
@@ -69,18 +70,15 @@ def load(  # noqa: PLR0913, PLR0917 - each one is an option
 
     Example:  oncelog load --connections 4 --seconds 5
     """
-    with translate_errors():
-        remote = build_remote(url, token, token_file)
-        plan = _LoadPlan(connections, in_flight, batch, seconds, size, partitions, retries)
-        warning = f"This writes real events into {remote.url}, in the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
-        typer.echo(warning, err=True)
-        tally = asyncio.run(_run_load(remote, choose_client_id(client_id, "load"), plan))
-        if as_json:
-            print_json({"url": remote.url, **msgspec.structs.asdict(plan), **tally.to_json()})
-        else:
-            typer.echo("\n".join(_format_figures(tally.to_json())))
-        if tally.has_failed:
-            raise typer.Exit(EXIT_FOUND_NOTHING)
+    remote = build_remote(url, token, token_file)
+    plan = _LoadPlan(connections, in_flight, batch, seconds, size, partitions, retries)
+    warning = f"This writes real events into {remote.url}, in the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
+    typer.echo(warning, err=True)
+    tally = asyncio.run(_run_load(remote, choose_client_id(client_id, "load"), plan))
+    figures = tally.to_json()
+    print_result({"url": remote.url, **msgspec.structs.asdict(plan), **figures}, _format_figures(figures), as_json)
+    if tally.has_failed:
+        raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 class _LoadPlan(Struct, frozen=True):
@@ -199,33 +197,17 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
 # --- one connection ---------------------------------------------------------------------------------------
 
 
-class _EventResult(Struct, frozen=True):
-    id: str
-    status: str
-    committed_id: int = 0
-    reason: str = ""
-
-
-class _EventResults(Struct, frozen=True):
-    results: list[_EventResult]
-
-
-_RESULTS_DECODER: Final = msgspec.json.Decoder(_EventResults)
-
-
 class _Worker:
-    """A connection with several requests in flight. If it is lost they are sent again on the next one."""
+    """A connection with several requests in flight. After a lost connection the next one sends them again."""
 
-    def __init__(
-        self, session: "aiohttp.ClientSession", remote: Remote, client_id: str, plan: _LoadPlan, tally: _Tally
-    ) -> None:
-        self._session = session
+    def __init__(self, client: HttpClient, remote: Remote, client_id: str, plan: _LoadPlan, tally: _Tally) -> None:
+        self._client = client
         self._remote = remote
         self._plan = plan
         self._tally = tally
         self._connection: EventsConnection | None = None
         self._is_connected = asyncio.Event()
-        self._pending: dict[int, asyncio.Future[Envelope]] = {}
+        self._pending: dict[str | int | None, asyncio.Future[Envelope]] = {}
         self._requests = 0
         self._event_count = 0
         self._retries_due = 0.0
@@ -233,8 +215,8 @@ class _Worker:
         self._filler = b"x" * plan.size
 
     async def run(self, until_s: float) -> None:
-        """Submits until then. Raises OncelogError if the server cannot be reached at first, or lets us not in."""
-        connection = await connect(self._session, self._remote, self._client_id)
+        """Submit until then. Raises OncelogError if the first connection fails, or the server refuses it."""
+        connection = await self._connect()
         self._tally.start(connection.last_committed_id)
         read_task = asyncio.create_task(self._read_all(connection))
         slots = asyncio.gather(*(self._run_slot(until_s) for _ in range(self._plan.in_flight)))
@@ -250,7 +232,7 @@ class _Worker:
             await asyncio.gather(slots, read_task, return_exceptions=True)
 
     async def _read_all(self, connection: EventsConnection) -> None:
-        """Hands answers to those who wait for them, over as many connections as it takes."""
+        """Deliver answers to the requests that wait for them. Connects again after each lost connection."""
         while True:
             async with connection:
                 self._connection = connection
@@ -258,15 +240,16 @@ class _Worker:
                 try:
                     while True:
                         message = await connection.receive()
-                        number = message.msg_id
-                        reply = self._pending.pop(number, None) if isinstance(number, int) else None
+                        reply = self._pending.pop(message.msg_id, None)
                         if reply is not None and not reply.done():
                             reply.set_result(message)
                 except (LostError, ServerRefusedError) as error:
                     if isinstance(error, ServerRefusedError) and not error.is_transient:
                         raise
                     self._fail_all(error)
-            connection = await self._reconnect()
+            retrier = Retrier(self._remote, on_problem=lambda _: None)
+            retrier.mark_connected()
+            connection = await retrier.run(self._connect)
 
     def _fail_all(self, error: OncelogError) -> None:
         self._is_connected.clear()
@@ -275,10 +258,8 @@ class _Worker:
             if not reply.done():
                 reply.set_exception(LostError(str(error)))
 
-    async def _reconnect(self) -> EventsConnection:
-        retrier = Retrier(self._remote, on_problem=lambda _: None)
-        retrier.mark_connected()
-        return await retrier.run(lambda: connect(self._session, self._remote, self._client_id))
+    async def _connect(self) -> EventsConnection:
+        return await connect(self._client, self._remote, self._client_id)
 
     async def _run_slot(self, until_s: float) -> None:
         """One request after the other."""
@@ -332,28 +313,25 @@ class _Worker:
         try:
             message = await retrier.run(request)
         except (GaveUpError, ServerRefusedError):
-            self._count_lost(events, outcome)
+            self._tally.lost += len(events)
+            self._tally.note_problem(f"{events[0].id} has {outcome}")
         else:
             if is_first and not events[0].committed_id:
                 self._tally.latencies_s.append(time.perf_counter() - sent_s)
             self._handle_results(events, message)
 
-    def _count_lost(self, events: Sequence[_SentEvent], outcome: str) -> None:
-        self._tally.lost += len(events)
-        self._tally.note_problem(f"{events[0].id} has {outcome}")
-
     async def _request(self, payload: bytes) -> Envelope:
         await self._is_connected.wait()
         assert self._connection is not None  # noqa: S101 - it is there
         self._requests += 1
-        number = self._requests
+        msg_id = str(self._requests)
         reply = asyncio.get_running_loop().create_future()
-        self._pending[number] = reply
+        self._pending[msg_id] = reply
         try:
-            await self._connection.send("submit_events", payload, number)
+            await self._connection.send(encode_message("submit_events", payload, msg_id))
             message: Envelope = await reply
         finally:
-            self._pending.pop(number, None)
+            self._pending.pop(msg_id, None)
         if message.type == "error":
             with translate_decode_errors(self._remote):
                 raise decode_refusal(message.payload)
@@ -361,7 +339,7 @@ class _Worker:
 
     def _handle_results(self, events: Sequence[_SentEvent], message: Envelope) -> None:
         with translate_decode_errors(self._remote):
-            results = _RESULTS_DECODER.decode(message.payload).results
+            results = decode_results(message.payload).results
         if [result.id for result in results] != [event.id for event in events]:
             self._tally.count_difference(f"the results of {events[0].id} and those after it are of other events")
             return
@@ -377,61 +355,48 @@ class _Worker:
 
 
 async def _run_load(remote: Remote, client_id: str, plan: _LoadPlan) -> _Tally:
-    import aiohttp  # noqa: PLC0415 - what the library alone does not need
+    tally = _Tally()
 
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-        tally = _Tally()
-        workers = [_Worker(session, remote, client_id, plan, tally) for _ in range(plan.connections)]
-        async with _show_progress(tally, plan.seconds):
-            running = [asyncio.create_task(worker.run(tally.started_s + plan.seconds)) for worker in workers]
-            try:
-                await asyncio.gather(*running)
-            finally:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
-        tally.took_s = time.perf_counter() - tally.started_s
+    async def run_worker() -> None:
+        async with open_client(remote) as client:
+            await _Worker(client, remote, client_id, plan, tally).run(tally.started_s + plan.seconds)
+
+    with _open_display() as (every_s, show):
+        tasks = [asyncio.create_task(run_worker()) for _ in range(plan.connections)]
+        report_task = asyncio.create_task(_report_progress(tally, plan.seconds, every_s, show))
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in (*tasks, report_task):
+                task.cancel()
+            await asyncio.gather(*tasks, report_task, return_exceptions=True)
+    tally.took_s = time.perf_counter() - tally.started_s
     return tally
 
 
-@asynccontextmanager
-async def _show_progress(tally: _Tally, seconds: float) -> AsyncIterator[None]:
-    """How it goes: a live display on a terminal, otherwise a line a second."""
-    if sys.stderr.isatty():
-        from rich.console import Console  # noqa: PLC0415 - takes its time, and typer brings it
-        from rich.live import Live  # noqa: PLC0415
+@contextmanager
+def _open_display() -> Iterator[tuple[float, Callable[[str], None]]]:
+    """Return the seconds between reports, and the function that shows one: in a live display, or on a line."""
+    if not sys.stderr.isatty():
+        yield 1.0, partial(typer.echo, err=True)
+        return
+    from rich.console import Console  # noqa: PLC0415 - slow to import; typer depends on it
+    from rich.live import Live  # noqa: PLC0415
 
-        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-            show: Callable[[str], None] = lambda line: live.update(line, refresh=True)  # noqa: E731
-            async with _report_progress(tally, seconds, 0.25, show):
-                yield
-    else:
-        async with _report_progress(tally, seconds, 1.0, lambda line: typer.echo(line, err=True)):
-            yield
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        yield 0.25, lambda line: live.update(line, refresh=True)
 
 
-@asynccontextmanager
-async def _report_progress(
-    tally: _Tally, seconds: float, every_s: float, show: Callable[[str], None]
-) -> AsyncIterator[None]:
-    async def report() -> None:
-        before, before_s = 0, tally.started_s
-        while True:
-            await asyncio.sleep(every_s)
-            now_s, committed = time.perf_counter(), tally.committed
-            rate = (committed - before) / (now_s - before_s)
-            recent = sorted(tally.latencies_s[-2000:])
-            show(
-                f"{now_s - tally.started_s:5.1f} of {seconds:g} s  {committed:>9} events  {rate:>7.0f}/s  "
-                f"p50 {1000 * _percentile(recent, 0.5):.1f} ms  p99 {1000 * _percentile(recent, 0.99):.1f} ms  "
-                f"errors {sum(tally.errors.values())}"
-            )
-            before, before_s = committed, now_s
-
-    report_task = asyncio.create_task(report())
-    try:
-        yield
-    finally:
-        report_task.cancel()
-        await asyncio.gather(report_task, return_exceptions=True)
+async def _report_progress(tally: _Tally, seconds: float, every_s: float, show: Callable[[str], None]) -> None:
+    before, before_s = 0, tally.started_s
+    while True:
+        await asyncio.sleep(every_s)
+        now_s, committed = time.perf_counter(), tally.committed
+        rate = (committed - before) / (now_s - before_s)
+        recent = sorted(tally.latencies_s[-2000:])
+        show(
+            f"{now_s - tally.started_s:5.1f} of {seconds:g} s  {committed:>9} events  {rate:>7.0f}/s  "
+            f"p50 {1000 * _percentile(recent, 0.5):.1f} ms  p99 {1000 * _percentile(recent, 0.99):.1f} ms  "
+            f"errors {sum(tally.errors.values())}"
+        )
+        before, before_s = committed, now_s

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.terminal import ProgressMeter, interrupt_on_sigterm, translate_errors
+from oncelog.cli.terminal import ProgressMeter, interrupt_on_sigterm
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.storage.address import import_with_driver, is_address, redact_address
 
@@ -29,21 +29,20 @@ def move(
 
     Example:  oncelog move orders.db postgresql://oncelog@db.example.org/orders
     """
-    with translate_errors():
-        if is_address(source) or not is_address(target):
-            raise SettingsError("move goes from a file to a database: oncelog move FILE postgresql://…")
-        moving = import_with_driver("oncelog.storage.migrate")
-        moving.check_migration(source, target)
-        with _explain_resume(), ProgressMeter() as meter:
-            outcome = moving.migrate_log(source, target, meter)
-        where = f"{redact_address(target)} (epoch {outcome.epoch})"
-        if not outcome.is_new:
-            typer.echo(f"{source} has been moved to {where} already; nothing is left to do")
-            return
-        typer.echo(f"{outcome.records} records in {outcome.lanes} lanes moved from {source} to {where}")
-        typer.echo(f"{source} can still be read, and takes no more writes: open {redact_address(target)}")
-        if outcome.tables_left:
-            typer.echo(f"tables that are not the log's stay in {source}: {', '.join(outcome.tables_left)}")
+    if is_address(source) or not is_address(target):
+        raise SettingsError("move goes from a file to a database: oncelog move FILE postgresql://…")
+    moving = import_with_driver("oncelog.storage.migrate")
+    moving.check_migration(source, target)
+    with _explain_resume(), ProgressMeter() as meter:
+        outcome = moving.migrate_log(source, target, meter)
+    where = f"{redact_address(target)} (epoch {outcome.epoch})"
+    if not outcome.is_new:
+        typer.echo(f"{source} has been moved to {where} already; nothing is left to do")
+        return
+    typer.echo(f"{outcome.records} records in {outcome.lanes} lanes moved from {source} to {where}")
+    typer.echo(f"{source} can still be read, and takes no more writes: open {redact_address(target)}")
+    if outcome.tables_left:
+        typer.echo(f"tables that are not the log's stay in {source}: {', '.join(outcome.tables_left)}")
 
 
 @contextmanager

@@ -1,41 +1,47 @@
-"""What the commands share that speak to a server: where it is, who they are, and messages over its WebSocket.
+"""Options, connections and retries of the commands that use a server.
 
-Just enough for a person at a terminal. Everything that a command waits for ends as one of two errors: the connection
-is lost (`LostError`), and the same may be sent again; or the server has refused (`ServerRefusedError`), and says why.
+A request or a connection ends with one of two errors: `LostError` if the connection was lost, after which the command
+may send the same again, or `ServerRefusedError` with the server's reason.
 """
 
 import asyncio
 import os
+import random
 import stat
 import sys
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
-import orjson
 import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.secret_files import read_token_file
+from oncelog.cli.terminal import EXIT_CANNOT_READ, print_message
 from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
-from oncelog.client.runtime import websocket
-from oncelog.client.runtime.websocket import normalize_url
+from oncelog.client.runtime import backoff, websocket
+from oncelog.client.runtime.http import HttpClient, HttpResponse
+from oncelog.client.runtime.limits import MIB, ConnectionLimits
+from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, normalize_url, status_error
 from oncelog.core.canonical import is_unicode
-from oncelog.error_codes import AUTH_FAILED, PROTOCOL_VERSION
+from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
-
-if TYPE_CHECKING:
-    import aiohttp
 
 DEFAULT_URL: Final = "http://127.0.0.1:7171"
 TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 CONNECT_TIMEOUT_S: Final = 10.0
-HEARTBEAT_S: Final = 30.0
+HEARTBEAT_MS: Final = 30_000
+MESSAGE_BYTES_MAX: Final = 1024 * MIB
+"""The server limits pages to fewer bytes."""
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
+_CONNECT_ID: Final = "connect"
+PAUSE_MS_MIN: Final = 100
+PAUSE_MS_MAX: Final = 5000
+T = TypeVar("T")
 
 Url = Annotated[str, typer.Option(metavar="URL", help="Where the server is.")]
 Token = Annotated[
@@ -55,7 +61,7 @@ ClientId = Annotated[
 
 
 class Remote(Struct, frozen=True):
-    """A server, and by what right we come."""
+    """A server, and the token for it."""
 
     url: str
     token: str | None = None
@@ -64,18 +70,13 @@ class Remote(Struct, frozen=True):
         return f"Remote({self.url!r})"
 
     @property
-    def events_url(self) -> str:
-        """URL of the WebSocket of the Events API."""
-        return f"{self.url}/v1/events"
-
-    @property
     def headers(self) -> dict[str, str]:
-        """Of a request over HTTP."""
+        """The headers of a request over HTTP."""
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
 
 def build_remote(url: str, token: str | None, token_file: str | None) -> Remote:
-    """The server that the options of a command name. Raises OncelogError for options that are wrong."""
+    """Return the server that the options of a command name. Raises OncelogError for wrong options."""
     if find_spec("aiohttp") is None:
         raise OncelogError("this command needs aiohttp: pip install 'oncelog[server]'")
     return Remote(normalize_url(url, "--url"), _load_credential(token, token_file))
@@ -95,21 +96,21 @@ def _load_credential(token: str | None, token_file: str | None) -> str | None:
 
 
 def check_partitions(partitions: list[str] | None) -> list[str]:
-    """Raises OncelogError if there is none."""
+    """Return the partitions of an option. Raises OncelogError without a partition."""
     if not partitions:
         raise OncelogError("--partition must be given, at least once")
     return [check_text(partition, "--partition") for partition in partitions]
 
 
 def check_text(text: str, option: str) -> str:
-    """Raise OncelogError for bytes of a terminal that are not UTF-8."""
+    """Return a text. Raises OncelogError for bytes of a terminal that are not UTF-8."""
     if not is_unicode(text):
         raise OncelogError(f"{option} is not UTF-8")
     return text
 
 
 def choose_client_id(client_id: str | None, command: str) -> str:
-    """The client that a WebSocket is of: as the option says, or one of its own."""
+    """Return the client id of a WebSocket: that of the option, or a new one."""
     return f"{command}-{uuid4().hex[:12]}" if client_id is None else check_text(client_id, "--client-id")
 
 
@@ -117,22 +118,8 @@ def choose_client_id(client_id: str | None, command: str) -> str:
 
 
 @contextmanager
-def translate_connection_errors(remote: Remote) -> Iterator[None]:
-    """Turns what can happen to a connection into our own errors. What no further attempt can mend ends the command."""
-    import aiohttp  # noqa: PLC0415 - what the library alone does not need
-
-    try:
-        with websocket.translate_errors(remote.url):
-            yield
-    except LostError as error:
-        if isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.InvalidURL):
-            raise OncelogError(str(error)) from error
-        raise
-
-
-@contextmanager
 def translate_decode_errors(remote: Remote) -> Iterator[None]:
-    """For what cannot be read in an answer."""
+    """Report an answer that cannot be decoded."""
     try:
         yield
     except msgspec.MsgspecError as error:
@@ -140,7 +127,7 @@ def translate_decode_errors(remote: Remote) -> Iterator[None]:
 
 
 def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
-    """The error in the server's own words. Raises msgspec.MsgspecError for what is none."""
+    """Decode an error of the server. Raises msgspec.MsgspecError for a malformed one."""
     error = codec.decode_error(payload)
     return ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
@@ -175,17 +162,43 @@ async def run_while_output_open(work: Awaitable[None]) -> None:
             loop.remove_reader(descriptor)
 
 
-# --- the WebSocket ----------------------------------------------------------------------------------------
+# --- connections ------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_client(remote: Remote, answer_timeout_s: float = 60.0) -> AsyncIterator[HttpClient]:
+    """Open a client of a server for requests and WebSockets."""
+    limits = ConnectionLimits(
+        message_bytes_max=MESSAGE_BYTES_MAX,
+        answer_timeout_ms=max(1, round(1000 * answer_timeout_s)),
+        heartbeat_ms=HEARTBEAT_MS,
+        connect_timeout_ms=round(1000 * CONNECT_TIMEOUT_S),
+    )
+    client = HttpClient(remote.url, token=remote.token, limits=limits, headers=None, tls=None)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def read_answer(response: HttpResponse) -> bytes:
+    """Return the body of an answer. Raises ServerRefusedError for a refusal."""
+    if response.status == 200:
+        return response.body
+    try:
+        raise decode_refusal(msgspec.json.decode(response.body, type=dict[str, Raw])["error"])
+    except (KeyError, msgspec.MsgspecError):
+        raise status_error(response.status) from None
 
 
 class EventsConnection:
-    """A connection that the server has let in. `async with` closes it."""
+    """An admitted WebSocket of the Events API. `async with` closes it."""
 
-    def __init__(self, remote: Remote, socket: "aiohttp.ClientWebSocketResponse") -> None:
+    def __init__(self, remote: Remote, socket: WebSocket, hello: codec.Connected) -> None:
         self._remote = remote
         self._socket = socket
-        self.epoch = ""
-        self.last_committed_id = 0
+        self.epoch = hello.epoch
+        self.last_committed_id = hello.server_last_committed_id
         """At the moment of the connection."""
 
     async def __aenter__(self) -> "EventsConnection":
@@ -194,60 +207,206 @@ class EventsConnection:
     async def __aexit__(self, *_: object) -> None:
         await self._socket.close()
 
-    async def authenticate(self, client_id: str) -> None:
-        """Says who we are. Raises as `receive` does."""
-        payload = {"client_id": client_id, "token": self._remote.token}
-        await self.send("connect", orjson.dumps(payload))
-        try:
-            message = await self.receive()
-        except ServerRefusedError as error:
-            if error.code != AUTH_FAILED or self._remote.token is None:
-                raise
-            hint = f"the token is not good, or not of the client {client_id!r} (--client-id)"
-            raise ServerRefusedError(AUTH_FAILED, hint) from error
-        with translate_decode_errors(self._remote):
-            hello = codec.decode_connected(message.payload)
-        self.epoch, self.last_committed_id = hello.epoch, hello.server_last_committed_id
+    async def send(self, frame: bytes) -> None:
+        """Send a message. Raises LostError."""
+        await self._socket.send(frame)
 
-    async def send(self, kind: str, payload: bytes, msg_id: int | None = None) -> None:
-        """Raises LostError."""
-        number = "" if msg_id is None else f'"msg_id":{msg_id},'
-        head = f'{{"type":"{kind}","protocol_version":"{PROTOCOL_VERSION}",{number}"payload":'
-        with translate_connection_errors(self._remote):
-            await self._socket.send_str(f"{head}{payload.decode()}}}")
+    async def receive(self, msg_id: str | None = None) -> Envelope:
+        """Return the next message. Raises LostError, or ServerRefusedError for an error.
 
-    async def receive(self) -> Envelope:
-        """The next message, unless it is an error without a `msg_id`: then, as when the connection is lost, raises."""
-        with translate_connection_errors(self._remote):
-            frame = await self._socket.receive()
-        if not isinstance(frame.data, str):
-            code = self._socket.close_code
-            raise LostError(
-                f"the connection to {self._remote.url} was lost" + (f" (closed with {code})" if code else "")
-            )
-        with translate_decode_errors(self._remote):
-            message = codec.decode_envelope(frame.data)
-            if message.type == "error" and message.msg_id is None:
-                raise decode_refusal(message.payload)
-        return message
+        An error is returned if it answers a message of the caller other than `msg_id`.
+        """
+        return await _receive(self._remote, self._socket, msg_id)
 
 
-async def connect(session: "aiohttp.ClientSession", remote: Remote, client_id: str) -> EventsConnection:
-    """A new connection. Raises LostError or ServerRefusedError."""
-    import aiohttp  # noqa: PLC0415 - as above
-
-    with translate_connection_errors(remote):
+async def connect(client: HttpClient, remote: Remote, client_id: str) -> EventsConnection:
+    """Open a connection and authenticate. Raises LostError or ServerRefusedError."""
+    with websocket.translate_errors(remote.url):
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            socket = await session.ws_connect(
-                remote.events_url,
-                heartbeat=HEARTBEAT_S,
-                max_msg_size=0,  # how large a page is, the server says
-                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-            )
-            connection = EventsConnection(remote, socket)
+            socket = await client.open_websocket(EVENTS_PATH)
             try:
-                await connection.authenticate(client_id)
+                return EventsConnection(remote, socket, await _authenticate(remote, socket, client_id))
             except BaseException:
                 await socket.close()
                 raise
-            return connection
+
+
+async def _authenticate(remote: Remote, socket: WebSocket, client_id: str) -> codec.Connected:
+    await socket.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
+    try:
+        message = await _receive(remote, socket, _CONNECT_ID)
+    except ServerRefusedError as error:
+        if error.code != AUTH_FAILED or remote.token is None:
+            raise
+        hint = f"the token is not good, or not of the client {client_id!r} (--client-id)"
+        raise ServerRefusedError(AUTH_FAILED, hint) from error
+    with translate_decode_errors(remote):
+        return codec.decode_connected(message.payload)
+
+
+async def _receive(remote: Remote, socket: WebSocket, msg_id: str | None) -> Envelope:
+    data = await socket.receive()
+    with translate_decode_errors(remote):
+        message = codec.decode_envelope(data)
+        if message.type == "error" and message.msg_id in {None, msg_id}:
+            raise decode_refusal(message.payload)
+    return message
+
+
+# --- output -----------------------------------------------------------------------------------------------
+
+
+class CursorPrinter:
+    """Prints numbered items after a cursor, each once, until the limit."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        since: int | None,
+        limit: int | None,
+        show: Callable[[Raw], bytes],
+        get_number: Callable[[Raw], int],
+    ) -> None:
+        self._remote = remote
+        self.cursor = since
+        """The number of the last item that was written; it never goes back. None is an end that is not known yet."""
+        self.remaining = limit
+        """Items until the limit; None without a limit."""
+        self._show = show
+        self._get_number = get_number
+
+    def compute_page_size(self, largest: int) -> int:
+        """Return the number of items to request."""
+        return largest if self.remaining is None else min(self.remaining, largest)
+
+    def print(self, items: Iterable[Raw]) -> None:
+        """Print the items after the cursor. Raises OncelogError for an item that cannot be decoded."""
+        output = sys.stdout.buffer
+        for item in items:
+            with translate_decode_errors(self._remote):
+                number, line = self._get_number(item), self._show(item)
+            if number <= (self.cursor or 0) or self.remaining == 0:
+                continue
+            output.write(line)
+            self.cursor = number
+            if self.remaining is not None:
+                self.remaining -= 1
+        output.flush()
+
+    def advance(self, cursor: int) -> None:
+        """Move the cursor over items that do not match. Items beyond the limit are not lost: the command ends."""
+        self.cursor = max(self.cursor or 0, cursor)
+
+    def explain(self, error: ServerRefusedError) -> OncelogError:
+        """Return the error to report for a refusal."""
+        if error.code == HISTORY_CHANGED:
+            return OncelogError(f"the log has another history than that of {self.cursor}: {error}")
+        return error
+
+
+def encode_raw_line(item: Raw) -> bytes:
+    """Return an item of JSON with the end of the line."""
+    return bytes(item) + b"\n"
+
+
+@contextmanager
+def report_unknown_outcome(report: Callable[[], None]) -> Iterator[None]:
+    """Report a request without an answer: call `report` if the command gives up or is interrupted."""
+    try:
+        yield
+    except GaveUpError as error:
+        print_message(str(error))
+        report()
+        raise typer.Exit(EXIT_CANNOT_READ) from None
+    except asyncio.CancelledError:
+        report()
+        raise
+
+
+# --- retries ----------------------------------------------------------------------------------------------
+
+
+class GaveUpError(OncelogError):
+    """No attempt was answered in time. The outcome of the request is unknown."""
+
+
+class Retrier:
+    """Repeats attempts that fail because of the connection or because the server asks for a later retry.
+
+    With `timeout_s` each call of `run` ends after this time. Without it, `run` repeats attempts without end, but only
+    once the server has been reached: call `mark_connected` as soon as it has. A wrong URL thus ends a command at once.
+    """
+
+    def __init__(
+        self, remote: Remote, timeout_s: float | None = None, on_problem: Callable[[OncelogError], None] | None = None
+    ) -> None:
+        """Pass `on_problem` to be called for each failed attempt; the default reports the first one to the user."""
+        self._remote = remote
+        self._timeout_s = timeout_s
+        self._on_problem = on_problem or self._report_problem
+        self._pauses_s = _iterate_pauses_s()
+        self._was_connected = False
+        self._has_reported = False
+        self.has_retried = False
+        """Whether a request was sent again, so that an earlier attempt may have succeeded."""
+
+    def mark_connected(self, message: str = "") -> None:
+        """Restart the pauses. Print the message if an interruption was reported before."""
+        if self._has_reported and message:
+            print_message(message)
+        self._was_connected, self._has_reported = True, False
+        self._pauses_s = _iterate_pauses_s()
+
+    async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the first attempt that succeeds.
+
+        Raises:
+            GaveUpError: no attempt succeeded in time.
+            LostError: without a time limit, if no attempt ever reached the server.
+            ServerRefusedError: the server refused the request for good.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = None if self._timeout_s is None else loop.time() + self._timeout_s
+        if deadline_s is not None:
+            self._pauses_s = _iterate_pauses_s()
+        problem: OncelogError | None = None
+        while True:
+            retry_after_s = 0.0
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    return await attempt()
+            except TimeoutError:
+                # The deadline says nothing about the server: an earlier problem is more useful to the user.
+                problem = problem or LostError(f"{self._remote.url} does not answer in time")
+            except LostError as error:
+                if deadline_s is None and not self._was_connected:
+                    raise
+                if _is_permanent(error):
+                    raise OncelogError(str(error)) from error
+                problem = error
+            except ServerRefusedError as error:
+                if not error.is_transient:
+                    raise
+                problem, retry_after_s = error, error.retry_after_ms / 1000
+            pause_s = max(next(self._pauses_s), retry_after_s)
+            if deadline_s is not None and loop.time() + pause_s >= deadline_s:
+                raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
+            self.has_retried = True
+            self._on_problem(problem)
+            await asyncio.sleep(pause_s)
+
+    def _report_problem(self, problem: OncelogError) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            print_message(f"{problem}; trying again")
+
+
+def _is_permanent(error: LostError) -> bool:
+    """Return whether each further attempt would fail in the same way."""
+    import aiohttp  # noqa: PLC0415 - what the library alone does not need
+
+    return isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.InvalidURL)
+
+
+def _iterate_pauses_s() -> Iterator[float]:
+    return backoff.iterate_pauses_s(PAUSE_MS_MIN, PAUSE_MS_MAX, random.Random())  # noqa: S311 - spreads retries

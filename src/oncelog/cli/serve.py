@@ -13,7 +13,7 @@ import typer
 
 from oncelog.cli.gc_settings import collect_forever
 from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
-from oncelog.cli.terminal import EXIT_INTERRUPTED, discard_output, translate_errors
+from oncelog.cli.terminal import EXIT_INTERRUPTED, discard_output
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.storage.address import redact_address
 
@@ -69,28 +69,25 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     # Until the server has its own handlers: there is nothing to reload yet, and nothing to finish.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    with translate_errors():
-        try:
-            from oncelog.server import log_format  # noqa: PLC0415 - what the library alone does not need
-            from oncelog.server.settings import load  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
-        flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
-        overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
-        # It is for those who speak to a server, and no setting of one.
-        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        flag_settings = {**overrides, **dict(map(_parse_pair, set_ or []))}
-        settings = load(config, environment, flag_settings)
-        log_format.configure(settings.log.level, settings.log.format)
-        says_more = settings.development and not quiet
-        raise typer.Exit(
-            _run_server(settings, lambda: load(config, environment, flag_settings), shows_examples=says_more)
-        )
+    try:
+        from oncelog.server import log_format  # noqa: PLC0415 - what the library alone does not need
+        from oncelog.server.settings import load  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
+    flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
+    overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
+    # The token is for clients, and not a setting of the server.
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    flag_settings = {**overrides, **dict(map(_parse_pair, set_ or []))}
+    settings = load(config, environment, flag_settings)
+    log_format.configure(settings.log.level, settings.log.format)
+    shows_examples = settings.development and not quiet
+    _run_server(settings, lambda: load(config, environment, flag_settings), shows_examples=shows_examples)
 
 
 def _run_server(
     settings: "ServerSettings", reload_settings: "Callable[[], ServerSettings]", *, shows_examples: bool
-) -> int:
+) -> None:
     import uvloop  # noqa: PLC0415 - as above
 
     from oncelog.server.app import Server  # noqa: PLC0415
@@ -115,7 +112,6 @@ def _run_server(
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(main())
-    return 0
 
 
 def _format_examples(url: str, store: str, grpc_address: str = "") -> str:

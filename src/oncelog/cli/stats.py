@@ -3,10 +3,8 @@
 from typing import Any
 
 import msgspec
-import typer
 
-from oncelog.cli.terminal import AsJson, LogArgument, format_record_counts, print_json, translate_errors
-from oncelog.cli.times import format_utc
+from oncelog.cli.terminal import AsJson, LogArgument, format_record_counts, format_utc, print_result
 from oncelog.core.policy import LEDGER
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
@@ -23,23 +21,19 @@ def stats(log: LogArgument, as_json: AsJson = False) -> None:
 
     Example:  oncelog stats postgresql://oncelog@db.example.org/orders
     """
-    with translate_errors():
-        with create_inspector(log).open_view() as view:
-            figures = _collect_figures(view)
-        if as_json:
-            print_json(figures)
-        else:
-            for line in _format_figures(figures):
-                typer.echo(line)
+    with create_inspector(log).open_view() as view:
+        figures = _collect_figures(view)
+    print_result(figures, _format_figures(figures), as_json)
 
 
 def _collect_figures(view: LogView) -> dict[str, Any]:
+    ledger = decode_policies(view.iterate_rows("policies")).get(LEDGER.name, LEDGER)
     metadata, heads, gaps = view.metadata, view.run_query(load_heads), view.run_query(load_gaps)
     return {
         "epoch": metadata.epoch,
         "schema": metadata.schema_version,
         "created_ms": metadata.created_ms,
-        "settings": {**msgspec.structs.asdict(metadata.settings), "ledger_ttl_ms": _load_ledger_ttl_ms(view)},
+        "settings": {**msgspec.structs.asdict(metadata.settings), "ledger_ttl_ms": ledger.retention.ttl_ms},
         "records": count_records(heads, gaps),
         "restore_records": sum(len(lane_gaps.positions) for lane_gaps in gaps.values()),
         "audit_records": view.run_query(count_audit_records),
@@ -81,11 +75,6 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
         *map(_format_tenant, figures["tenants"]),
         *(_format_database(figures) if "tables" in figures else _format_file(figures)),
     ]
-
-
-def _load_ledger_ttl_ms(view: LogView) -> int:
-    """The time to live of ledger clients that the log was made with."""
-    return decode_policies(view.iterate_rows("policies")).get(LEDGER.name, LEDGER).retention.ttl_ms
 
 
 def _format_tenant(tenant: dict[str, Any]) -> str:

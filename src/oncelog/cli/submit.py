@@ -6,7 +6,8 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Final
+from functools import partial
+from typing import Annotated, Final
 from uuid import uuid4
 
 import msgspec
@@ -20,41 +21,38 @@ from oncelog.cli.remote import (
     ClientId,
     Partitions,
     Remote,
+    Retrier,
     Token,
     TokenFile,
     Url,
     build_remote,
     check_text,
-    decode_refusal,
+    open_client,
+    read_answer,
+    report_unknown_outcome,
     translate_decode_errors,
 )
-from oncelog.cli.retries import GaveUpError, Retrier
-from oncelog.cli.terminal import EXIT_CANNOT_READ, EXIT_FOUND_NOTHING, AsJson, print_message, translate_errors
-from oncelog.client.runtime.websocket import status_error
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_message
+from oncelog.client.events.codec import SubmitResult
+from oncelog.client.runtime.http import HttpClient
+from oncelog.client.runtime.websocket import EVENTS_PATH
 from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError
-
-if TYPE_CHECKING:
-    import aiohttp
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """A request with more is divided: servers take 4 MiB unless told otherwise. One event is never divided."""
 PROGRESS_LINES_MIN: Final = 1000
 _MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 
-Event = Annotated[
-    str,
-    typer.Argument(
-        metavar="EVENT-JSON",
-        help="An event, or `-` for one a line on standard input.",
-        show_default=False,
-    ),
-]
-
 
 def submit(  # noqa: PLR0913, PLR0917 - each one is an option
-    event: Event = "-",
+    event: Annotated[
+        str,
+        typer.Argument(
+            metavar="EVENT-JSON", help="An event, or `-` for one a line on standard input.", show_default=False
+        ),
+    ] = "-",
     partition: Partitions = None,
     id: Annotated[str | None, typer.Option(metavar="UUID", help="Under which id; a new one unless given.")] = None,  # noqa: A002
     expected_committed_id: Annotated[
@@ -79,19 +77,18 @@ def submit(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog submit --partition orders - < events.jsonl
     """
-    with translate_errors():
-        remote = build_remote(url, token, token_file)
-        reader = _EventParser([check_text(name, "--partition") for name in partition or []])
-        if event == "-":
-            if id is not None or expected_committed_id is not None:
-                raise OncelogError("--id and --expected-committed-id go with one event; in lines, write them there")
-            batches = _iterate_batches(reader, batch)
-        else:
-            batches = _yield_item(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
-        sender = _Sender(remote, None if client_id is None else check_text(client_id, "--client-id"), timeout)
-        is_committed = asyncio.run(_submit_all(batches, sender, _Printer(as_json)))
-        if not is_committed:
-            raise typer.Exit(EXIT_FOUND_NOTHING)
+    remote = build_remote(url, token, token_file)
+    reader = _EventParser([check_text(name, "--partition") for name in partition or []])
+    if event == "-":
+        if id is not None or expected_committed_id is not None:
+            raise OncelogError("--id and --expected-committed-id go with one event; in lines, write them there")
+        batches = _iterate_batches(reader, batch)
+    else:
+        batches = _yield_item(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
+    own_id = None if client_id is None else check_text(client_id, "--client-id")
+    is_committed = asyncio.run(_submit_all(batches, remote, own_id, timeout, _Printer(as_json)))
+    if not is_committed:
+        raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 # --- what is sent -----------------------------------------------------------------------------------------
@@ -204,68 +201,36 @@ class _EventResults(Struct, frozen=True):
     results: list[Raw]
 
 
-class _FieldError(Struct, frozen=True):
-    field: str = ""
-    message: str = ""
-
-
-class _EventResult(Struct, frozen=True):
-    status: str
-    committed_id: int | None = None
-    reason: str = ""
-    errors: list[_FieldError] = []
-
-
-class _Sender:
-    def __init__(self, remote: Remote, client_id: str | None, timeout_s: float) -> None:
-        self.remote = remote
-        self._client = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
-        self._retrier = Retrier(remote, timeout_s)
-
-    async def send(self, session: "aiohttp.ClientSession", items: Sequence[_Item]) -> list[Raw]:
-        """Sends a request until it is answered. Raises GaveUpError, or the refusal where another try is in vain."""
-        body = b'{%b"events":[%b]}' % (self._client, b",".join(item.text for item in items))
-        return await self._retrier.run(lambda: self._send_once(session, body, len(items)))
-
-    async def _send_once(self, session: "aiohttp.ClientSession", body: bytes, count: int) -> list[Raw]:
-        headers = {"Content-Type": "application/json", **self.remote.headers}
-        async with session.post(self.remote.events_url, data=body, headers=headers) as response:
-            answer = await response.read()
-            if response.status != 200:
-                try:
-                    error = msgspec.json.decode(answer, type=dict[str, Raw])["error"]
-                    raise decode_refusal(error)
-                except (KeyError, msgspec.MsgspecError):
-                    raise status_error(response.status) from None
-            with translate_decode_errors(self.remote):
-                results = msgspec.json.decode(answer, type=_EventResults).results
-        if len(results) != count:
-            raise OncelogError(f"{self.remote.url} has answered {count} events with {len(results)} results")
-        return results
-
-
-async def _submit_all(batches: AsyncIterator[list[_Item]], sender: _Sender, printer: "_Printer") -> bool:
-    import aiohttp  # noqa: PLC0415 - what the library alone does not need
-
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session, aclosing(batches):  # type: ignore[type-var]
+async def _submit_all(
+    batches: AsyncIterator[list[_Item]], remote: Remote, client_id: str | None, timeout_s: float, printer: "_Printer"
+) -> bool:
+    """Send requests, each until it is answered. Returns whether all events were committed."""
+    retrier = Retrier(remote, timeout_s)
+    prefix = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
+    async with open_client(remote, timeout_s) as client, aclosing(batches):  # type: ignore[type-var]
         async for items in batches:
+            body = b'{%b"events":[%b]}' % (prefix, b",".join(item.text for item in items))
             try:
-                results = await sender.send(session, items)
-            except GaveUpError as error:
-                print_message(str(error))
-                _report_unknown(items)
-                raise typer.Exit(EXIT_CANNOT_READ) from None
-            except asyncio.CancelledError:
-                _report_unknown(items)
-                raise
+                with report_unknown_outcome(partial(_report_unknown, items)):
+                    answer = await retrier.run(partial(_post, client, body))
+                    printer.print(items, _decode_results(remote, answer, len(items)))
             except ServerRefusedError as error:
                 place = f" (the request began with line {items[0].line})" if items[0].line else ""
                 raise OncelogError(f"{error}{place}") from error
-            with translate_decode_errors(sender.remote):
-                decoded_results = [(raw, msgspec.json.decode(raw, type=_EventResult)) for raw in results]
-            printer.print(items, decoded_results)
     printer.end()
     return not printer.rejected
+
+
+async def _post(client: HttpClient, body: bytes) -> bytes:
+    return read_answer(await client.request("POST", EVENTS_PATH, body=body))
+
+
+def _decode_results(remote: Remote, answer: bytes, count: int) -> list[tuple[Raw, SubmitResult]]:
+    with translate_decode_errors(remote):
+        results = msgspec.json.decode(answer, type=_EventResults).results
+        if len(results) != count:
+            raise OncelogError(f"{remote.url} has answered {count} events with {len(results)} results")
+        return [(raw, msgspec.json.decode(raw, type=SubmitResult)) for raw in results]
 
 
 def _report_unknown(items: Sequence[_Item]) -> None:
@@ -281,7 +246,7 @@ class _Printer:
         self._shows_progress = sys.stderr is not None and sys.stderr.isatty() and not sys.stdout.isatty()
         self.rejected = 0
 
-    def print(self, items: Sequence[_Item], results: Sequence[tuple[Raw, _EventResult]]) -> None:
+    def print(self, items: Sequence[_Item], results: Sequence[tuple[Raw, SubmitResult]]) -> None:
         """One line a result."""
         lines = []
         for item, (raw, result) in zip(items, results, strict=True):

@@ -2,10 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 import orjson
@@ -15,9 +15,11 @@ from msgspec import Raw, Struct
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
+    CursorPrinter,
     EventsConnection,
     Partitions,
     Remote,
+    Retrier,
     Token,
     TokenFile,
     Url,
@@ -25,20 +27,19 @@ from oncelog.cli.remote import (
     check_partitions,
     choose_client_id,
     connect,
-    decode_refusal,
+    encode_raw_line,
+    open_client,
     run_while_output_open,
     translate_decode_errors,
 )
-from oncelog.cli.retries import Retrier
-from oncelog.cli.terminal import escape_unprintable, translate_errors
-from oncelog.error_codes import HISTORY_CHANGED
+from oncelog.cli.terminal import format_columns
+from oncelog.client.events.codec import encode_sync
+from oncelog.client.runtime.http import HttpClient
 from oncelog.errors import OncelogError, ServerRefusedError
-
-if TYPE_CHECKING:
-    import aiohttp
 
 PAGE_EVENTS: Final = 500
 NOW: Final = "now"
+_SYNC_ID: Final = "sync"
 
 
 def tail(  # noqa: PLR0913, PLR0917 - each one is an option
@@ -68,11 +69,11 @@ def tail(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog tail --partition orders --since now --json | jq .event
     """
-    with translate_errors():
-        remote = build_remote(url, token, token_file)
-        show = _encode_json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
-        tailing = _TailFollower(remote, check_partitions(partition), _parse_since(since), epoch, limit, show)
-        asyncio.run(_run_tail(tailing, choose_client_id(client_id, "tail")))
+    remote = build_remote(url, token, token_file)
+    show = encode_raw_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
+    printer = CursorPrinter(remote, _parse_since(since), limit, show, _get_committed_id)
+    tailing = _TailFollower(remote, check_partitions(partition), epoch, printer)
+    asyncio.run(_run_tail(tailing, remote, choose_client_id(client_id, "tail")))
 
 
 def _parse_since(text: str) -> int | None:
@@ -84,11 +85,9 @@ def _parse_since(text: str) -> int | None:
     return int(text)
 
 
-async def _run_tail(follower: "_TailFollower", client_id: str) -> None:
-    import aiohttp  # noqa: PLC0415 - what the library alone does not need
-
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        await run_while_output_open(follower.run(session, client_id))
+async def _run_tail(follower: "_TailFollower", remote: Remote, client_id: str) -> None:
+    async with open_client(remote) as client:
+        await run_while_output_open(follower.run(client, client_id))
 
 
 class _EventPage(Struct, frozen=True):
@@ -105,37 +104,31 @@ _PAGE_DECODER: Final = msgspec.json.Decoder(_EventPage)
 _NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedEvent)
 
 
-class _TailFollower:
-    """A cursor, and all that is done to move it on."""
+def _get_committed_id(event: Raw) -> int:
+    return _NUMBERED_DECODER.decode(event).committed_id
 
-    def __init__(
-        self,
-        remote: Remote,
-        partitions: Sequence[str],
-        since: int | None,
-        epoch: str | None,
-        limit: int | None,
-        show: Callable[[Raw], bytes],
-    ) -> None:
+
+class _TailFollower:
+    """Follows partitions over all connections."""
+
+    def __init__(self, remote: Remote, partitions: Sequence[str], epoch: str | None, printer: CursorPrinter) -> None:
         self._remote = remote
         self._partitions = partitions
-        self._cursor = since
         self._epoch = epoch
-        self._remaining = limit
-        self._show = show
+        self._printer = printer
         self._retrier = Retrier(remote)
 
-    async def run(self, session: "aiohttp.ClientSession", client_id: str) -> None:
+    async def run(self, client: HttpClient, client_id: str) -> None:
         """Raises OncelogError where another connection would not help."""
         try:
-            await self._retrier.run(lambda: self._run_connection(session, client_id))
+            await self._retrier.run(lambda: self._run_connection(client, client_id))
         except ServerRefusedError as error:
-            raise self._explain(error) from error
+            raise self._printer.explain(error) from error
 
-    async def _run_connection(self, session: "aiohttp.ClientSession", client_id: str) -> None:
-        async with await connect(session, self._remote, client_id) as connection:
+    async def _run_connection(self, client: HttpClient, client_id: str) -> None:
+        async with await connect(client, self._remote, client_id) as connection:
             self._check_history(connection)
-            self._retrier.mark_connected(f"connected again, and going on after {self._cursor}")
+            self._retrier.mark_connected(f"connected again, and going on after {self._printer.cursor}")
             await self._follow(connection)
 
     def _check_history(self, connection: EventsConnection) -> None:
@@ -145,53 +138,27 @@ class _TailFollower:
                 "was read of events that it does not have, or read again from 0"
             )
         self._epoch = connection.epoch
-        if self._cursor is None:
-            self._cursor = connection.last_committed_id
-
-    def _explain(self, error: ServerRefusedError) -> OncelogError:
-        if error.code == HISTORY_CHANGED:
-            return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
-        return error
+        if self._printer.cursor is None:
+            self._printer.cursor = connection.last_committed_id
 
     async def _follow(self, connection: EventsConnection) -> None:
-        """The pages that are there, then what is broadcast."""
-        has_more = True
-        while has_more and self._remaining != 0:
-            await connection.send("sync", self._encode_sync(), 1)
-            message = await connection.receive()
+        """Print the pages that are stored, then the broadcasts."""
+        printer, has_more = self._printer, True
+        while has_more and printer.remaining != 0:
+            limit = printer.compute_page_size(PAGE_EVENTS)
+            await connection.send(
+                encode_sync(self._partitions, printer.cursor or 0, limit, self._epoch or "", _SYNC_ID)
+            )
+            message = await connection.receive(_SYNC_ID)
             with translate_decode_errors(self._remote):
-                if message.type == "error":
-                    raise decode_refusal(message.payload)
                 page = _PAGE_DECODER.decode(message.payload)
-            self._print_events(page.events)
-            # Those that are left out by --limit are not skipped for anybody: the command ends.
-            self._cursor = max(self._cursor or 0, page.next_since_committed_id)
+            printer.print(page.events)
+            printer.advance(page.next_since_committed_id)
             has_more = page.has_more
-        while self._remaining != 0:
+        while printer.remaining != 0:
             message = await connection.receive()
             if message.type == "event_broadcast":
-                self._print_events([message.payload])
-
-    def _encode_sync(self) -> bytes:
-        payload = {"partitions": self._partitions, "since_committed_id": self._cursor, "epoch": self._epoch}
-        return orjson.dumps(
-            {**payload, "limit": PAGE_EVENTS if self._remaining is None else min(self._remaining, PAGE_EVENTS)}
-        )
-
-    def _print_events(self, events: Sequence[Raw]) -> None:
-        """Prints what is new. The cursor moves when it has been written, and never back."""
-        output = sys.stdout.buffer
-        for event in events:
-            with translate_decode_errors(self._remote):
-                number = _NUMBERED_DECODER.decode(event).committed_id
-                line = self._show(event)
-            if number <= (self._cursor or 0) or self._remaining == 0:
-                continue
-            output.write(line)
-            self._cursor = number
-            if self._remaining is not None:
-                self._remaining -= 1
-        output.flush()
+                printer.print([message.payload])
 
 
 # --- lines ------------------------------------------------------------------------------------------------
@@ -208,10 +175,6 @@ class _Event(Struct, frozen=True):
 _EVENT_DECODER: Final = msgspec.json.Decoder(_Event)
 
 
-def _encode_json_line(event: Raw) -> bytes:
-    return bytes(event) + b"\n"
-
-
 def _format_line(raw: Raw) -> bytes:
     """Return `17  12:03:11  user:ada  orders  order.placed  {"order":17}`, with the time in UTC.
 
@@ -226,14 +189,8 @@ def _format_line(raw: Raw) -> bytes:
         kind = str(msgspec.json.decode(event.event.pop("type", Raw(b'""'))))
         rest = (
             "{"
-            + ",".join(
-                f"{orjson.dumps(name).decode()}:{_decode_raw(raw_value)}" for name, raw_value in event.event.items()
-            )
+            + ",".join(f"{orjson.dumps(name).decode()}:{bytes(value).decode()}" for name, value in event.event.items())
             + "}"
         )
     columns = [str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest]
-    return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
-
-
-def _decode_raw(raw: Raw) -> str:
-    return bytes(raw).decode()
+    return format_columns(columns)

@@ -2,13 +2,15 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import FrameType
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final, TextIO, TypeVar
 
 import orjson
 import typer
@@ -26,17 +28,30 @@ EXIT_BROKEN_PIPE: Final = 141
 _DISK_ERROR_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _DISK_ERROR_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
+_DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
+_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
 FileArgument = Annotated[str, typer.Argument(help="The log, a file.", metavar="FILE", show_default=False)]
 LogArgument = Annotated[
     str, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)
 ]
+Command = TypeVar("Command", bound=Callable[..., Any])
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+class CommandGroup(typer.Typer):
+    """Commands that errors end with an exit status of this module (`translate_errors`)."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
+        """As `Typer.command`."""
+        register = super().command(name, **options)
+        return lambda command: register(translate_errors()(command))
 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turns whatever ends a command early into its exit status, and a sentence where there is something to say."""
-    if sys.stdout is None:  # before anything is done of which nobody could be told
+    """Turn an error that ends a command early into its exit status and a message."""
+    if sys.stdout is None:  # before the command has effects that it could not report
         _print_error("standard output must be open")
         raise typer.Exit(EXIT_IO_ERROR)
     try:
@@ -118,8 +133,50 @@ def format_record_counts(records: int, restore_records: int, audit_records: int)
 
 
 def print_json(value: Any) -> None:
-    """One object, on one line."""
+    """Print one object on one line."""
     typer.echo(orjson.dumps(value).decode())
+
+
+def encode_json_line(value: Any) -> bytes:
+    """Return an object of JSON with the end of the line."""
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def format_columns(columns: Iterable[str]) -> bytes:
+    """Return a line of columns for people, with control characters escaped."""
+    return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
+
+
+def print_result(value: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Print the result of a command: as JSON for machines, or as lines for people."""
+    if as_json:
+        print_json(value)
+        return
+    for line in lines:
+        typer.echo(line)
+
+
+def format_utc(time_ms: int) -> str:
+    """Return milliseconds since 1970 as a time in UTC, or the number if no calendar has the time."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return f"{time_ms} ms"
+    return moment.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
+
+
+def find_duration_ms(text: str) -> int | None:
+    """Return the milliseconds of a duration such as `15m` or `30d`; None for another text."""
+    parts = _DURATION.fullmatch(text)
+    return None if parts is None else int(parts[1]) * _UNIT_MS[parts[2]]
+
+
+def parse_duration_ms(text: str) -> int:
+    """As `find_duration_ms`. Raises OncelogError for another text."""
+    duration_ms = find_duration_ms(text)
+    if duration_ms is None:
+        raise OncelogError(f"{text!r} is not a duration: write a number and s, m, h or d")
+    return duration_ms
 
 
 class ProgressMeter:

@@ -1,19 +1,14 @@
 """`oncelog token`: a signed token, for development and tests."""
 
-import re
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from oncelog.cli.secret_files import get_secret_check
-from oncelog.cli.terminal import translate_errors
-from oncelog.errors import OncelogError
+from oncelog.cli.terminal import parse_duration_ms
 from oncelog.server.auth.grants import parse_grants
 from oncelog.storage.clock import SystemClock
-
-_DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
-_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Algorithm(StrEnum):
@@ -56,23 +51,14 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
     from oncelog.server.auth.tokens import Claims, issue_token  # noqa: PLC0415
 
-    with translate_errors():
-        now_ms = SystemClock().wall_ms()
-        claims = Claims(
-            subject=sub,
-            grants=parse_grants(read or [], write or [], audit or []),
-            issued_ms=now_ms,
-            expires_ms=now_ms + parse_duration_ms(expires),
-            client_id=client_id,
-            issuer=issuer,
-            audience=audience,
-        )
-        typer.echo(issue_token(claims, load_signing_key(key, alg.value, kid, get_secret_check())))
-
-
-def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds of a duration such as `15m` or `30d`. Raises OncelogError."""
-    parts = _DURATION.fullmatch(text)
-    if parts is None:
-        raise OncelogError(f"{text!r} is not a duration: write a number and s, m, h or d")
-    return int(parts[1]) * _UNIT_MS[parts[2]]
+    now_ms = SystemClock().wall_ms()
+    claims = Claims(
+        subject=sub,
+        grants=parse_grants(read or [], write or [], audit or []),
+        issued_ms=now_ms,
+        expires_ms=now_ms + parse_duration_ms(expires),
+        client_id=client_id,
+        issuer=issuer,
+        audience=audience,
+    )
+    typer.echo(issue_token(claims, load_signing_key(key, alg.value, kid, get_secret_check())))

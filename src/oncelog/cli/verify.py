@@ -1,4 +1,4 @@
-"""`oncelog verify`: is a log what it says it is?"""
+"""`oncelog verify` and `oncelog head`: whether a log is intact, and the hashes that prove later that it was."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,8 +14,10 @@ from oncelog.cli.terminal import (
     escape_unprintable,
     format_record_counts,
     print_json,
-    translate_errors,
+    print_result,
 )
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.verify.findings import (
     Inconsistency,
     StepProgress,
@@ -23,34 +25,30 @@ from oncelog.storage.verify.findings import (
     VerifyOptions,
     decode_exported_head,
 )
-from oncelog.storage.verify.verification import verify_log
+from oncelog.storage.verify.verification import export_head, verify_log
 
 FINDINGS_SHOWN: Final = 20
 """Findings that are printed. `--json` prints up to `comparison.FINDINGS_MAX`."""
 
-Head = Annotated[
-    Path | None, typer.Option("--head", help="A head that `oncelog head` printed earlier.", dir_okay=False, exists=True)
-]
-
-
-NoSideState = Annotated[
-    bool, typer.Option("--no-side-state", help="Do not rebuild entities, relationships and rows from the records.")
-]
-TempDir = Annotated[
-    Path | None,
-    typer.Option(
-        help="Where side state is rebuilt. If not given: TMPDIR, or the log's directory.", file_okay=False, exists=True
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
-
 
 def verify(
     log: LogArgument,
-    head: Head = None,
-    no_side_state: NoSideState = False,
-    temp_dir: TempDir = None,
-    quiet: Quiet = False,
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", help="A head that `oncelog head` printed earlier.", dir_okay=False, exists=True),
+    ] = None,
+    no_side_state: Annotated[
+        bool, typer.Option("--no-side-state", help="Do not rebuild entities, relationships and rows from the records.")
+    ] = False,
+    temp_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where side state is rebuilt. If not given: TMPDIR, or the log's directory.",
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Goes through a log and says whether it is whole: hashes, records, indexes, all that is kept of clients.
@@ -66,26 +64,21 @@ def verify(
 
     Example:  oncelog verify postgresql://oncelog@db.example.org/orders
     """
-    with translate_errors():
-        exported = None if head is None else decode_exported_head(head.read_bytes())
-        result: Inconsistency | VerificationSummary = Inconsistency("the verification did not come to an end")
-        options = VerifyOptions(not no_side_state, None if temp_dir is None else str(temp_dir))
-        with ProgressMeter() as meter:
-            for finding in verify_log(log, exported, options):
-                if isinstance(finding, StepProgress):
-                    if not quiet:
-                        meter(finding)
-                else:
-                    result = finding
-        is_whole = isinstance(result, VerificationSummary)
-        if as_json:
-            print_json({"ok": is_whole, **msgspec.structs.asdict(result)})
-        elif isinstance(result, VerificationSummary):
-            typer.echo(format_summary(result))
-        else:
-            typer.echo("\n".join(describe_damage(result)))
-        if not is_whole:
-            raise typer.Exit(EXIT_FOUND_NOTHING)
+    exported = None if head is None else decode_exported_head(head.read_bytes())
+    result: Inconsistency | VerificationSummary = Inconsistency("the verification did not come to an end")
+    options = VerifyOptions(not no_side_state, None if temp_dir is None else str(temp_dir))
+    with ProgressMeter() as meter:
+        for finding in verify_log(log, exported, options):
+            if isinstance(finding, StepProgress):
+                if not quiet:
+                    meter(finding)
+            else:
+                result = finding
+    is_whole = isinstance(result, VerificationSummary)
+    lines = [format_summary(result)] if isinstance(result, VerificationSummary) else describe_damage(result)
+    print_result({"ok": is_whole, **msgspec.structs.asdict(result)}, lines, as_json)
+    if not is_whole:
+        raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 def format_summary(passed: VerificationSummary) -> str:
@@ -116,3 +109,16 @@ def describe_damage(inconsistency: Inconsistency) -> list[str]:
     lines += [f"  {escape_unprintable(finding)}" for finding in shown]
     more = inconsistency.findings_total - len(shown)
     return [*lines, f"  and {more} more"] if more else lines
+
+
+def head(log: LogArgument) -> None:
+    """Prints the newest hash of every lane as JSON: {"epoch", "lanes": [{"lane", "position", "height", "block_hash"}]}.
+
+    Keep it where whoever runs the log cannot change it, and give it to `oncelog verify --head`.
+
+    Example:  oncelog head orders.db > orders-head.json
+
+    Example:  oncelog head postgresql://oncelog@db.example.org/orders > orders-head.json
+    """
+    with create_inspector(log).open_view() as view:
+        print_json(msgspec.to_builtins(export_head(view.metadata, view.run_query(load_heads))))

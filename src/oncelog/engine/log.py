@@ -20,7 +20,6 @@ from oncelog.core.identity import compute_lane
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.plan import Validate
 from oncelog.core.policy import EVENTS, Policy
-from oncelog.core.proof import encode_record_header, hash_leaf, prove
 from oncelog.core.rules.audit import (
     APPLICATION_ACTOR,
     QUOTA_CHANGE,
@@ -66,7 +65,7 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, Status, describe_outcome
 from oncelog.engine.policy_registry import PolicyRegistry
-from oncelog.engine.read_results import Compacted, Cursor, Follower, Proven, Reading, format_order
+from oncelog.engine.read_results import Compacted, Cursor, Follower, Proven, Reading, format_order, prove_position
 from oncelog.engine.state_reader import StateReader
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import RecordListener, Tailers
@@ -614,15 +613,10 @@ class Log:
     async def prove(self, receipt: Receipt) -> Proven:
         """The proof that a record stands in the chain. Raises LookupError for a receipt of another log."""
         block, evidence = await self._open_store.block(receipt.lane, receipt.height)
-        index = receipt.position - block.first_position
-        if not 0 <= index < len(evidence) or evidence[index].record.receipt != receipt:
+        proven = prove_position(block, evidence, receipt.position)
+        if proven is None or proven.record.receipt != receipt:
             raise LookupError(f"position {receipt.position} of lane {receipt.lane} is not this log's: {receipt}")
-        leaves = [
-            hash_leaf(encode_record_header(evidence_entry.record), evidence_entry.body_hash)
-            for evidence_entry in evidence
-        ]
-        found = evidence[index]
-        return Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
+        return proven
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """The newest of everything, lane by lane."""

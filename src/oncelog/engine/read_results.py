@@ -1,15 +1,15 @@
 """Results of reading a log: pages, followers, cursors and proofs."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
 
-from oncelog.core.proof import Block, Proof
+from oncelog.core.proof import Block, Proof, encode_record_header, hash_leaf, prove
 from oncelog.core.values import Record
 from oncelog.cursor import Cursor
-from oncelog.storage.store import Consumer
+from oncelog.storage.store import Consumer, Evidence
 
 __all__ = ["Compacted", "Cursor", "Follower", "Proven", "Reading", "format_order"]
 
@@ -60,6 +60,16 @@ class Proven(Struct, frozen=True):
     body_hash: bytes
     proof: Proof
     block: Block
+
+
+def prove_position(block: Block, evidence: Sequence[Evidence], position: int) -> Proven | None:
+    """Return the proof of the record at a position of a block; None if the block does not contain the position."""
+    index = position - block.first_position
+    if not 0 <= index < len(evidence):
+        return None
+    leaves = [hash_leaf(encode_record_header(member.record), member.body_hash) for member in evidence]
+    found = evidence[index]
+    return Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
 
 
 class Compacted(Struct, frozen=True):

@@ -7,7 +7,7 @@ made by SQLite's own backup, from one read transaction, while others go on writi
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
@@ -16,19 +16,19 @@ from msgspec import Struct
 
 from oncelog.core.rules.leaps import find_highest_number
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
-from oncelog.file_modes import OWNER_ONLY, create_file
+from oncelog.file_modes import OWNER_ONLY, create_file, sync_path
 from oncelog.storage.inspect.sqlite import checkpoint_and_close, renew_epoch
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, count_records
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_gaps, load_heads
-from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, connect, is_foreign_database, load_metadata
+from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, is_foreign_database, load_metadata
 from oncelog.storage.sqlite.moved_marker import save_marker
 from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES, open_partial_copy
 from oncelog.storage.sqlite.query_driver import run_query
-from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, to_store_error
+from oncelog.storage.sqlite.read_transaction import open_existing, open_read_transaction, to_store_error
 from oncelog.storage.sqlite.schema_migration import migrate_schema
-from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, StepProgress
-from oncelog.storage.verify.sqlite_schema import verify_quickly
+from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, ReportProgress, StepProgress
+from oncelog.storage.verify.sqlite import verify_quickly
 from oncelog.storage.verify.verification import verify_log
 
 logger: Final = logging.getLogger("oncelog.sqlite")
@@ -38,8 +38,6 @@ SLICE_PAGES: Final = 1024
 
 LEAPS_SCHEMA_VERSION: Final = 10
 """The schema from which on a log has leaps."""
-
-ReportProgress = Callable[[StepProgress], None]
 
 
 class BackupResult(Struct, frozen=True):
@@ -101,7 +99,8 @@ def restore(  # noqa: PLR0913 - the options of the command
     """
     target = Path(destination)
     _check_destination_free(target, source, force=force)
-    is_older = _is_older_schema(source)
+    with open_read_transaction(source, allow_older=True) as (_, file):
+        is_older = file.schema_version < SCHEMA_VERSION
     if not is_older:
         _verify_backup(source, source, report, full=full)
     with (
@@ -120,11 +119,6 @@ def restore(  # noqa: PLR0913 - the options of the command
     return RestoreResult(file.epoch, renewed.new_epoch, renewed.above, copied.records, copied.bytes, moved_to)
 
 
-def _is_older_schema(source: str) -> bool:
-    with open_read_transaction(source, allow_older=True) as (_, file):
-        return file.schema_version < SCHEMA_VERSION
-
-
 def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool) -> None:
     """Verify the backup, or a copy of it that has the current schema. Raises InconsistencyError."""
     if not full:
@@ -140,7 +134,7 @@ def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool
 
 
 def _migrate_copy(partial: Path) -> None:
-    with closing(connect(ExistingFileDriver(query_only=False), str(partial))) as connection:
+    with open_existing(str(partial), query_only=False) as connection:
         migrate_schema(connection, load_metadata(connection, str(partial)).schema_version)
 
 
@@ -234,26 +228,18 @@ def _read_replaced_log(target: Path) -> ReplacedLog:
 
 def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, operator: Operator) -> EpochRenewal:
     """A history of its own from here on, also where the log that was backed up has been moved into a database."""
-    with closing(connect(ExistingFileDriver(query_only=False), str(partial))) as connection:
+    with open_existing(str(partial), query_only=False) as connection:
         save_marker(connection, None)
     return renew_epoch(str(partial), above, replaced, operator)
 
 
 def _publish_copy(partial: Path, target: Path) -> None:
-    """On the disk first, then the name, then the name on the disk: whoever finds the name finds all of it."""
+    """Give a copy its name. It is on the disk before, so a reader of the name finds all of it."""
     if _list_side_files(partial):
         raise StoreUnavailableError(f"{partial} could not be closed")
-    _fsync(partial, os.O_RDONLY)
+    sync_path(partial)
     partial.replace(target)
-    _fsync(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _fsync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(target.parent)
 
 
 def _move_aside(target: Path) -> str | None:

@@ -5,7 +5,7 @@ and takes up to a second for every million records. In a large log the search fi
 scopes that the log has a table of. It reads all records if that finds nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Final
 
@@ -16,7 +16,7 @@ from oncelog.core.tenants import event_scope
 from oncelog.core.values import KeyIdentity
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.queries.tenants import load_usage
-from oncelog.storage.verify.findings import StepProgress
+from oncelog.storage.verify.findings import ReportProgress, StepProgress
 
 SCAN_RECORDS_MAX: Final = 5_000_000
 """A log with at most this many records is read at once, in a few seconds: a million took 0.2 to 0.8 seconds."""
@@ -26,8 +26,6 @@ MATCHES_MAX: Final = 100
 """The search ends when it has found more writes than this."""
 _BATCH_IDENTITIES: Final = 1_000
 _PROGRESS_STEP: Final = "records"
-
-ReportProgress = Callable[[StepProgress], None]
 
 
 class KeyQuery(Struct, frozen=True):
@@ -64,16 +62,12 @@ class KeyQuery(Struct, frozen=True):
 
 
 class KeyMatches(Struct, frozen=True):
-    """The identities that the search has found, and what it has read."""
+    """The identities that the search has found, and the number of records that it has read."""
 
     identities: tuple[KeyIdentity, ...]
+    """One more than `MATCHES_MAX` if there may be more."""
     records_read: int | None = None
     """None where the key index alone answered."""
-
-    @property
-    def is_truncated(self) -> bool:
-        """Whether there may be more of them."""
-        return len(self.identities) > MATCHES_MAX
 
 
 def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_all: bool = False) -> KeyMatches:

@@ -1,7 +1,6 @@
 """`oncelog deltas` with running servers: push, pull, rows, snapshot and compaction."""
 
 import csv
-import errno
 import json
 import re
 import signal
@@ -18,14 +17,15 @@ from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
 from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
-from oncelog.cli import remote, retries
+from oncelog.cli import remote
 from oncelog.cli.deltas.pull import _format_line
 from oncelog.core.identity import delta_id_from_json
+from oncelog.errors import LostError
 
 ONE_ATTEMPT = """
 from itertools import repeat
-from oncelog.cli import main, retries
-retries._iterate_pauses_s = lambda: repeat(3600)
+from oncelog.cli import main, remote
+remote._iterate_pauses_s = lambda: repeat(3600)
 main()
 """
 """The pause before the second attempt is longer than the deadline, so that a command gives up at once."""
@@ -209,14 +209,17 @@ def test_push_does_not_wait_for_a_clock_far_ahead() -> None:
 
 
 async def test_attempt_cut_off_by_the_deadline_does_not_hide_the_earlier_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses, errors = iter([0, 60]), iter([ConnectionRefusedError(errno.ECONNREFUSED, ""), TimeoutError()])
-    monkeypatch.setattr(retries, "_iterate_pauses_s", lambda: pauses)
+    pauses, errors = (
+        iter([0, 60]),
+        iter([LostError("http://there cannot be reached: Connection refused"), TimeoutError()]),
+    )
+    monkeypatch.setattr(remote, "_iterate_pauses_s", lambda: pauses)
 
     async def attempt() -> None:
         raise next(errors)
 
-    with pytest.raises(retries.GaveUpError, match=r"gave up after 30 s: .*: Connection refused$"):
-        await retries.Retrier(remote.Remote("http://there"), 30).run(attempt)
+    with pytest.raises(remote.GaveUpError, match=r"gave up after 30 s: .*: Connection refused$"):
+        await remote.Retrier(remote.Remote("http://there"), 30).run(attempt)
 
 
 def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> None:

@@ -22,7 +22,7 @@ from oncelog.core.values import Item, Request, Settings, Verdict
 from oncelog.errors import MovedError, StoreError
 from oncelog.storage.address import redact_address
 from oncelog.storage.migrate import migrate_log, migration
-from oncelog.storage.migrate.values import MigrationOutcome
+from oncelog.storage.migrate.migration import MigrationOutcome
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.side_state import TABLES
 from oncelog.storage.sqlite import SqliteStore

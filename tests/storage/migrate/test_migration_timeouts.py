@@ -21,9 +21,10 @@ from engine.observable_store import LoopClock
 from oncelog.core.values import Request
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.migrate import migrate_log, migration
+from oncelog.storage.migrate.migration import MigrationOutcome
 from oncelog.storage.migrate.target import MigrationTarget
-from oncelog.storage.migrate.values import MigrationOutcome
 from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.queries.records import count_erasures, load_heads
 from oncelog.testing.postgres_proxy import CommitFault, HeldMessage, PostgresProxy
 from storage.migrate.migration_checks import (
     can_be_opened,
@@ -111,9 +112,12 @@ async def test_held_statement_releases_the_file_lock_after_the_limit(
     await demand_continued(log, database)
 
 
-@pytest.mark.parametrize("method", ["load_progress", "count_erasures", "load_heads", "count_rows"])
+@pytest.mark.parametrize(
+    ("method", "query"),
+    [("load_progress", None), ("run_query", count_erasures), ("run_query", load_heads), ("count_rows", None)],
+)
 async def test_stalled_session_releases_the_file_lock_after_the_limit(
-    log: Path, database: str, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock, method: str
+    log: Path, database: str, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock, method: str, query: Any
 ) -> None:
     limit(monkeypatch, locked_ms=LIMIT_S * 1000)
     original = getattr(MigrationTarget, method)
@@ -121,7 +125,7 @@ async def test_stalled_session_releases_the_file_lock_after_the_limit(
     async with PostgresProxy(database) as proxy:
 
         async def stall(target: MigrationTarget, *arguments: Any) -> Any:
-            if is_locked(log):
+            if is_locked(log) and (query is None or arguments[0] is query):
                 assert not stalled.is_set()
                 proxy.stall_all()
                 stalled.set()

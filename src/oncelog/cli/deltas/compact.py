@@ -9,8 +9,7 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url
-from oncelog.cli.retries import GaveUpError
+from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url
 from oncelog.cli.terminal import (
     AsJson,
     ProgressMeter,

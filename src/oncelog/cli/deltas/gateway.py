@@ -8,8 +8,7 @@ import msgspec
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.remote import build_remote, check_text, translate_connection_errors, translate_decode_errors
-from oncelog.cli.retries import Retrier
+from oncelog.cli.remote import Retrier, build_remote, check_text, translate_decode_errors
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
@@ -135,8 +134,7 @@ class Gateway:
 
     async def follow(self, since: int, epoch: str) -> LiveStream:
         """Connect to the deltas after a cursor as the gateway commits them. Raises as the transport does."""
-        with translate_connection_errors(self.remote):
-            return await self._transport.follow(since, epoch)
+        return await self._transport.follow(since, epoch)
 
     def _decode(self, answer: bytes, kind: type[T]) -> T:
         with translate_decode_errors(self.remote):

@@ -26,8 +26,7 @@ from oncelog.cli.deltas.gateway import (
 from oncelog.cli.deltas.import_state import ImportState, Target
 from oncelog.cli.deltas.rows import Table
 from oncelog.cli.line_input import open_file
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text
-from oncelog.cli.retries import GaveUpError
+from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, check_text
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from oncelog.cli.deltas.atomic_files import write_new_file
+from oncelog.cli.atomic_files import write_new_file
 from oncelog.cli.deltas.csv_file import CsvContent, CsvFormat
 from oncelog.errors import OncelogError
 

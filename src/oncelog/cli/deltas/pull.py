@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable
 from typing import Annotated, Final
 
 import msgspec
@@ -13,13 +12,14 @@ from msgspec import Raw, Struct
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
 from oncelog.cli.remote import (
     DEFAULT_URL,
+    CursorPrinter,
+    Retrier,
     Token,
     TokenFile,
     Url,
+    encode_raw_line,
     run_while_output_open,
-    translate_decode_errors,
 )
-from oncelog.cli.retries import Retrier
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     escape_unprintable,
@@ -28,8 +28,6 @@ from oncelog.cli.terminal import (
     translate_errors,
 )
 from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError
-from oncelog.error_codes import HISTORY_CHANGED
-from oncelog.errors import OncelogError
 
 PAGE_DELTAS: Final = 500
 
@@ -62,8 +60,10 @@ def pull(  # noqa: PLR0913, PLR0917 - each one is an option
       oncelog deltas pull shop --follow --json | jq .rowId
     """
     with translate_errors(), interrupt_on_sigterm():
-        show = _encode_json_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
-        pulling = _PullCommand(Gateway(gateway, timeout, url, token, token_file), since, epoch or "", limit, show)
+        show = encode_raw_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
+        source = Gateway(gateway, timeout, url, token, token_file)
+        printer = CursorPrinter(source.remote, since, limit, show, _get_sequence)
+        pulling = _PullCommand(source, epoch or "", printer)
         asyncio.run(_run_pull(pulling, follow))
 
 
@@ -79,39 +79,35 @@ class _NumberedDelta(Struct, frozen=True):
 _NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedDelta)
 
 
-class _PullCommand:
-    """A cursor, and all that is done to move it on."""
+def _get_sequence(delta: Raw) -> int:
+    return _NUMBERED_DECODER.decode(delta).sequence
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        since: int,
-        epoch: str,
-        limit: int | None,
-        show: Callable[[Raw], bytes],
-    ) -> None:
+
+class _PullCommand:
+    """Pulls the deltas of a gateway, and follows them over all connections."""
+
+    def __init__(self, gateway: Gateway, epoch: str, printer: CursorPrinter) -> None:
         self.gateway = gateway
-        self._cursor = since
         self._epoch = epoch
-        self._remaining = limit
-        self._show = show
+        self._printer = printer
         self._retrier = Retrier(gateway.remote)
 
     async def print_pages(self) -> None:
         """All that is there."""
-        has_more = True
-        while has_more and self._remaining != 0:
-            size = PAGE_DELTAS if self._remaining is None else min(self._remaining, PAGE_DELTAS)
+        printer, has_more = self._printer, True
+        while has_more and printer.remaining != 0:
+            size = printer.compute_page_size(PAGE_DELTAS)
             try:
                 page = await self.gateway.get(
-                    DeltaPage[Raw], "pull", since=self._cursor, limit=size, epoch=self._epoch or None
+                    DeltaPage[Raw], "pull", since=printer.cursor, limit=size, epoch=self._epoch or None
                 )
             except GatewayRefusedError as error:
                 raise self._explain(error) from error
             if page.is_compacted:
                 raise self._report_compacted()
-            self._print_deltas(page.deltas)
-            self._cursor, self._epoch, has_more = max(self._cursor, page.cursor), page.epoch, page.has_more
+            printer.print(page.deltas)
+            printer.advance(page.cursor)
+            self._epoch, has_more = page.epoch, page.has_more
 
     async def follow(self) -> None:
         """Print the deltas after the cursor, then new ones. Raises OncelogError if a reconnection would not help."""
@@ -121,36 +117,21 @@ class _PullCommand:
             raise self._explain(error) from error
 
     async def _follow_connection(self) -> None:
-        live = await self.gateway.follow(self._cursor, self._epoch)
+        live = await self.gateway.follow(self._printer.cursor or 0, self._epoch)
         try:
-            self._retrier.mark_connected(f"connected again, and going on after {self._cursor}")
+            self._retrier.mark_connected(f"connected again, and going on after {self._printer.cursor}")
             self._epoch = live.epoch
-            while self._remaining != 0:
+            while self._printer.remaining != 0:
                 page = await live.receive_encoded()
                 if page.is_compacted:
                     raise self._report_compacted()
-                self._print_deltas(page.deltas)
+                self._printer.print(page.deltas)
         finally:
             await live.close()
 
-    def _print_deltas(self, deltas: Iterable[Raw]) -> None:
-        """Prints what is new. The cursor moves when it has been written, and never back."""
-        output = sys.stdout.buffer
-        for delta in deltas:
-            with translate_decode_errors(self.gateway.remote):
-                number = _NUMBERED_DECODER.decode(delta).sequence
-                line = self._show(delta)
-            if number <= self._cursor or self._remaining == 0:
-                continue
-            output.write(line)
-            self._cursor = number
-            if self._remaining is not None:
-                self._remaining -= 1
-        output.flush()
-
     def _report_compacted(self) -> Exception:
         print_message(
-            f"the deltas after {self._cursor} have been compacted, and are in the rows only: read them with "
+            f"the deltas after {self._printer.cursor} have been compacted, and are in the rows only: read them with "
             f"`oncelog deltas snapshot {self.gateway.name}`, which says from which sequence to pull on"
         )
         return typer.Exit(EXIT_FOUND_NOTHING)
@@ -158,9 +139,7 @@ class _PullCommand:
     def _explain(self, error: GatewayRefusedError) -> Exception:
         if error.is_compacted:
             return self._report_compacted()
-        if error.code == HISTORY_CHANGED:
-            return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
-        return error
+        return self._printer.explain(error)
 
 
 # --- lines ------------------------------------------------------------------------------------------------
@@ -181,10 +160,6 @@ class _Delta(Struct, frozen=True, rename="camel"):
 
 
 _DELTA_DECODER: Final = msgspec.json.Decoder(_Delta)
-
-
-def _encode_json_line(delta: Raw) -> bytes:
-    return bytes(delta) + b"\n"
 
 
 def _format_line(raw: Raw) -> bytes:

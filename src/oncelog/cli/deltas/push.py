@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,13 +13,11 @@ import orjson
 import typer
 from msgspec import Raw
 
-from oncelog.cli.deltas.atomic_files import write_new_file
+from oncelog.cli.atomic_files import write_new_file
 from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, Timeout, find_refused_item, split_batches
 from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser, open_file
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text
-from oncelog.cli.retries import GaveUpError
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, report_unknown_outcome
 from oncelog.cli.terminal import (
-    EXIT_CANNOT_READ,
     EXIT_FOUND_NOTHING,
     AsJson,
     interrupt_on_sigterm,
@@ -224,14 +223,8 @@ async def _push_all(gateway: Gateway, batches: AsyncIterator[list[PushItem]], as
     async with gateway, aclosing(batches):  # type: ignore[type-var]
         async for items in batches:
             try:
-                results = await gateway.push(items)
-            except GaveUpError as error:
-                print_message(str(error))
-                _report_unknown(items)
-                raise typer.Exit(EXIT_CANNOT_READ) from None
-            except asyncio.CancelledError:
-                _report_unknown(items)
-                raise
+                with report_unknown_outcome(partial(_report_unknown, items)):
+                    results = await gateway.push(items)
             except GatewayRefusedError as error:
                 raise _report_refusal(error, items) from error
             typer.echo("\n".join(_format_result(raw, result, as_json) for raw, result in results))

@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_fields
 
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.errors import CanonicalError, SettingsError
-from oncelog.file_modes import is_first_report, open_new, open_or_create
+from oncelog.file_modes import is_first_report, open_new, open_or_create, sync_path
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -170,7 +170,7 @@ def replace_file(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 temporary_path.unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -192,11 +192,3 @@ def _find_owner(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_uid, found.st_gid
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,7 +22,7 @@ from oncelog.storage.sqlite.database_file import connect
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState
 from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query
-from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, to_store_error
+from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, translate_read_errors
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import load_key_status
 from oncelog.storage.sqlite.writer import Writer
@@ -135,10 +135,8 @@ class FileInspector:
         with open_read_transaction(self._path, allow_older=True) as (connection, metadata):
             if metadata.schema_version >= MOVED_SCHEMA_VERSION:
                 check_not_moved(connection)
-        try:
+        with translate_read_errors(self._path):
             checkpoint_and_close(Path(self._path))
-        except sqlite3.Error as error:
-            raise to_store_error(error, self._path) from error
         return renew_epoch(self._path, above, operator=operator)
 
 

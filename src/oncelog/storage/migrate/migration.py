@@ -1,39 +1,91 @@
 """The migration: copies while the file is in use, completes under its write lock, then switches over.
 
-Records are only ever added, so they are copied while others go on writing. Then the write lock of the file is taken:
-what has come since is copied, bodies that were erased meanwhile are erased, and everything that is no record is copied
-anew. If both are alike the file is marked as moved, and that is committed; then the database is opened for gateways.
+Records are only ever added, so the migration copies them while other processes write. Then it takes the write lock of
+the file, copies the new records, erases the bodies that were erased meanwhile, and copies all side state again. If both
+logs are equal, it commits the mark of the move in the file, and then opens the database for servers.
 
-In this order there is no moment at which both can be written to. Whoever is killed between the two leaves a log that
-is whole in both, and can be written to in neither; the next run finds it so, and opens the database. The other way
-round the file would take writes again, and so would the database: two histories of one epoch.
+In this order there is no moment at which both logs accept writes. A migration that is killed between the two steps
+leaves a complete log in both, and neither accepts writes; the next run detects that, and opens the database. In the
+other order both would accept writes: two histories of one epoch.
 """
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+import signal
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, MovedError, StoreError
+from oncelog.storage.clock import SystemClock
 from oncelog.storage.leaps import count_records
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.migrate.interruptible import run_interruptible
-from oncelog.storage.migrate.source import SLICE_ROWS, MigrationSource, open_source
+from oncelog.storage.migrate.source import SLICE_ROWS, MigrationSource, PendingMove, SourceState, open_source
 from oncelog.storage.migrate.target import MigrationTarget, open_target
-from oncelog.storage.migrate.values import MigrationOutcome, PendingMove, SourceState
+from oncelog.storage.queries.records import count_erasures, find_block, load_heads
 from oncelog.storage.sqlite.moved_marker import MovedMarker, load_marker
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
-from oncelog.storage.verify.findings import StepProgress
-from oncelog.storage.verify.sqlite_schema import verify_quickly
+from oncelog.storage.verify.findings import ReportProgress, StepProgress
+from oncelog.storage.verify.sqlite import verify_quickly
+
+T = TypeVar("T")
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run. SIGINT and SIGTERM end it with KeyboardInterrupt, if this process has handlers for them.
+
+    The event loop receives the signals by its own socket. A handler that raises is not enough: asyncpg loses an
+    exception that is raised while it sends a statement, and waits for the answer. A handler that cancels, as asyncio
+    has for SIGINT, is not enough either: if the signal arrives right before the loop waits, or on another thread,
+    Python calls the handler only after the wait.
+    """
+
+    async def run_cancellable() -> T:
+        with _cancel_on_signals(asyncio.current_task()):
+            return await coroutine
+
+    try:
+        return asyncio.run(run_cancellable())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _cancel_on_signals(task: "asyncio.Task[Any] | None") -> Iterator[None]:
+    if task is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+    for number in before:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
 
 COPY_ROUNDS_MAX: Final = 20
 """So often what came since is copied before the lock is taken, if it is much. Who writes faster has to wait."""
 
-ReportProgress = Callable[[StepProgress], None]
-T = TypeVar("T")
+
+class MigrationOutcome(Struct, frozen=True):
+    """Result of a migration."""
+
+    epoch: str
+    records: int
+    lanes: int
+    is_new: bool
+    """False if an earlier run had done all of it."""
+    tables_left: list[str]
+    """Tables of the application, which stay in the file."""
 
 
 def migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOutcome:
@@ -74,7 +126,7 @@ async def _find_target_log(
     source: MigrationSource, target: MigrationTarget
 ) -> tuple[LogMetadata, PendingMove | None] | None:
     """What is in the target, if it is of this log. Raises StoreError for anything else."""
-    found, mark = await target.load_metadata(), source.load_marker()
+    found, mark = await target.load_metadata(), load_marker(source.connection)
     if mark is not None and (found is None or not _belongs_to(found, source.metadata.epoch, mark)):
         raise _build_moved_error(mark, target)
     if found is None:
@@ -107,12 +159,12 @@ class _LogMigration:
         """As the function says."""
         source, target = self._source, self._target
         found = await _find_target_log(source, target)
-        is_marked = source.load_marker() is not None
+        is_marked = load_marker(source.connection) is not None
         underway = await self._begin() if found is None else found[1]
         if underway is None:
             if not is_marked:
                 await self._mark_source_moved()
-            return self._build_outcome(await target.load_heads(), source.load_state(), is_new=not is_marked)
+            return self._build_outcome(await target.run_query(load_heads), source.load_state(), is_new=not is_marked)
         if found is not None:
             await target.resume(found[0])
             await self._check_same_history()
@@ -126,16 +178,15 @@ class _LogMigration:
 
     async def _begin(self) -> PendingMove:
         source = self._source
-        underway = PendingMove(source.metadata.epoch, _now_ms(), secrets.token_hex(8))
+        underway = PendingMove(source.metadata.epoch, SystemClock().wall_ms(), secrets.token_hex(8))
         # Before the first record is read: what is erased from now on makes the numbers differ at the end.
         await self._target.begin(source.metadata, source.load_state().erasures, underway)
         return underway
 
     def _build_outcome(self, heads: dict[int, LaneHead], state: SourceState, *, is_new: bool) -> MigrationOutcome:
         records = count_records(heads, state.gaps)
-        return MigrationOutcome(
-            self._source.metadata.epoch, records, len(heads), is_new, self._source.list_foreign_tables()
-        )
+        tables = [name for (name,) in self._source.iterate_rows("tables_of_others")]
+        return MigrationOutcome(self._source.metadata.epoch, records, len(heads), is_new, tables)
 
     # --- while the file is in use
 
@@ -165,7 +216,8 @@ class _LogMigration:
     async def _check_same_history(self) -> None:
         """What an earlier run has copied must be what the file says still, and not a copy of it that went on alone."""
         for lane, at in (await self._target.load_progress()).items():
-            if at.height and self._source.load_block(lane, at.height) != await self._target.load_block(lane, at.height):
+            block = self._source.run_query(find_block, lane, at.height)
+            if at.height and block != await self._target.run_query(find_block, lane, at.height):
                 raise StoreError(
                     f"{self._target.name} has been begun to be filled from this log, but lane {lane} has another "
                     f"history there (at height {at.height}). Drop its tables oncelog_* to begin anew."
@@ -176,30 +228,30 @@ class _LogMigration:
     async def _copy_remainder(self, underway: PendingMove) -> None:
         source, target = self._source, self._target
         with self._lock_source():
-            mark = source.load_marker()
+            mark = load_marker(source.connection)
             if mark is not None and mark.move != underway.id:  # to another database, while this was under way
                 raise _build_moved_error(mark, target)
             state = source.load_state()
             await self._copy(state, "copying the rest")
-            if state.erasures != await target.count_erasures():
+            if state.erasures != await target.run_query(count_erasures):
                 self._report(StepProgress("erasing"))
                 await target.erase(source.iterate_erasures(), state.record_count)
             self._report(StepProgress("side state"))
             await target.replace_side_state(source, state)
             await self._check_equal(state)
-            source.save_marker(MovedMarker(target.name, _now_ms(), underway.id))
+            source.save_marker(MovedMarker(target.name, SystemClock().wall_ms(), underway.id))
 
     async def _mark_source_moved(self) -> None:
         """The database is whole, but the file, or a copy of it that was brought back, knows nothing of that."""
         source, target = self._source, self._target
         with self._lock_source():
-            if source.load_state().heads != await target.load_heads():
+            if source.load_state().heads != await target.run_query(load_heads):
                 raise StoreError(
                     f"{target.name} has this log already (epoch {source.metadata.epoch}), "
                     "and one of the two has gone on since then: "
                     "the file is a copy from before it was moved. Nothing was changed."
                 )
-            source.save_marker(MovedMarker(target.name, _now_ms(), ""))
+            source.save_marker(MovedMarker(target.name, SystemClock().wall_ms(), ""))
 
     @contextmanager
     def _lock_source(self) -> Iterator[None]:
@@ -214,7 +266,7 @@ class _LogMigration:
     async def _check_equal(self, state: SourceState) -> None:
         """Raises CorruptError if the target is not what the source is."""
         self._report(StepProgress("comparing"))
-        heads = await self._target.load_heads()
+        heads = await self._target.run_query(load_heads)
         for lane in sorted(state.heads.keys() | heads.keys()):
             if state.heads.get(lane) != heads.get(lane):
                 raise CorruptError(
@@ -244,7 +296,3 @@ async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([next_part])
         next_part.exception()  # looked at: what ended this is told, and not what was found in a part nobody asked for
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -2,50 +2,98 @@
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
+from importlib.resources import files
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from oncelog.core.internal_records import Gap, count_missing_numbers
+from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, StoreUnavailableError
+from oncelog.sql_files import parse_statements
 from oncelog.storage.clock import ClockMark
+from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.key_hash import hash_identity
-from oncelog.storage.leaps import NO_GAPS, LaneGaps
+from oncelog.storage.leaps import NO_GAPS, LaneGaps, count_records
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.migrate.values import COUNT_NAMES, SOURCE_SQL, LaneProgress, RecordSlice, RowTuple, SourceState
 from oncelog.storage.queries.records import load_gaps, load_heads
-from oncelog.storage.record_rows import DAMAGE_ERRORS
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
-from oncelog.storage.sqlite.database_file import SqliteDriver, connect
+from oncelog.storage.sqlite.database_file import SqliteDriver
 from oncelog.storage.sqlite.key_index.index import decode_place, encode_place
-from oncelog.storage.sqlite.moved_marker import MovedMarker, load_marker, save_marker
+from oncelog.storage.sqlite.moved_marker import MovedMarker, save_marker
 from oncelog.storage.sqlite.query_driver import run_query
-from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, load_current_metadata, to_store_error
+from oncelog.storage.sqlite.read_transaction import load_current_metadata, open_existing
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.writer import make_durable
+from oncelog.storage.tenants import USAGE_VERSION
 
+SQL_DIRECTORY: Final = files("oncelog.storage.migrate") / "sql"
+_MIGRATION_SQL: Final = parse_statements((SQL_DIRECTORY / "source.sql").read_text(encoding="utf-8"))
+COUNT_NAMES: Final = ("records", "erased records", "blocks", "records of partitions", "records of streams", "policies")
+"""The columns of the statements `counts`."""
 SLICE_ROWS: Final = 10_000
 SLICE_BYTES: Final = 16 * 2**20
 """Of bodies. One that is longer is a slice of its own."""
 _FETCH_ROWS: Final = 200
+T = TypeVar("T")
 _decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
+
+
+class LaneProgress(NamedTuple):
+    """How far a lane has been copied."""
+
+    position: int = 0
+    height: int = 0
+
+
+class RecordSlice(NamedTuple):
+    """Consecutive records of a lane with what belongs to them: copied together or not at all."""
+
+    records: list[RowTuple]
+    partition_records: list[RowTuple]
+    blocks: list[RowTuple]
+
+
+class SourceState(NamedTuple):
+    """What changes with every commit, of one moment."""
+
+    heads: dict[int, LaneHead]
+    erasures: int
+    clock: ClockMark
+    tenants: str | None = None
+    """The quotas (storage/tenants.py)."""
+    usage_version: int = USAGE_VERSION
+    """How the usage of tenants was counted."""
+    leaps: str | None = None
+    """The numbers above which the log continued after restores (storage/leaps.py)."""
+    gaps: Mapping[int, LaneGaps] = {}
+    """What these leaps have passed over in each lane."""
+
+    @property
+    def record_count(self) -> int:
+        """How many there are."""
+        return count_records(self.heads, self.gaps)
+
+
+class PendingMove(Struct, frozen=True):
+    """What a database says about itself until the log in it is whole."""
+
+    source_epoch: str
+    started_ms: int
+    id: str
+    """No other move has it. The mark that the file gets at the end names it."""
 
 
 @contextmanager
 def open_source(path: str) -> Iterator["MigrationSource"]:
     """A log in a file that is there. Raises StoreErrors, never an error of SQLite's."""
-    driver = ExistingFileDriver(query_only=False)
-    driver.check(path)
-    try:
-        with closing(connect(driver, path)) as connection:
-            yield MigrationSource(path, connection, load_current_metadata(connection, path))
-    except sqlite3.Error as error:
-        raise to_store_error(error, path) from error
-    except DAMAGE_ERRORS as error:
-        raise CorruptError(f"{path} holds what no log has written: {error}") from error
+    with open_existing(path, query_only=False) as connection:
+        yield MigrationSource(path, connection, load_current_metadata(connection, path))
 
 
 class MigrationSource:
@@ -54,15 +102,15 @@ class MigrationSource:
     def __init__(self, path: str, connection: sqlite3.Connection, metadata: LogMetadata) -> None:
         self._path = path
         self._file_id = SqliteDriver().get_file_id(path)
-        self._connection = connection
+        self.connection = connection
         self.metadata = metadata
 
     def load_state(self) -> SourceState:
         """Where the log stands."""
         with self._read_transaction() as connection:
-            _, erasures, *clock = connection.execute(SQL["state"]).fetchone()
-            tenants, usage_version = connection.execute(SQL["tenants"]).fetchone()
-            (leaps,) = connection.execute(SQL["leaps"]).fetchone()
+            [(_, erasures, *clock)] = connection.execute(SQL["state"])
+            [(tenants, usage_version)] = connection.execute(SQL["tenants"])
+            [(leaps,)] = connection.execute(SQL["leaps"])
             return SourceState(
                 run_query(connection, load_heads),
                 erasures,
@@ -73,31 +121,31 @@ class MigrationSource:
                 run_query(connection, load_gaps),
             )
 
-    def load_marker(self) -> MovedMarker | None:
-        """The mark of an earlier run that came to its end."""
-        return load_marker(self._connection)
+    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
+        """Return the result of a shared query."""
+        return run_query(self.connection, query, *arguments)
 
     def make_durable(self) -> None:
-        """Makes durable what has been committed: nothing is copied that the next loss of power could undo."""
-        make_durable(self._connection)
+        """Make all commits durable: nothing is copied that a later loss of power could undo."""
+        make_durable(self.connection)
 
-    # --- the end: nobody else writes
+    # --- the end, without other writers
 
     def lock(self) -> None:
         """Keeps all others from writing, until `save_marker` or `unlock`."""
         if SqliteDriver().get_file_id(self._path) != self._file_id:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
-        self._connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute("BEGIN IMMEDIATE")
 
     def unlock(self) -> None:
         """Lets the others write again, if they cannot yet."""
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
 
     def save_marker(self, marker: MovedMarker) -> None:
         """Ends the lock, and with it all writing to the file."""
-        save_marker(self._connection, marker)
-        self._connection.execute("COMMIT")
+        save_marker(self.connection, marker)
+        self.connection.execute("COMMIT")
 
     # --- what is copied
 
@@ -113,10 +161,10 @@ class MigrationSource:
     def _read_slice(self, lane: int, at: LaneProgress, upto: int, gaps: LaneGaps) -> RecordSlice:
         with self._read_transaction() as connection:
             bounds = (encode_place(lane, at.position), encode_place(lane, upto), SLICE_ROWS)
-            rows = _fetch_slice_rows(connection.execute(SOURCE_SQL["records"], bounds))
+            rows = _fetch_slice_rows(connection.execute(_MIGRATION_SQL["records"], bounds))
             _check_dense(lane, [decode_place(row[0])[1] for row in rows], at.position, gaps.positions)
             height = rows[-1][3]
-            blocks = connection.execute(SOURCE_SQL["blocks"], (lane, at.height, height)).fetchall()
+            blocks = connection.execute(_MIGRATION_SQL["blocks"], (lane, at.height, height)).fetchall()
         if len(blocks) != height - at.height - count_missing_numbers(gaps.heights, at.height, height):
             raise CorruptError(f"lane {lane}: a block below height {height} is missing; see `oncelog verify`")
         records = [self._to_target_row(row) for row in rows]
@@ -144,45 +192,36 @@ class MigrationSource:
 
     def iterate_erasures(self) -> Iterator[list[RowTuple]]:
         """Lane, position and hash of the body of all records that are erased, in pages. Only under the lock."""
-        return _iterate_pages(self._connection.execute(SOURCE_SQL["erased"]))
+        return _iterate_pages(self.connection.execute(_MIGRATION_SQL["erased"]))
 
     def iterate_side_state(self, table: SideStateTable) -> Iterator[list[RowTuple]]:
         """All rows of a table, in pages. Only under the lock."""
         columns = ", ".join(table.columns)
-        return _iterate_pages(self._connection.execute(f"SELECT {columns} FROM oncelog_{table.name}"))  # noqa: S608
+        return _iterate_pages(self.connection.execute(f"SELECT {columns} FROM oncelog_{table.name}"))  # noqa: S608
 
-    def list_policies(self) -> list[RowTuple]:
-        """Name and declaration of each."""
-        return self._connection.execute(SQL["policies"]).fetchall()
-
-    def list_foreign_tables(self) -> list[str]:
-        """What an application keeps beside the log in the same file. It stays there."""
-        return [name for (name,) in self._connection.execute(SOURCE_SQL["tables_of_others"])]
+    def iterate_rows(self, statement: str) -> Iterator[RowTuple]:
+        """Yield the rows of a statement of `source.sql`, or of the store."""
+        return iter(self.connection.execute(_MIGRATION_SQL.get(statement) or SQL[statement]))
 
     # --- what is compared
 
-    def load_block(self, lane: int, height: int) -> RowTuple | None:
-        """The columns of a block."""
-        row: RowTuple | None = self._connection.execute(SQL["block"], (lane, height)).fetchone()
-        return row
-
     def count_rows(self) -> dict[str, int]:
         """How many there are of everything that is copied."""
-        found = dict(zip(COUNT_NAMES, self._connection.execute(SOURCE_SQL["counts"]).fetchone(), strict=True))
+        [counts] = self.iterate_rows("counts")
+        found = dict(zip(COUNT_NAMES, counts, strict=True))
         for table in STORED_TABLES:
-            (count,) = self._connection.execute(f"SELECT count(*) FROM oncelog_{table.name}").fetchone()  # noqa: S608
-            found[table.name] = count
+            [(found[table.name],)] = self.connection.execute(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
         return found
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Everything inside is of one moment. It ends soon, so that the write-ahead log can be emptied."""
-        if self._connection.in_transaction:
-            yield self._connection
+        if self.connection.in_transaction:
+            yield self.connection
             return
-        self._connection.execute("BEGIN")
+        self.connection.execute("BEGIN")
         try:
-            yield self._connection
+            yield self.connection
         finally:
             self.unlock()
 

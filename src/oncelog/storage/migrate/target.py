@@ -6,38 +6,43 @@ there, and by nothing else. Every call to it comes to an end (`timeout_connectio
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 import msgspec
 
-from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, StoreError
+from oncelog.sql_files import parse_statements
 from oncelog.storage.address import redact_address
+from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.migrate.source import MigrationSource
-from oncelog.storage.migrate.timeout_connection import TimeoutConnection
-from oncelog.storage.migrate.values import (
-    BLOCK_COLUMNS,
+from oncelog.storage.migrate.source import (
     COUNT_NAMES,
-    PARTITION_RECORD_COLUMNS,
-    POLICY_COLUMNS,
-    RECORD_COLUMNS,
-    TARGET_SQL,
+    SQL_DIRECTORY,
     LaneProgress,
+    MigrationSource,
     PendingMove,
     RecordSlice,
-    RowTuple,
     SourceState,
 )
+from oncelog.storage.migrate.timeout_connection import TimeoutConnection
 from oncelog.storage.postgres.connection import Timeouts, check_standby, connect, pass_barrier
 from oncelog.storage.postgres.database import check_database, create_log, load_any_metadata, migrate_schema
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.side_state_tables import compute_digest, to_columns
 from oncelog.storage.postgres.statements import SCHEMA_VERSION, SQL
-from oncelog.storage.queries.records import load_heads
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
+
+_MIGRATION_SQL: Final = parse_statements((SQL_DIRECTORY / "target.sql").read_text(encoding="utf-8"))
+RECORD_COLUMNS: Final = (
+    *("lane", "position", "sequence", "log_time_ms", "height", "client_sequence", "key_hash", "sequence_hash"),
+    *("policy", "scope", "client", "key", "fingerprint", "actor", "partitions", "salt", "body_hash", "body"),
+)
+BLOCK_COLUMNS: Final = ("lane", "height", "first_position", "count", "log_time_ms", "previous", "root")
+PARTITION_RECORD_COLUMNS: Final = ("lane", "partition", "position")
+POLICY_COLUMNS: Final = ("name", "declaration")
 
 LOCK_TIMEOUT_MS: Final = 10_000
 """Wait for another migration, possibly a killed one whose session the server has not ended yet."""
@@ -48,6 +53,7 @@ LOCKED_CALL_TIMEOUT_MS: Final = 30_000
 RECORD_EXTRA_US: Final = 100
 """So much longer, for each record there is, may take what grows with the log: to count, to vacuum, to drop rows."""
 _TIMEOUTS: Final = Timeouts(lane_ms=60_000)
+T = TypeVar("T")
 _MOVE_DECODER: Final = msgspec.json.Decoder(PendingMove)
 
 
@@ -79,7 +85,7 @@ async def _acquire_lock(connection: TimeoutConnection, name: str) -> None:
     """And counts whole tables, which gateways never do."""
     await connection.execute(f"SET enable_seqscan = on; SET lock_timeout = {LOCK_TIMEOUT_MS}")
     try:
-        await connection.execute(TARGET_SQL["alone"])
+        await connection.execute(_MIGRATION_SQL["alone"])
     except asyncpg.LockNotAvailableError as error:
         raise StoreError(f"another `oncelog move` into {name} is under way") from error
     await connection.execute(f"SET lock_timeout = {_TIMEOUTS.lock_ms}")
@@ -111,27 +117,18 @@ class MigrationTarget:
 
     async def load_progress(self) -> dict[int, LaneProgress]:
         """How far the copying of each lane has come."""
-        rows = await self._connection.fetch(TARGET_SQL["reached"])
+        rows = await self._connection.fetch(_MIGRATION_SQL["reached"])
         return {lane: LaneProgress(position, height) for lane, position, height in rows}
 
-    async def load_block(self, lane: int, height: int) -> RowTuple | None:
-        """The columns of a block."""
-        row = await self._connection.fetchrow(SQL["block"], lane, height)
-        return None if row is None else tuple(row)
-
-    async def count_erasures(self) -> int:
-        """How many erasures of the source are known to have been taken over."""
-        return int(await self._connection.fetchval(SQL["erasures"]))
-
-    async def load_heads(self) -> dict[int, LaneHead]:
-        """The heads of all lanes."""
-        return await run_query(self._connection, load_heads)
+    async def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
+        """Return the result of a shared query."""
+        return await run_query(self._connection, query, *arguments)
 
     async def count_rows(self, records: int) -> dict[str, int]:
         """How many there are of everything that is copied. There should be so many records."""
         connection = self._connection
         with self._extend_limit(records):
-            found = dict(zip(COUNT_NAMES, await connection.fetchrow(TARGET_SQL["counts"]), strict=True))
+            found = dict(zip(COUNT_NAMES, await connection.fetchrow(_MIGRATION_SQL["counts"]), strict=True))
             for table in STORED_TABLES:
                 found[table.name] = await connection.fetchval(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
         return found
@@ -143,7 +140,7 @@ class MigrationTarget:
         async with self._connection.transaction():
             await self._connection.execute(SQL["alone"])
             await create_log(self._connection, source.settings, source.created_ms, source.epoch, source.index_secret)
-            await self._connection.execute(TARGET_SQL["begin"], _encode_move(move), erasures)
+            await self._connection.execute(_MIGRATION_SQL["begin"], _encode_move(move), erasures)
 
     async def resume(self, metadata: LogMetadata) -> None:
         """An earlier version of Oncelog may have begun the move."""
@@ -167,7 +164,7 @@ class MigrationTarget:
     async def erase(self, pages: Iterator[list[RowTuple]], records: int) -> None:
         """Drops bodies that have been erased in the source since they were copied, and what was kept of them."""
         for page in pages:
-            await self._connection.execute(TARGET_SQL["erase"], *to_columns(page))
+            await self._connection.execute(_MIGRATION_SQL["erase"], *to_columns(page))
         with self._extend_limit(records):
             await self._connection.execute("VACUUM oncelog_records")
 
@@ -182,8 +179,8 @@ class MigrationTarget:
                 for page in source.iterate_side_state(table):
                     await self._copy_side_state(table, page)
             await connection.execute("DELETE FROM oncelog_policies")
-            await self._copy("policies", POLICY_COLUMNS, source.list_policies())
-            await connection.execute(TARGET_SQL["set_erasures"], state.erasures)
+            await self._copy("policies", POLICY_COLUMNS, list(source.iterate_rows("policies")))
+            await connection.execute(_MIGRATION_SQL["set_erasures"], state.erasures)
             await connection.execute(SQL["set_tenants"], state.tenants, state.usage_version)
             await connection.execute(SQL["set_leaps"], state.leaps)
             await connection.execute(SQL["forget_clocks"])
@@ -196,7 +193,7 @@ class MigrationTarget:
     async def finish(self, move: PendingMove) -> None:
         """From now on gateways may open it."""
         async with self._connection.transaction():
-            if await self._connection.fetchval(TARGET_SQL["end"], _encode_move(move)) is None:
+            if await self._connection.fetchval(_MIGRATION_SQL["end"], _encode_move(move)) is None:
                 raise StoreError(f"{self.name} has been changed by somebody else while the log was moved there")
 
     async def _copy_side_state(self, table: SideStateTable, rows: list[Any]) -> None:

@@ -81,14 +81,27 @@ def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[t
 
     Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, never an error of SQLite's.
     """
-    driver = ExistingFileDriver()
+    with open_existing(path) as connection:
+        # Long statements come back to Python now and then, so that an interrupt is noticed.
+        connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
+        connection.execute("BEGIN")
+        yield connection, (load_metadata if allow_older else load_current_metadata)(connection, path)
+
+
+@contextmanager
+def open_existing(path: str, *, query_only: bool = True) -> Iterator[sqlite3.Connection]:
+    """A connection to a file that must exist. Raises as `translate_read_errors` does, and NotALogError."""
+    driver = ExistingFileDriver(query_only=query_only)
     driver.check(path)
+    with translate_read_errors(path), closing(connect(driver, path)) as connection:
+        yield connection
+
+
+@contextmanager
+def translate_read_errors(path: str) -> Iterator[None]:
+    """Translate errors of SQLite, and of values that no log has written, into StoreUnavailableError or CorruptError."""
     try:
-        with closing(connect(driver, path)) as connection:
-            # Long statements come back to Python now and then, so that an interrupt is noticed.
-            connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
-            connection.execute("BEGIN")
-            yield connection, (load_metadata if allow_older else load_current_metadata)(connection, path)
+        yield
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
             raise KeyboardInterrupt from error

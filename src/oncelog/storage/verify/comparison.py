@@ -1,23 +1,39 @@
 """Stored side state, compared with the side state that the records rebuild.
 
-Both sides are read in one order, side by side. What an erased record may have set or deleted is not checkable: it is
-counted, and never reported as damage.
+The comparison reads both sides in one order. Entries that an erased record may have set or deleted are not checkable:
+they are counted, and never reported as damage.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from typing import Any, Final
 
+from oncelog.core.merge import NEVER, Row, Stamp, merge
 from oncelog.core.operations import Entity
+from oncelog.core.rules.compaction import FoldedRow, build_horizon_delete, is_horizon_delete, row_digest
 from oncelog.core.values import ClientEntry
 from oncelog.storage.expiry import ExpiryCheck
 from oncelog.storage.inspect.inspector import RowTuple
-from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.verify.findings import SideStateError, StepProgress
+from oncelog.storage.side_state import HORIZONS, SideStateTable
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.indexes import REPORT_ROWS
-from oncelog.storage.verify.replay import join_key
-from oncelog.storage.verify.row_comparison import ComparisonOutcome, ComparisonState, RowComparison
-from oncelog.storage.verify.scratch_database import REBUILT_TABLES, ScratchDatabase
+from oncelog.storage.verify.replay import REBUILT_TABLES, ScratchDatabase, join_key
 from oncelog.storage.verify.source import LogState, VerificationSource, pair_rows
+
+
+class ComparisonState(Enum):
+    """Outcome of comparing an entry with its rebuilt value, without damage."""
+
+    SAME = "same"
+    ABSENT = "absent"
+    """It expired, was forgotten or was dropped: its row may be there or not."""
+    UNKNOWN = "unknown"
+    """Records determine it whose content is not known."""
+
+
+ComparisonOutcome = ComparisonState | str
+"""A text describes how the stored entry differs."""
+
 
 FINDINGS_MAX: Final = 100
 """Findings that are reported by name; all are counted."""
@@ -44,8 +60,10 @@ class SideStateComparison:
             "clients": self._compare_clients,
             "entities": self._compare_entities,
             "relationships": self._compare_relationships,
-            "rows": RowComparison(source, scratch),
+            "rows": self._compare_rows,
         }
+        self._horizons = {columns[1]: int(columns[2]) for columns in source.iterate_table(HORIZONS)}
+        """One clock reading for each gateway that has dropped tombstones."""
         self._total = 0
         self._findings: list[str] = []
         self._lane: int | None = None
@@ -53,11 +71,12 @@ class SideStateComparison:
         self.unknown_counts = {table.name: 0 for table in self._tables}
 
     def run(self) -> Iterator[StepProgress]:
-        """Compare all tables. Raises SideStateError with what differs."""
+        """Compare all tables. Raises InconsistencyError with the entries that differ."""
         for table in self._tables:
             yield from self._compare_table(table)
         if self._total:
-            raise SideStateError(self._findings, self._total, self._lane)
+            message = f"{self._total} entries differ from what the records make them. The first: {self._findings[0]}"
+            raise InconsistencyError(message, self._lane, None, tuple(self._findings), self._total)
 
     def _compare_table(self, table: SideStateTable) -> Iterator[StepProgress]:
         compare = self._compare[table.name]
@@ -151,6 +170,99 @@ class SideStateComparison:
         if rebuilt is not None:
             return f"has version {stored}, and the record with sequence {rebuilt} created it"
         return f"has version {stored}, and no record created it{_describe_deletion(removed)}"
+
+    # --- rows
+
+    def _compare_rows(self, key: RowTuple, stored: Row | None, rebuilt: Row | None) -> ComparisonOutcome:
+        """Compare a row of the Deltas API with the row that the deltas of the log produce. It may be in a fold only.
+
+        Compaction changes rows without a delta: it drops the bodies of deltas, and then tombstones. A row from deltas
+        without a body is not checkable as a whole. Its stamps still are: each must be that of a delta of the log, and
+        every delta that still has its body must be in the row.
+        """
+        lane, scope, table, row_id = key
+        horizon = self._horizons.get(scope, -1)
+        fold = self._scratch.find_fold(lane, scope, table, row_id)
+        if fold is not None:
+            outcome = self._compare_fold(lane, scope, stored, fold, horizon)
+            if outcome is not None:
+                return outcome
+        if stored is None:
+            return ComparisonState.UNKNOWN if rebuilt is None else self._compare_missing(lane, scope, rebuilt, horizon)
+        expected = rebuilt or Row()
+        if is_horizon_delete(stored.deleted, table, row_id) and stored.deleted[0] <= horizon:
+            expected = merge(expected, build_horizon_delete(stored.deleted[0], table, row_id))
+            if not stored.exists and not expected.exists and stored.written <= stored.deleted:
+                # Deltas that lost to the horizon leave their stamps, and no body that names their clocks.
+                stored = Row(stored.columns, expected.written, stored.deleted)
+        if stored == expected:
+            return ComparisonState.SAME
+        is_complete = fold is None and rebuilt is None and not self._scratch.has_unfolded(lane, scope)
+        if is_complete or not self._scratch.has_unknown(lane, scope):
+            return _describe_difference(stored, expected, is_rebuilt=rebuilt is not None)
+        return (
+            _find_lost_delta(stored, expected)
+            or self._find_foreign_stamp(key, stored, expected)
+            or ComparisonState.UNKNOWN
+        )
+
+    def _compare_fold(
+        self, lane: int, scope: str, stored: Row | None, fold: tuple[int, FoldedRow], horizon: int
+    ) -> ComparisonOutcome | None:
+        """Compare a row with the digest that compaction committed; None if unknown deltas may have changed it since."""
+        sequence, fold_digest = fold
+        if row_digest(stored) == fold_digest.digest:
+            return ComparisonState.ABSENT if stored is None else ComparisonState.SAME
+        if stored is None and fold_digest.deleted_hlc is not None and int(fold_digest.deleted_hlc) <= horizon:
+            return ComparisonState.ABSENT  # a dropped tombstone
+        if self._scratch.has_unfolded(lane, scope, sequence):
+            return None
+        difference = "is missing: compaction" if stored is None else "differs from the state that compaction"
+        return f"{difference} committed with a digest after sequence {sequence}"
+
+    def _compare_missing(self, lane: int, scope: str, rebuilt: Row, horizon: int) -> ComparisonOutcome:
+        if rebuilt.deleted[0] <= horizon and not rebuilt.exists:
+            return ComparisonState.ABSENT  # a dropped tombstone
+        if max(rebuilt.written, rebuilt.deleted)[0] <= horizon and self._scratch.has_unknown(lane, scope):
+            return ComparisonState.UNKNOWN  # a delta without a body may have deleted it
+        return "is missing"
+
+    def _find_foreign_stamp(self, key: RowTuple, stored: Row, expected: Row) -> str | None:
+        """Return the fault of a row with a stamp that is of no delta of the log."""
+        lane, scope, table, row_id = key
+        for stamp in _collect_stamps(stored) - _collect_stamps(expected) - {NEVER}:
+            if self._scratch.is_unknown_delta(lane, scope, stamp[2]) or is_horizon_delete(stamp, table, row_id):
+                continue
+            return f"has the stamp of a delta {stamp[2].hex()} that the log does not have"
+        return None
+
+
+def _collect_stamps(row: Row) -> set[Stamp]:
+    return {row.written, row.deleted, *(stamp for _, stamp in row.columns.values())}
+
+
+def _describe_difference(stored: Row, expected: Row, *, is_rebuilt: bool) -> str:
+    if not is_rebuilt:
+        return "is stored, and no delta made it"
+    for name in sorted({*stored.columns, *expected.columns}):
+        if stored.columns.get(name) != expected.columns.get(name):
+            return f"has another column {name!r} than its deltas make"
+    return "has another time of its newest write or DELETE than its deltas make"
+
+
+def _find_lost_delta(stored: Row, expected: Row) -> str | None:
+    """Return the fault of a row that lacks a delta whose body the log has."""
+    for name, (value, stamp) in expected.columns.items():
+        if stamp <= stored.deleted:
+            continue
+        found = stored.columns.get(name)
+        if found is None or found[1] < stamp or (found[1] == stamp and found[0] != value):
+            return f"has another column {name!r} than the delta {stamp[2].hex()} wrote"
+    if expected.deleted > stored.deleted:
+        return f"lacks the DELETE {expected.deleted[2].hex()}"
+    if expected.written > stored.written and expected.written > stored.deleted:
+        return f"lacks the write {expected.written[2].hex()}"
+    return None
 
 
 def _describe_deletion(sequence: int) -> str:

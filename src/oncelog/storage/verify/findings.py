@@ -1,7 +1,7 @@
 """Progress, findings and summary of a verification, and the exported head that a log is compared with."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -23,6 +23,9 @@ class StepProgress(Struct, frozen=True):
     done: int = 0
     total: int = 0
     """0 where nobody can tell."""
+
+
+ReportProgress = Callable[[StepProgress], None]
 
 
 class Inconsistency(Struct, frozen=True):
@@ -64,24 +67,23 @@ Finding = StepProgress | Inconsistency | VerificationSummary
 
 
 class InconsistencyError(CorruptError):
-    """How the steps of the verification end it."""
+    """Ends the verification: the log is inconsistent at a place."""
 
-    def __init__(self, message: str, lane: int | None = None, position: int | None = None) -> None:
-        place = "" if lane is None else f"lane {lane}: " if position is None else f"lane {lane}, position {position}: "
-        super().__init__(place + message)
+    def __init__(
+        self,
+        message: str,
+        lane: int | None = None,
+        position: int | None = None,
+        findings: tuple[str, ...] = (),
+        findings_total: int = 0,
+    ) -> None:
+        """Pass `findings` for entries of side state that differ. Each names its lane, so the message does not."""
+        place = f"lane {lane}: " if position is None else f"lane {lane}, position {position}: "
+        super().__init__(message if lane is None or findings else place + message)
         self.lane = lane
         self.position = position
-
-
-class SideStateError(InconsistencyError):
-    """Stored side state differs from what the records make it."""
-
-    def __init__(self, findings: list[str], total: int, lane: int | None) -> None:
-        CorruptError.__init__(self, f"{total} entries differ from what the records make them. The first: {findings[0]}")
-        self.lane = lane
-        self.position = None
-        self.findings = tuple(findings)
-        self.total = total
+        self.findings = findings
+        self.findings_total = findings_total
 
 
 @contextmanager

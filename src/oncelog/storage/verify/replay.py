@@ -4,7 +4,13 @@ Records come in the order of places. They are replayed in batches on a `BatchSta
 holds the entries of one batch only.
 """
 
-from typing import Final
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,11 +20,249 @@ from oncelog.core.operations import DeleteEntity, Operation, Unrelate
 from oncelog.core.policy import FOLD_POLICY, Policy
 from oncelog.core.read_set import ReadSet, add_effects
 from oncelog.core.replay import drop_conditions, has_effects, rebuild_submission, replay_record
-from oncelog.core.rules.compaction import decode_fold
-from oncelog.core.values import Record, Refused, Replayed, Submission, client_identity
+from oncelog.core.rules.compaction import Fold, FoldedRow, decode_fold
+from oncelog.core.values import Changes, Record, Refused, Replayed, Settings, Snapshot, Submission, client_identity
+from oncelog.errors import StoreUnavailableError
+from oncelog.storage.inspect.inspector import RowTuple
+from oncelog.storage.side_state import TABLES, SideStateTable
+from oncelog.storage.sqlite.side_state_tables import load_table, save_tables
 from oncelog.storage.verify.findings import InconsistencyError
-from oncelog.storage.verify.scratch_database import ScratchDatabase
 from oncelog.storage.verify.source import LogState
+
+REBUILT_TABLES: Final = tuple(table for table in TABLES if table.is_rebuilt)
+"""The tables whose rows the records determine."""
+_CACHE_KIB: Final = 32 * 1024
+_FILE_PREFIX: Final = ".oncelog-verify-"
+_SCHEMA: Final = """
+-- Records whose effects are not known. `is_erased` is 0 for a body that the application spelled in its own way.
+-- `is_folded` is 1 for a delta whose rows are in a fold record.
+CREATE TABLE unknown (lane, scope, sequence, is_erased, is_folded, PRIMARY KEY (lane, scope, sequence)) WITHOUT ROWID;
+CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, delta_id)) WITHOUT ROWID;
+-- The newest fold of each row that no known delta has changed since.
+CREATE TABLE folds (
+    lane, scope, table_name, row_id, sequence, digest, deleted_hlc, PRIMARY KEY (lane, scope, table_name, row_id)
+) WITHOUT ROWID;
+-- The last known deletions, in the scopes that have unknown records too.
+CREATE TABLE removed (lane, scope, name, sequence, PRIMARY KEY (lane, scope, name)) WITHOUT ROWID;
+"""
+
+
+_ROWS_AND_FOLDS: Final = """
+SELECT lane, scope, table_name, row_id, state FROM oncelog_rows
+UNION ALL
+SELECT lane, scope, table_name, row_id, NULL FROM folds AS f WHERE digest <> '' AND NOT EXISTS (
+    SELECT 1 FROM oncelog_rows AS r
+    WHERE r.lane = f.lane AND r.scope = f.scope AND r.table_name = f.table_name AND r.row_id = f.row_id
+)
+ORDER BY lane, scope, table_name, row_id
+"""
+
+
+class ScratchDatabase:
+    """Rebuilt side state, in an SQLite file that has no name: it is gone with the process, however that ends."""
+
+    def __init__(self, settings: Settings, directories: Iterable[str]) -> None:
+        self._settings = settings
+        with _translate_errors():
+            self._connection = _connect(directories)
+            self._create_tables()
+
+    def _create_tables(self) -> None:
+        for pragma in ("synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        for table in REBUILT_TABLES:
+            columns, keys = ", ".join(table.columns), ", ".join(("lane", *table.keys))
+            self._connection.execute(
+                f"CREATE TABLE oncelog_{table.name} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
+            )
+        self._connection.executescript(_SCHEMA)
+        self._connection.execute("BEGIN")
+
+    def close(self) -> None:
+        """Close the file, which frees its space."""
+        self._connection.close()
+
+    # --- what the replay reads and writes. All of it inside of `writing`.
+
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Report errors of the temporary file as such, and not as damage of the log."""
+        return _translate_errors()
+
+    def load(self, read_set: ReadSet) -> Snapshot:
+        """Return the rebuilt entries that a read set names."""
+        snapshot = Snapshot(settings=self._settings)
+        for table in REBUILT_TABLES:
+            wanted = getattr(read_set, table.name)
+            if wanted:
+                setattr(snapshot, table.name, load_table(self._connection, table, wanted, self._settings.lanes))
+        return snapshot
+
+    def save(self, changes: Changes, stored: Snapshot) -> None:
+        """Save the changed entries. `stored` is what `load` returned."""
+        save_tables(self._connection, changes, self._settings.lanes, stored)
+
+    def add_unknown(self, lane: int, scope: str, sequence: int, is_erased: bool, delta_id: bytes | None) -> None:
+        """Note a record whose effects are not known, with its id if it is a delta."""
+        self._connection.execute("INSERT INTO unknown VALUES (?, ?, ?, ?, 0)", (lane, scope, sequence, is_erased))
+        if delta_id is not None:
+            self._connection.execute("INSERT OR IGNORE INTO unknown_deltas VALUES (?, ?, ?)", (lane, scope, delta_id))
+
+    def add_deletions(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
+        """Note the sequences at which entries were deleted."""
+        self._connection.executemany("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?)", rows)
+
+    def add_fold(self, lane: int, fold: Fold) -> None:
+        """Note the digests of a fold record, and the deltas that it stands for."""
+        self._connection.executemany(
+            "UPDATE unknown SET is_folded = 1 WHERE lane = ? AND scope = ? AND sequence BETWEEN ? AND ?",
+            [(lane, fold.scope, first, last) for first, last in fold.deltas],
+        )
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO folds VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (lane, fold.scope, row.table, row.row_id, fold.sequence, row.digest, row.deleted_hlc)
+                for row in fold.rows
+            ],
+        )
+
+    def remove_fold(self, lane: int, scope: str, table: str, row_id: str) -> None:
+        """Forget the digest of a row that a known delta has changed since."""
+        self._connection.execute(
+            "DELETE FROM folds WHERE lane = ? AND scope = ? AND table_name = ? AND row_id = ?",
+            (lane, scope, table, row_id),
+        )
+
+    # --- what the comparison asks
+
+    def find_fold(self, lane: int, scope: str, table: str, row_id: str) -> tuple[int, FoldedRow] | None:
+        """Return the newest digest of a row, and the sequence of the newest delta that it contains."""
+        found = self._connection.execute(
+            "SELECT sequence, table_name, row_id, digest, deleted_hlc FROM folds "
+            "WHERE lane = ? AND scope = ? AND table_name = ? AND row_id = ?",
+            (lane, scope, table, row_id),
+        ).fetchone()
+        return None if found is None else (found[0], FoldedRow(*found[1:]))
+
+    def has_unfolded(self, lane: int, scope: str, after: int = 0) -> bool:
+        """Return whether a stream has records after a sequence whose effects are neither known nor in a fold."""
+        return bool(
+            self._fetch_number(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence > ? AND NOT is_folded)",
+                lane,
+                scope,
+                after,
+            )
+        )
+
+    def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
+        """Return the rebuilt rows of a table: lane, key and values, in the order of lane and key.
+
+        A row that only a fold knows has no values.
+        """
+        keys = ", ".join(("lane", *table.keys))
+        columns = ", ".join((keys, *table.values))
+        if table.name == "rows":
+            return iter(self._connection.execute(_ROWS_AND_FOLDS))
+        return iter(self._connection.execute(f"SELECT {columns} FROM oncelog_{table.name} ORDER BY {keys}"))  # noqa: S608
+
+    def count_rows(self, table: SideStateTable) -> int:
+        """Return the number of rebuilt rows of a table."""
+        return self._fetch_number(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
+
+    def is_unknown(self, lane: int, scope: str, sequence: int) -> bool:
+        """Return whether the effects of the record with a sequence are not known."""
+        return bool(
+            self._fetch_number(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence = ?)",
+                lane,
+                scope,
+                sequence,
+            )
+        )
+
+    def is_erased(self, lane: int, scope: str, sequence: int) -> bool:
+        """Return whether the record with a sequence has been erased."""
+        return bool(
+            self._fetch_number(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence = ? AND is_erased)",
+                lane,
+                scope,
+                sequence,
+            )
+        )
+
+    def has_unknown(self, lane: int, scope: str, after: int = 0) -> bool:
+        """Return whether a stream has records after a sequence whose effects are not known."""
+        return bool(
+            self._fetch_number(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence > ?)",
+                lane,
+                scope,
+                after,
+            )
+        )
+
+    def is_unknown_delta(self, lane: int, scope: str, delta_id: bytes) -> bool:
+        """Return whether a stream has a delta with the id, whose content is not known."""
+        return bool(
+            self._fetch_number(
+                "SELECT EXISTS (SELECT 1 FROM unknown_deltas WHERE lane = ? AND scope = ? AND delta_id = ?)",
+                lane,
+                scope,
+                delta_id,
+            )
+        )
+
+    def find_deletion(self, lane: int, scope: str, name: str) -> int:
+        """Return the sequence at which an entry was last deleted; 0 if no known record deleted it."""
+        found = self._connection.execute(
+            "SELECT sequence FROM removed WHERE lane = ? AND scope = ? AND name = ?", (lane, scope, name)
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def _fetch_number(self, statement: str, *parameters: Any) -> int:
+        return int(self._connection.execute(statement, parameters).fetchone()[0])
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreUnavailableError(f"the temporary file of the verification cannot be written: {error}") from error
+
+
+def list_directories(temp_dir: str | None, log_directory: str | None) -> list[str]:
+    """Return the directories for the temporary file, best first.
+
+    They are the given one or, without it, `TMPDIR`, the directory of the log and that of the system.
+    """
+    if temp_dir is not None:
+        return [temp_dir]
+    tmpdir = os.environ.get("TMPDIR")
+    return [directory for directory in (tmpdir, log_directory, tempfile.gettempdir()) if directory]
+
+
+def _connect(directories: Iterable[str]) -> sqlite3.Connection:
+    """Open a new file of mode 0600 and unlink it: no other process can open it, and none has to remove it."""
+    failure: OSError | None = None
+    for directory in directories:
+        try:
+            handle, path = tempfile.mkstemp(prefix=_FILE_PREFIX, suffix=".db", dir=directory)
+        except OSError as error:
+            failure = error
+            continue
+        os.close(handle)
+        try:
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("CREATE TABLE opened (id)")  # SQLite opens the file with its first statement
+            return connection
+        finally:
+            Path(path).unlink()
+    raise StoreUnavailableError(f"no temporary file can be made: {failure}") from failure
+
 
 _BATCH_RECORDS: Final = 1000
 _BATCH_BYTES: Final = 4 * 2**20
@@ -50,13 +294,11 @@ class SideStateReplay:
         if record.policy == FOLD_POLICY and self._with_effects:
             self._add_fold(record)
         policy = self._state.policies.get(record.policy)
-        if policy is not None and self._is_needed(policy):
+        has_effects = self._with_effects and policy is not None and (policy.entities or policy.rows)
+        if policy is not None and (policy.client_sequence or has_effects):
             self._add(record, policy)
         if record.position % self._state.settings.eviction_interval == 0:
             self._evictions_ms[record.lane] = record.log_time_ms
-
-    def _is_needed(self, policy: Policy) -> bool:
-        return policy.client_sequence or (self._with_effects and (policy.entities or policy.rows))
 
     def _add(self, record: Record, policy: Policy) -> None:
         # A record without its body has the sequence of its client, and no effects.

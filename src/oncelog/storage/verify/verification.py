@@ -28,15 +28,13 @@ from oncelog.storage.verify.findings import (
     Finding,
     Inconsistency,
     InconsistencyError,
-    SideStateError,
     StepProgress,
     VerificationSummary,
     VerifyOptions,
     translate_damage,
 )
 from oncelog.storage.verify.indexes import IndexCollector, check_partitions, check_streams
-from oncelog.storage.verify.replay import SideStateReplay
-from oncelog.storage.verify.scratch_database import ScratchDatabase, list_directories
+from oncelog.storage.verify.replay import ScratchDatabase, SideStateReplay, list_directories
 from oncelog.storage.verify.side_state import check_side_state, decode_policies
 from oncelog.storage.verify.source import LogState, VerificationSource
 from oncelog.storage.verify.sqlite import FileSource
@@ -78,15 +76,13 @@ def _create_source(view: LogView) -> VerificationSource:
     return source
 
 
-def _report_inconsistency(findings: Iterator[Finding]) -> Iterator[Finding]:
+def _report_inconsistency(steps: Iterator[Finding]) -> Iterator[Finding]:
     """Yield the findings, and an Inconsistency at the end instead of raising an error."""
     try:
-        yield from findings
-    except SideStateError as error:
-        named = tuple(_to_printable(finding) for finding in error.findings)
-        yield Inconsistency(_to_printable(error), error.lane, findings=named, findings_total=error.total)
+        yield from steps
     except InconsistencyError as error:
-        yield Inconsistency(_to_printable(error), error.lane, error.position)
+        findings = tuple(map(_to_printable, error.findings))
+        yield Inconsistency(_to_printable(error), error.lane, error.position, findings, error.findings_total)
     except CorruptError as error:
         yield Inconsistency(_to_printable(error))
 

@@ -1,4 +1,4 @@
-"""Small files that must be whole, and on the disk, before anything is sent."""
+"""New files that are complete and on the disk when they get their name."""
 
 import os
 from collections.abc import Iterable
@@ -6,13 +6,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from oncelog.errors import OncelogError
-from oncelog.file_modes import open_new
+from oncelog.file_modes import open_new, sync_path
 
 
 def write_new_file(path: Path, chunks: Iterable[bytes]) -> bool:
-    """Makes a file that was not there; False, and nothing done, if it is. Raises OncelogError.
+    """Create a file. Returns False, without a change, if it exists. Raises OncelogError.
 
-    On the disk first, then the name, then the name on the disk: whoever finds the file finds all of it.
+    The content is on the disk before the file gets its name, so a reader finds all of it.
     """
     unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}.unfinished")
     try:
@@ -27,11 +27,7 @@ def write_new_file(path: Path, chunks: Iterable[bytes]) -> bool:
                 return False
         finally:
             unfinished.unlink(missing_ok=True)
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(path.parent)
     except OSError as error:
         raise OncelogError(f"{path} cannot be written: {error.strerror}") from error
     return True

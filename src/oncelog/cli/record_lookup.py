@@ -1,0 +1,357 @@
+"""IDs of records as `show` and `proof` accept them, and the search for the records that they name."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import Annotated, Final
+from uuid import UUID
+
+import msgspec
+import typer
+from msgspec import Struct
+
+from oncelog.cli.terminal import ProgressMeter, escape_unprintable, format_utc
+from oncelog.core.chat import parse_message_id
+from oncelog.core.internal_records import Gap, find_gap, find_last_eviction, is_internal
+from oncelog.core.policy import CHAT, FOLD_POLICY, INTERNAL_POLICIES, LEDGER, RESTORE_POLICY, Forget, Policy
+from oncelog.core.rules.audit import decode_audit_entry
+from oncelog.core.transactions import parse_tx_id
+from oncelog.core.values import KeyIdentity, Record
+from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, describe_outcome
+from oncelog.errors import CorruptError, OncelogError
+from oncelog.idempotency.call_key import encode_key
+from oncelog.proof import RecordHeader
+from oncelog.storage.clock import JUMP_MS_MAX
+from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.key_search import MATCHES_MAX, KeyMatches, KeyQuery, search_keys
+from oncelog.storage.leaps import NO_GAPS
+from oncelog.storage.queries.records import find_block, find_record, load_gaps, load_heads
+from oncelog.storage.verify.side_state import decode_policies
+
+MESSAGE_PREFIX: Final = "msg_"
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
+_HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
+
+Place = tuple[int, int]
+"""Lane and position."""
+
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="Look under this policy only.")]
+ScopeOption = Annotated[
+    str | None, typer.Option("--scope", help="Look in this scope (or stream) only; '' is that of most events.")
+]
+ClientOption = Annotated[
+    str | None, typer.Option("--client", help="Look for a key of this client, where clients number their writes.")
+]
+AsText = Annotated[
+    bool | None,
+    typer.Option(
+        "--text/--hex",
+        help="Read ID only as the text of a key, or only as a UUID or hex. Without either, search for both.",
+        show_default=False,
+    ),
+]
+ReadAll = Annotated[bool, typer.Option("--all", help="Read all records, even if the key index has found the key.")]
+
+
+class KeyOptions(Struct, frozen=True):
+    """The options of `show` and `proof` that go with a key."""
+
+    policy: str | None
+    scope: str | None
+    client: str | None
+    as_text: bool | None
+    read_all: bool
+
+    def to_flags(self) -> dict[str, object]:
+        """Return the options by name, with None for an option that was not given."""
+        options = {"--policy": self.policy, "--scope": self.scope, "--client": self.client}
+        form = "--hex" if self.as_text is False else "--text"
+        return {**options, form: self.as_text, "--all": self.read_all or None}
+
+    def find_first(self) -> str | None:
+        """Return the name of the first option that was given."""
+        return next((name for name, value in self.to_flags().items() if value is not None), None)
+
+
+class RecordId(Struct, frozen=True):
+    """An ID with its options: a place, or the keys that the text can mean."""
+
+    text: str
+    options: KeyOptions
+    place: Place | None
+    keys: tuple[bytes, ...] = ()
+
+
+def parse_record_id(text: str, options: KeyOptions) -> RecordId:
+    """Read an ID. Raises OncelogError."""
+    place = parse_place(text) if options.as_text is None else None
+    if place is None:
+        return RecordId(text, options, None, parse_keys(text, options.as_text))
+    conflicting = options.find_first()
+    if conflicting is not None:
+        raise OncelogError(
+            f"{text} names a record by its place: {conflicting} goes with a key. "
+            "If it is the text of a key, add --text."
+        )
+    return RecordId(text, options, place)
+
+
+def parse_place(text: str) -> Place | None:
+    """Return lane and position if a text names a record by them: LANE:POSITION, or a message's id."""
+    place = _PLACE.fullmatch(text)
+    if place is not None:
+        return int(place[1]), int(place[2])
+    if not text.startswith(MESSAGE_PREFIX):
+        return None
+    found = parse_message_id(text)
+    if found is None:
+        raise OncelogError(
+            f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case. "
+            "If it is the text of a key, add --text."
+        )
+    return found
+
+
+def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
+    """Return the keys that a text can mean: those of a UUID or hex, and of the text itself."""
+    key_bytes = parse_hex(text)
+    if as_text is False:
+        if key_bytes is None:
+            raise OncelogError(f"{text!r} is not a UUID or a key in hex: --hex is for these.")
+        return (key_bytes,)
+    try:
+        key = encode_key(text)
+    except ValueError as error:
+        if key_bytes is None or as_text:
+            raise OncelogError(f"the ID cannot be a key: {error}.") from None
+        return (key_bytes,)
+    return (key,) if key_bytes is None or as_text else (key_bytes, key)
+
+
+def parse_hex(text: str) -> bytes | None:
+    """Return the bytes of a UUID or of hex digits."""
+    if _HEX.fullmatch(text):
+        return bytes.fromhex(text)
+    try:
+        return UUID(text).bytes
+    except ValueError:
+        return None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """An outcome, and the identity or place where it was found."""
+
+    outcome: Outcome
+    identity: KeyIdentity = ("", "", "", b"")
+    block_hash: bytes = b""
+    evicted: Record | None = None
+    """The record at whose position the key was evicted."""
+
+
+def find_records(view: LogView, record_id: RecordId, meter: ProgressMeter) -> list[Finding]:
+    """Find the records that an ID names. Without a record the only finding says why.
+
+    A text that has the form of a ledger transaction's id can be a key too: the transaction comes first.
+    """
+    lookup, options = _RecordLookup(view), record_id.options
+    if record_id.place is not None:
+        if record_id.text.startswith(MESSAGE_PREFIX):
+            return [lookup.find_of_policy(record_id.place, CHAT, "message")]
+        return [lookup.find_at(*record_id.place)]
+    place = parse_tx_id(record_id.text.lower()) if options.find_first() is None else None
+    transaction = None if place is None else lookup.find_of_policy(place, LEDGER, "transaction")
+    if transaction is not None and transaction.outcome.record is not None:
+        return [transaction]
+    query = KeyQuery(record_id.keys, _select_policies(lookup.policies, options.policy), options.scope, options.client)
+    matches = search_keys(view, query, meter, read_all=options.read_all)
+    findings = [lookup.find_by_identity(identity) for identity in matches.identities]
+    found = [finding for finding in findings if finding.outcome.status is not Status.UNKNOWN]
+    if found:
+        return found
+    if not lookup.policies:
+        why = "no record: the log knows no policy yet, so nothing was ever committed"
+        return [Finding(Outcome(Status.UNKNOWN, why))]
+    return [_build_unknown(record_id.text, query, matches, transaction)]
+
+
+def _build_unknown(text: str, query: KeyQuery, matches: KeyMatches, transaction: Finding | None) -> Finding:
+    names = [policy.name for policy in query.policies]
+    searched = f"under {', '.join(names)}"
+    if query.scope is not None:
+        searched += f" in the scope {query.scope!r}"
+    if query.client is not None:
+        searched += f" for the client {query.client!r}"
+    read = "the key index" if matches.records_read is None else f"all {matches.records_read} records, and all leases,"
+    in_hex = parse_hex(text)
+    if in_hex is None:
+        forms = "the key with this text (it is neither a UUID nor hex)"
+    else:
+        named = {in_hex: "the key in hex"}
+        forms = " and ".join(named.get(key, "the key with this text") for key in query.keys)
+    why = f"{NEVER_COMMITTED}. Searched: {read} {searched}, for {forms}"
+    if transaction is not None:
+        why += f". As the id of a transaction: {transaction.outcome.why}"
+    return Finding(Outcome(Status.UNKNOWN, why), (names[0] if len(names) == 1 else "", "", "", b""))
+
+
+class _RecordLookup:
+    """Finds records under keys and at places of a log."""
+
+    def __init__(self, view: LogView) -> None:
+        self._view = view
+        self._heads = view.run_query(load_heads)
+        self._lanes = view.metadata.settings.lanes
+        self.policies = decode_policies(view.iterate_rows("policies"))
+        status = view.get_clock_status()
+        self._time_ms = status.mark.propose(status.clock, JUMP_MS_MAX)[0].time_ms
+
+    def find_by_identity(self, identity: KeyIdentity) -> Finding:
+        """Return the outcome of an identity."""
+        name = identity[0]
+        key_status = self._view.get_key_status(identity)
+        if name in INTERNAL_POLICIES and key_status.record is not None:
+            return self._describe_internal(key_status.record)
+        outcome = describe_outcome(self.policies[name], msgspec.structs.replace(key_status, time_ms=self._time_ms))
+        return Finding(outcome, identity, self._load_block_hash(outcome.record), self._find_eviction(outcome))
+
+    def find_at(self, lane: int, position: int) -> Finding:
+        """Return the record at a place."""
+        newest = self._heads[lane].position if lane in self._heads else 0
+        if not 1 <= position <= newest:
+            return Finding(Outcome(Status.UNKNOWN, self._describe_missing(lane, newest)))
+        record = self._view.run_query(find_record, lane, position)
+        if record is None:
+            gap = find_gap(self._load_gaps(lane), position)
+            if gap is not None:
+                passed_over = f"lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
+                return Finding(Outcome(Status.UNKNOWN, f"no record: a restore passed over {passed_over}"))
+            raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
+        if is_internal(record):
+            return self._describe_internal(record)
+        policy = self.policies.get(record.policy)
+        if policy is None:
+            raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
+        if not record.key:
+            why = "committed without a key: it is known by its client's sequence alone"
+            return self._build_finding(Outcome(Status.COMMITTED, why, record), record)
+        finding = self.find_by_identity(record.identity)
+        if finding.outcome.record == record:
+            return finding
+        why = "committed, but forgotten: a later write has committed under the same key"
+        if finding.outcome.record is not None:
+            why += f", at position {finding.outcome.record.position}"
+        return self._build_finding(Outcome(Status.FORGOTTEN, why, record), record)
+
+    def _describe_internal(self, record: Record) -> Finding:
+        if record.policy == RESTORE_POLICY:
+            why = f"the log was restored: its numbers continue above {record.position - 1}"
+        elif record.policy == FOLD_POLICY:
+            why = "a fold record: digests of the rows whose deltas compaction dropped"
+        else:
+            entry = decode_audit_entry(record)
+            why = f"an audit record: {entry.act or 'erased'}, by {entry.actor}"
+        identity = (record.policy, "", "", b"")
+        return Finding(Outcome(Status.COMMITTED, why, record), identity, self._load_block_hash(record))
+
+    def _build_finding(self, outcome: Outcome, record: Record) -> Finding:
+        identity = (record.policy, record.scope, record.client, record.key)
+        return Finding(outcome, identity, self._load_block_hash(record), self._find_eviction(outcome))
+
+    def _find_eviction(self, outcome: Outcome) -> Record | None:
+        """Find the first evicting position at which the key of a record was too old. Log time never goes back."""
+        record = outcome.record
+        if record is None or outcome.status is not Status.FORGOTTEN:
+            return None
+        retention, interval = self.policies[record.policy].retention, self._view.metadata.settings.eviction_interval
+        if retention.forget is not Forget.AT_EVICTION:
+            return None
+        gaps = self._load_gaps(record.lane)
+
+        def find_eviction_record(number: int) -> Record | None:
+            position = find_last_eviction(number * interval, interval, gaps)
+            return self._view.run_query(find_record, record.lane, position) if position > record.position else None
+
+        def is_evicted(number: int) -> bool:
+            at = find_eviction_record(number)
+            return at is not None and not retention.remembers(record.log_time_ms, at.log_time_ms, at.log_time_ms)
+
+        numbers = range(record.position // interval, self._heads[record.lane].position // interval + 1)
+        first = bisect_left(numbers, x=True, key=is_evicted)
+        return find_eviction_record(numbers[first]) if first < len(numbers) else None
+
+    def find_of_policy(self, place: Place, policy: Policy, kind: str) -> Finding:
+        """Return the record at a place if it has a policy. `kind` is what users call a record of the policy."""
+        finding = self.find_at(*place)
+        record = finding.outcome.record
+        if record is None or record.policy == policy.name:
+            return finding
+        why = (
+            f"no {kind}: the record there is of the policy {record.policy!r}; to see it, ask for {place[0]}:{place[1]}"
+        )
+        return Finding(Outcome(Status.UNKNOWN, why))
+
+    def _describe_missing(self, lane: int, newest: int) -> str:
+        if lane > self._lanes:
+            return f"no record: lane {lane} does not exist; the log has lanes 0 to {self._lanes}"
+        return f"no record: lane {lane} " + (f"has positions 1 to {newest}" if newest else "is still empty")
+
+    def _load_gaps(self, lane: int) -> Sequence[Gap]:
+        return self._view.run_query(load_gaps).get(lane, NO_GAPS).positions
+
+    def _load_block_hash(self, record: Record | None) -> bytes:
+        if record is None:
+            return b""
+        block = self._view.run_query(find_block, record.lane, record.height)
+        return b"" if block is None else block.hash
+
+
+def _select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[Policy, ...]:
+    """Return the policy of this name, or all. Raises OncelogError for a name that the log does not know."""
+    if name is None:
+        return tuple(policies.values())
+    if name not in policies:
+        raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
+    return (policies[name],)
+
+
+def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
+    """Return the sentence above the list of several writes with one key."""
+    count = f"more than {MATCHES_MAX}" if len(identities) > MATCHES_MAX else str(len(identities))
+    return f"ambiguous: {count} writes have this key. Choose one with these options:"
+
+
+def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
+    """Return the options that choose each of several writes. The last of several keys is that of the text."""
+    are_of_both = len({key for *_, key in identities}) > 1
+    lines = []
+    for policy, scope, client, key in identities[:MATCHES_MAX]:
+        options = f"--policy {policy} --scope {quote(escape_unprintable(scope))}"
+        if client:
+            options += f" --client {quote(escape_unprintable(client))}"
+        if are_of_both:
+            options += " --text" if key == keys[-1] else " --hex"
+        lines.append(options)
+    return lines
+
+
+def format_fields(
+    record: Record | RecordHeader, key: str, fingerprint: str, more: Sequence[tuple[str, str]], key_text: str = ""
+) -> list[str]:
+    """Return a line for each field of a record that has a value. `more` follows the fields that all records have."""
+    client = f"{record.client}, sequence {record.client_sequence}" if record.client_sequence else record.client
+    fields = [
+        ("place", f"lane {record.lane}, position {record.position}"),
+        ("sequence", f"{record.sequence} of {record.scope}" if record.sequence else ""),
+        ("time", format_utc(record.log_time_ms)),
+        ("policy", record.policy),
+        ("scope", record.scope),
+        ("key", key),
+        ("key as text", key_text),
+        ("fingerprint", fingerprint),
+        ("actor", record.actor),
+        ("client", client),
+        ("partitions", ", ".join(record.partitions)),
+        *more,
+    ]
+    return [f"{name + ':' if name else '':<16}{escape_unprintable(value)}" for name, value in fields if value]
