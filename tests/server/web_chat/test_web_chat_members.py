@@ -82,7 +82,7 @@ async def test_user_that_has_left_is_not_made_an_owner(tmp_path: Path, chromium:
         await create(served, "tea", "ann", "bob")
         await ann.arrive("ann", "tea")
         await shows_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
-        # Keep the button: the page also polls members over HTTP, and removes the button when it sees that bob left.
+        # Keep the button: a request for the members that is under way removes it when bob has left.
         await ann.tab.run(f"window.makeOwner = document.querySelector({json.dumps(button_of('bob', 'make-owner'))}); 0")
         await ann.network("off")
         assert (await served.request("DELETE", "/v1/chats/tea/members/user:bob", credential="bob")).status == 200
