@@ -149,7 +149,7 @@ def test_metrics_are_in_the_prometheus_text_format() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    families = list(metrics_of(Counts()).registry.collect())
+    families = list(metrics_of(Counts())._registry.collect())
     names = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
     documented = set(re.findall(r"^\| `(oncelog_[a-z_]+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert documented == {name for name in names if not name.startswith("process_")}

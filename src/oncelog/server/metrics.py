@@ -1,13 +1,14 @@
-"""What the server counts, for Prometheus.
+"""Metrics of a server for Prometheus.
 
-On the way of a frame nothing is done but an addition: the server adds to the plain numbers of `Counts`, and they become
-metrics when somebody asks. All of it is on the event loop's thread, so no addition is lost, and no lock is needed.
+The server adds to the plain numbers of `Counts`, which costs one addition, and they become metrics at a scrape. All of
+it is on the event loop's thread, so no addition is lost, and no lock is needed. `_DECLARATIONS` declares each metric.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -86,8 +87,8 @@ class Counts:
         self.connections_refused = dict.fromkeys(CONNECTION_REFUSALS, 0)
 
 
-class Metrics:
-    """The metrics of one server. What it is given to ask is asked at every `render`, and must not raise or wait."""
+class Metrics(Collector):
+    """The metrics of one server. Each `render` calls the functions that it gets, which must not raise or wait."""
 
     content_type: Final = CONTENT_TYPE
 
@@ -103,188 +104,236 @@ class Metrics:
         failed_files: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         self.counts = counts
+        self.queue_items = queue_items
+        self.positions = positions
+        self.subscribers = subscribers
+        self.evictions = evictions
+        self.write_gate = write_gate
+        self.failed_files = failed_files
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
-        """What tenants have, as far as somebody has asked for it."""
-        self.registry = CollectorRegistry()
-        if write_gate is not None:
-            self.registry.register(_WriteGateCollector(write_gate))
-        if failed_files is not None:
-            self.registry.register(_CredentialFilesCollector(failed_files))
-        self.registry.register(_TenantCollector(self))
-        self.registry.register(_CountsCollector(counts))
-        self.registry.register(_GaugeCollector(queue_items, positions, subscribers, evictions))
+        """What tenants had when their usage was last requested."""
+        registry = CollectorRegistry()
+        registry.register(self)
         # Once a group commit, not once an event: here a lock costs nothing.
         self._batch_items = Histogram(
-            "oncelog_commit_batch_items",
-            "Writes of one group commit.",
-            buckets=BATCH_ITEMS_BOUNDS,
-            registry=self.registry,
+            "oncelog_commit_batch_items", "Writes of one group commit.", buckets=BATCH_ITEMS_BOUNDS, registry=registry
         )
         self._commit_seconds = Histogram(
             "oncelog_commit_duration_seconds",
             "Time from the start of a group commit until it was durable.",
             buckets=COMMIT_SECONDS_BOUNDS,
-            registry=self.registry,
+            registry=registry,
         )
-        ProcessCollector(registry=self.registry)
+        ProcessCollector(registry=registry)
+        self._registry = registry
 
     def observe_commit(self, items: int, duration_s: float) -> None:
-        """A group commit of that many writes has become durable."""
+        """Count a group commit that has become durable."""
         self._batch_items.observe(items)
         self._commit_seconds.observe(duration_s)
 
     def render(self) -> bytes:
-        """All of it in Prometheus' text format, to be sent as `content_type`."""
-        return generate_latest(self.registry)
-
-
-class _CountsCollector(Collector):
-    """Makes metrics of counts."""
-
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
+        """Return all metrics in Prometheus' text format, to be sent as `content_type`."""
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """As Prometheus' `Collector` says."""
-        counts = self._counts
-        yield _new_gauge(
-            "connections", "Open connections.", "kind", {"ws": counts.ws_connections, "sse": counts.sse_connections}
-        )
-        yield _new_counter("frames_received", "WebSocket frames that clients have sent.", counts.frames_received)
-        yield _new_requests_counter(counts.requests)
-        yield _new_labeled_counter(
-            "events", "Submitted events by what became of them.", "outcome", _count_outcomes(counts)
-        )
-        yield _new_labeled_counter(
-            "ledger_writes", "Ledger writes by what became of them.", "outcome", counts.ledger_writes
-        )
-        yield _new_labeled_counter("deltas", "Pushed deltas by what became of them.", "outcome", counts.deltas)
-        yield _new_labeled_counter("messages", "Chat messages by what became of them.", "outcome", counts.messages)
-        yield _new_counter("deliveries", "Events, deltas and messages that were sent to readers.", counts.deliveries)
-        yield _new_counter("sent_bytes", "Bytes of frames and bodies that were sent.", counts.bytes_sent)
-        steps = {"warned": counts.slow_readers_warned, "closed": counts.slow_readers_closed}
-        yield _new_labeled_counter("slow_readers", "Readers that fell behind.", "step", steps)
-        yield _new_counter("auth_failures", "Credentials that were not good.", counts.auth_failures)
-        text = "Wrong credentials that were answered as rate limited."
-        yield _new_counter("auth_failures_limited", text, counts.auth_failures_limited)
-        text = "Connections that were refused, or closed before they were authenticated."
-        yield _new_labeled_counter("connections_refused", text, "reason", counts.connections_refused)
-        text, count = "Connections before authentication.", counts.unauthenticated_connections
-        yield GaugeMetricFamily("oncelog_unauthenticated_connections", text, count)
-        text = "Requests without a credential that needed one."
-        yield _new_counter("unauthenticated_requests", text, counts.unauthenticated_requests)
+        for declaration in _DECLARATIONS:
+            found = declaration.read(self)
+            if found is None:
+                continue
+            family = declaration.family(f"oncelog_{declaration.name}", declaration.text, labels=declaration.labels)
+            for labels, value in found.items() if isinstance(found, Mapping) else [((), found)]:
+                family.add_metric([labels] if isinstance(labels, str) else labels, value)
+            yield family
 
 
-class _GaugeCollector(Collector):
-    """Makes metrics of what somebody else knows."""
+class _Declaration(Struct, frozen=True):
+    """A metric. Its name in Prometheus begins with `oncelog_`."""
 
-    def __init__(
-        self,
-        queue_items: Callable[[], int],
-        positions: Callable[[], Mapping[int, int]],
-        subscribers: Callable[[], int],
-        evictions: Callable[[], tuple[int, int]],
-    ) -> None:
-        self._queue_items = queue_items
-        self._positions = positions
-        self._evictions = evictions
-        self._subscribers = subscribers
-
-    def collect(self) -> Iterator[Metric]:
-        """As Prometheus' `Collector` says."""
-        queue, subscribers = self._queue_items(), self._subscribers()
-        positions = {str(lane): position for lane, position in self._positions().items()}
-        evictions, evicted_clients = self._evictions()
-        yield GaugeMetricFamily("oncelog_queue_items", "Writes that wait for their commit.", queue)
-        yield _new_gauge("last_committed_position", "Position of the newest commit of each lane.", "lane", positions)
-        yield _new_counter("evictions", "Evictions at positions that this server committed.", evictions)
-        text = "Entries of forgotten ledger clients that this server deleted from the store."
-        yield _new_counter("evicted_clients", text, evicted_clients)
-        yield GaugeMetricFamily("oncelog_subscribers", "Readers that follow the log.", subscribers)
+    family: type[CounterMetricFamily | GaugeMetricFamily]
+    name: str
+    text: str
+    read: Callable[[Metrics], int | Mapping[str, int] | Mapping[tuple[str, str, str], int] | None]
+    """Returns the value, or values by label. None: the metric is left out."""
+    labels: tuple[str, ...] = ()
 
 
-class _WriteGateCollector(Collector):
-    """Makes metrics of whether new writes are taken."""
-
-    def __init__(self, write_gate: WriteGate) -> None:
-        self._write_gate = write_gate
-
-    def collect(self) -> Iterator[Metric]:
-        """As Prometheus' `Collector` says."""
-        reasons, free, size = self._write_gate.reasons, self._write_gate.free_bytes, self._write_gate.store_bytes
-        text = "1 for each reason for which no new writes are taken."
-        yield _new_gauge("read_only", text, "reason", {why.value: int(why in reasons) for why in ReadOnlyReason})
-        if free is not None:
-            yield GaugeMetricFamily("oncelog_disk_free_bytes", "Free bytes of the log's disk, less its -wal.", free)
-        if size is not None:
-            yield GaugeMetricFamily("oncelog_store_bytes", "Bytes of the file or the database.", size)
+def _read_reasons(metrics: Metrics) -> Mapping[str, int] | None:
+    gate = metrics.write_gate
+    return None if gate is None else {why.value: int(why in gate.reasons) for why in ReadOnlyReason}
 
 
-class _CredentialFilesCollector(Collector):
-    """Makes metrics of credential files that could not be reloaded."""
-
-    def __init__(self, count_failed: Callable[[], Mapping[str, int]]) -> None:
-        self._count_failed = count_failed
-
-    def collect(self) -> Iterator[Metric]:
-        """As Prometheus' `Collector` says."""
-        text = "Credential files whose newest content could not be loaded; their previous content is in use."
-        yield _new_gauge("credential_files_failed", text, "kind", self._count_failed())
-
-
-class _TenantCollector(Collector):
-    """Makes metrics of what tenants have."""
-
-    def __init__(self, metrics: "Metrics") -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        """As Prometheus' `Collector` says."""
-        usage = self._metrics.usage
-        if not usage:
-            return
-        yield _new_gauge(
-            "tenant_bytes",
-            "Bytes of records, members and side state.",
-            "tenant",
-            {tenant.prefix: has.bytes for tenant, has in usage},
-        )
-        yield _new_gauge(
-            "tenant_records", "Records and members.", "tenant", {tenant.prefix: has.records for tenant, has in usage}
-        )
-        limits = {tenant.prefix: tenant.bytes_max for tenant, _ in usage if tenant.bytes_max}
-        yield _new_gauge("tenant_bytes_max", "Bytes that a tenant may have.", "tenant", limits)
-        limits = {tenant.prefix: tenant.records_max for tenant, _ in usage if tenant.records_max}
-        yield _new_gauge("tenant_records_max", "Records that a tenant may have.", "tenant", limits)
-
-
-def _count_outcomes(counts: Counts) -> dict[str, int]:
+def _read_outcomes(metrics: Metrics) -> Mapping[str, int]:
+    counts = metrics.counts
     rejected = {f"rejected_{reason}": count for reason, count in counts.events_rejected.items()}
     return {"committed": counts.events_committed, "replayed": counts.events_replayed, **rejected}
 
 
-def _new_requests_counter(requests: Mapping[tuple[str, str, str], int]) -> Metric:
-    family = CounterMetricFamily(
-        "oncelog_requests", "Requests by door, kind and outcome.", labels=["door", "kind", "outcome"]
-    )
-    for labels, count in requests.items():
-        family.add_metric(labels, count)
-    return family
+def _tenant_reader(read: Callable[[Tenant, Usage], int | None]) -> Callable[[Metrics], Mapping[str, int] | None]:
+    """Return a function that reads a number of each tenant which has one."""
+
+    def read_all(metrics: Metrics) -> Mapping[str, int] | None:
+        found = {tenant.prefix: read(tenant, usage) for tenant, usage in metrics.usage}
+        return {prefix: number for prefix, number in found.items() if number is not None} if found else None
+
+    return read_all
 
 
-def _new_counter(name: str, text: str, count: int) -> Metric:
-    return CounterMetricFamily(f"oncelog_{name}", text, count)
-
-
-def _new_labeled_counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"oncelog_{name}", text, labels=[label])
-    for value, count in counts.items():
-        family.add_metric([value], count)
-    return family
-
-
-def _new_gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily(f"oncelog_{name}", text, labels=[label])
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family
+_COUNTER: Final = CounterMetricFamily
+_GAUGE: Final = GaugeMetricFamily
+_DECLARATIONS: Final = (
+    _Declaration(
+        _GAUGE, "read_only", "1 for each reason for which no new writes are taken.", _read_reasons, ("reason",)
+    ),
+    _Declaration(
+        _GAUGE,
+        "disk_free_bytes",
+        "Free bytes of the log's disk, less its -wal.",
+        lambda metrics: None if metrics.write_gate is None else metrics.write_gate.free_bytes,
+    ),
+    _Declaration(
+        _GAUGE,
+        "store_bytes",
+        "Bytes of the file or the database.",
+        lambda metrics: None if metrics.write_gate is None else metrics.write_gate.store_bytes,
+    ),
+    _Declaration(
+        _GAUGE,
+        "credential_files_failed",
+        "Credential files whose newest content could not be loaded; their previous content is in use.",
+        lambda metrics: None if metrics.failed_files is None else metrics.failed_files(),
+        ("kind",),
+    ),
+    _Declaration(
+        _GAUGE,
+        "tenant_bytes",
+        "Bytes of records, members and side state.",
+        _tenant_reader(lambda _, usage: usage.bytes),
+        ("tenant",),
+    ),
+    _Declaration(
+        _GAUGE, "tenant_records", "Records and members.", _tenant_reader(lambda _, usage: usage.records), ("tenant",)
+    ),
+    _Declaration(
+        _GAUGE,
+        "tenant_bytes_max",
+        "Bytes that a tenant may have.",
+        _tenant_reader(lambda tenant, _: tenant.bytes_max or None),
+        ("tenant",),
+    ),
+    _Declaration(
+        _GAUGE,
+        "tenant_records_max",
+        "Records that a tenant may have.",
+        _tenant_reader(lambda tenant, _: tenant.records_max or None),
+        ("tenant",),
+    ),
+    _Declaration(
+        _GAUGE,
+        "connections",
+        "Open connections.",
+        lambda metrics: {"ws": metrics.counts.ws_connections, "sse": metrics.counts.sse_connections},
+        ("kind",),
+    ),
+    _Declaration(
+        _COUNTER,
+        "frames_received",
+        "WebSocket frames that clients have sent.",
+        lambda metrics: metrics.counts.frames_received,
+    ),
+    _Declaration(
+        _COUNTER,
+        "requests",
+        "Requests by door, kind and outcome.",
+        lambda metrics: metrics.counts.requests,
+        ("door", "kind", "outcome"),
+    ),
+    _Declaration(_COUNTER, "events", "Submitted events by what became of them.", _read_outcomes, ("outcome",)),
+    _Declaration(
+        _COUNTER,
+        "ledger_writes",
+        "Ledger writes by what became of them.",
+        lambda metrics: metrics.counts.ledger_writes,
+        ("outcome",),
+    ),
+    _Declaration(
+        _COUNTER,
+        "deltas",
+        "Pushed deltas by what became of them.",
+        lambda metrics: metrics.counts.deltas,
+        ("outcome",),
+    ),
+    _Declaration(
+        _COUNTER,
+        "messages",
+        "Chat messages by what became of them.",
+        lambda metrics: metrics.counts.messages,
+        ("outcome",),
+    ),
+    _Declaration(
+        _COUNTER,
+        "deliveries",
+        "Events, deltas and messages that were sent to readers.",
+        lambda metrics: metrics.counts.deliveries,
+    ),
+    _Declaration(
+        _COUNTER, "sent_bytes", "Bytes of frames and bodies that were sent.", lambda metrics: metrics.counts.bytes_sent
+    ),
+    _Declaration(
+        _COUNTER,
+        "slow_readers",
+        "Readers that fell behind.",
+        lambda metrics: {"warned": metrics.counts.slow_readers_warned, "closed": metrics.counts.slow_readers_closed},
+        ("step",),
+    ),
+    _Declaration(
+        _COUNTER, "auth_failures", "Credentials that were not good.", lambda metrics: metrics.counts.auth_failures
+    ),
+    _Declaration(
+        _COUNTER,
+        "auth_failures_limited",
+        "Wrong credentials that were answered as rate limited.",
+        lambda metrics: metrics.counts.auth_failures_limited,
+    ),
+    _Declaration(
+        _COUNTER,
+        "connections_refused",
+        "Connections that were refused, or closed before they were authenticated.",
+        lambda metrics: metrics.counts.connections_refused,
+        ("reason",),
+    ),
+    _Declaration(
+        _GAUGE,
+        "unauthenticated_connections",
+        "Connections before authentication.",
+        lambda metrics: metrics.counts.unauthenticated_connections,
+    ),
+    _Declaration(
+        _COUNTER,
+        "unauthenticated_requests",
+        "Requests without a credential that needed one.",
+        lambda metrics: metrics.counts.unauthenticated_requests,
+    ),
+    _Declaration(_GAUGE, "queue_items", "Writes that wait for their commit.", lambda metrics: metrics.queue_items()),
+    _Declaration(
+        _GAUGE,
+        "last_committed_position",
+        "Position of the newest commit of each lane.",
+        lambda metrics: {str(lane): position for lane, position in metrics.positions().items()},
+        ("lane",),
+    ),
+    _Declaration(
+        _COUNTER,
+        "evictions",
+        "Evictions at positions that this server committed.",
+        lambda metrics: metrics.evictions()[0],
+    ),
+    _Declaration(
+        _COUNTER,
+        "evicted_clients",
+        "Entries of forgotten ledger clients that this server deleted from the store.",
+        lambda metrics: metrics.evictions()[1],
+    ),
+    _Declaration(_GAUGE, "subscribers", "Readers that follow the log.", lambda metrics: metrics.subscribers()),
+)
