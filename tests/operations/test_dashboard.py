@@ -10,12 +10,13 @@ from typing import Any, Final
 import promql_parser as promql
 import pytest
 import yaml  # type: ignore[import-untyped]
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from oncelog import error_codes
 from oncelog.core.tenants import Tenant
 from oncelog.server.metrics import CONNECTION_REFUSALS
-from oncelog.server.settings import DiskSettings
+from oncelog.server.settings import DISK_DEFAULTS
 from server.running_server import item, serving
 from server.test_write_refusals import measured, ways
 
@@ -36,7 +37,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
 
     async def scrape() -> str:
         tenants = (Tenant("acme", bytes_max=10**9, records_max=10**6),)
-        disk = DiskSettings(store_bytes_max=2**50)
+        disk = replace(DISK_DEFAULTS, store_bytes_max=2**50)
         async with serving(tmp_path_factory.mktemp("log"), tenants=tenants, disk=disk) as served, ways(served) as doors:
             for _ in range(2):  # new, and known
                 for number, write in enumerate(doors.values(), 1):

@@ -10,25 +10,26 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oncelog.core.limits import SETTING_NUMBER_MAX
 from oncelog.core.tenants import Tenant
 from oncelog.engine.limits import Limits
 from oncelog.errors import AuthError, SettingsError
 from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenticator
 from oncelog.server.auth.grants import parse_grants
-from oncelog.server.auth.signing_keys import KeyFile, KeyKind, load_keys
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Claims, TokenSettings, issue_token
-from oncelog.server.limits import SETTING_NUMBER_MAX, SETTINGS_FILE_BYTES_MAX, ApiLimits
+from oncelog.server.limits import SETTINGS_FILE_BYTES_MAX, ApiLimits
 from oncelog.server.settings import (
     ApiKeySettings,
     ServerSettings,
-    SettingDescription,
-    describe_settings,
     load,
     new_authenticator,
 )
 from oncelog.server.settings_sources import to_variable
 from oncelog.testing.clock import ManualClock
+from server.auth.auth_material import load_keys
+from server.setting_descriptions import SettingDescription, describe_settings
 
 PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8")
 NAMES = {one.name: one for one in describe_settings()}

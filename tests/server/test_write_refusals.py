@@ -24,7 +24,7 @@ from oncelog.core.operations import SetEntity
 from oncelog.core.tenants import Tenant
 from oncelog.engine import committer
 from oncelog.engine.write_gate import RETRY_AFTER_MS
-from oncelog.server.settings import DiskSettings
+from oncelog.server.settings import DISK_DEFAULTS
 from oncelog.storage.sqlite.database_file import SqliteDriver
 from oncelog.testing.clock import ManualClock
 from server.chat.chat_servers import Door as ChatDoor
@@ -142,7 +142,7 @@ async def test_nearly_full_disk_makes_the_server_read_only_until_space_is_free(
 ) -> None:
     free = 300 * MIB
     monkeypatch.setattr(SqliteDriver, "get_free_bytes", lambda *_: free)
-    disk = DiskSettings(look_ms=1)
+    disk = replace(DISK_DEFAULTS, look_ms=1)
     async with serving(tmp_path, disk=disk) as served, ways(served) as doors:
         for number, write in enumerate(doors.values(), 1):
             assert await write(number) is None

@@ -1,6 +1,12 @@
 """Limits of the core, each with a name and its unit. The APIs of the server have further limits."""
 
+import math
+from collections.abc import Container, Iterable
 from typing import Final
+
+from msgspec import Struct
+
+from oncelog.errors import SettingsError
 
 CLOCK_DRIFT_MS_MAX: Final = 5000
 """How far ahead of ours a remote clock is still believed."""
@@ -60,3 +66,17 @@ REQUESTED_ABOVE_MAX: Final = 2**46
 """The highest number that an operator can give for a leap: later restores must find higher ones."""
 STORED_INTEGER_MAX: Final = 2**63 - 1
 """What every database can hold in a column of whole numbers."""
+SETTING_NUMBER_MAX: Final = 2**53 - 1
+"""The largest whole number that a setting can have in a file or in the environment."""
+
+
+def check_whole_numbers(
+    settings: Struct, names: Iterable[str], *, highest: float = math.inf, may_be_zero: Container[str] = ()
+) -> None:
+    """Raise SettingsError for a field of that name that is not a whole number from 1 (some: from 0) to the highest."""
+    for name in names:
+        value = getattr(settings, name)
+        lowest = 0 if name in may_be_zero else 1
+        if type(value) is not int or not lowest <= value <= highest:
+            end = "on" if highest >= SETTING_NUMBER_MAX else f"to {highest}"
+            raise SettingsError(f"{name} must be a whole number from {lowest} {end}, not {value!r}")

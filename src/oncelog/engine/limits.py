@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from oncelog.errors import SettingsError
+from oncelog.core.limits import check_whole_numbers
 
 _MIB = 2**20
 
@@ -49,8 +49,5 @@ class Limits(Struct, frozen=True, kw_only=True):
     """For so long a batch whose session was lost is tried again on others; then those who wait are told."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            lowest = 0 if name in ("cache_entries_max", "results_bytes_max", "tombstone_age_ms") else 1
-            if type(value) is not int or value < lowest:
-                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
+        may_be_zero = ("cache_entries_max", "results_bytes_max", "tombstone_age_ms")
+        check_whole_numbers(self, self.__struct_fields__, may_be_zero=may_be_zero)

@@ -13,7 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.errors import DiskFullError, OncelogError, SettingsError
+from oncelog.core.limits import check_whole_numbers
+from oncelog.errors import DiskFullError, OncelogError
 from oncelog.storage.store import Store
 
 logger: Final = logging.getLogger("oncelog.engine")
@@ -32,25 +33,23 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
     """When a log takes no new writes because its disk is nearly full, and when it does again. 0 does not look."""
 
     free_bytes_min: int = 0
-    """Free bytes of the file system that a file's log is on, without what is kept to move the -wal into the file.
-    Below it no new writes are taken."""
+    """Free bytes of the file system of a log in a file, less its -wal; below it the log takes no new writes."""
     free_again_bytes_min: int = 0
-    """From then on they are again. 0 is a tenth more than `free_bytes_min`, and it is never less than that."""
+    """Free bytes from which on the log takes new writes again, at least `free_bytes_min`. 0 is a tenth more than
+    `free_bytes_min`."""
     store_bytes_max: int = 0
-    """Bytes that the database, or the file, has. Above it no new writes are taken."""
+    """Bytes of the database, or of the file; above it the log takes no new writes."""
     store_again_bytes_max: int = 0
-    """Up to then they are again. 0 is a tenth less than `store_bytes_max`, and it is never more than that."""
+    """Bytes up to which the log takes new writes again, at most `store_bytes_max`. 0 is a tenth less than
+    `store_bytes_max`."""
     look_ms: int = 1000
-    """How often the free bytes are looked at, and a full disk is tried again."""
+    """Interval between looks at the free bytes, and between attempts to write to a full disk."""
     store_look_ms: int = 10_000
-    """How often the bytes of the store are asked for: a large database takes a while to add them up."""
+    """Interval between counts of the bytes of the store: a large database takes a while to add them up."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            lowest = 1 if name.endswith("_ms") else 0
-            value = getattr(self, name)
-            if type(value) is not int or value < lowest:
-                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
+        may_be_zero = [name for name in self.__struct_fields__ if "bytes" in name]
+        check_whole_numbers(self, self.__struct_fields__, may_be_zero=may_be_zero)
 
     @property
     def free_again_bytes(self) -> int:

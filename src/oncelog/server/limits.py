@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.limits import RATE_MAX, WHOLE_REQUEST_ITEMS_MAX
+from oncelog.core.limits import RATE_MAX, SETTING_NUMBER_MAX, WHOLE_REQUEST_ITEMS_MAX, check_whole_numbers
 from oncelog.errors import SettingsError
 
 GRANTS_MAX: Final = 1000
@@ -55,8 +55,6 @@ COMPACT_DELTAS_MAX: Final = 10_000
 """Compacted by one request; whoever wants more asks again."""
 COMPACT_ROWS_MAX: Final = 50_000
 """Rows that one request to compact reads, to find deleted ones."""
-SETTING_NUMBER_MAX: Final = 2**53 - 1
-"""The largest whole number that a setting may be."""
 
 REQUESTS_BURST_SECONDS: Final = 5
 """Seconds of `requests_per_second_max` that an actor can use at once: clients reconnect and retry together."""
@@ -164,18 +162,18 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
         return min(self.grpc_connections_max, self.connections_max)
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            lowest = 0 if name in _OPTIONAL_LIMITS else 1
-            if type(value) is not int or not lowest <= value <= SETTING_NUMBER_MAX:
-                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
+        names = self.__struct_fields__
+        check_whole_numbers(self, names, highest=SETTING_NUMBER_MAX, may_be_zero=_OPTIONAL_LIMITS)
         if self.request_events_max > WHOLE_REQUEST_ITEMS_MAX:
-            limit = f"request_events_max must be at most {WHOLE_REQUEST_ITEMS_MAX}"
-            raise SettingsError(f"{limit}, not {self.request_events_max}")
+            raise SettingsError(
+                f"request_events_max must be at most {WHOLE_REQUEST_ITEMS_MAX}, not {self.request_events_max}"
+            )
         if self.request_members_max >= WHOLE_REQUEST_ITEMS_MAX:
-            limit = f"request_members_max must be below {WHOLE_REQUEST_ITEMS_MAX}"  # the chat itself is one item more
-            raise SettingsError(f"{limit}, not {self.request_members_max}")
+            # The chat itself is one item more.
+            raise SettingsError(
+                f"request_members_max must be below {WHOLE_REQUEST_ITEMS_MAX}, not {self.request_members_max}"
+            )
         for name in _RATES:
-            burst = getattr(self, name)
-            if burst > RATE_MAX:
-                raise SettingsError(f"{name} must be at most {RATE_MAX}, or 0 for no limit, not {burst}")
+            rate = getattr(self, name)
+            if rate > RATE_MAX:
+                raise SettingsError(f"{name} must be at most {RATE_MAX}, or 0 for no limit, not {rate}")

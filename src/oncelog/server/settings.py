@@ -4,19 +4,17 @@ Every struct checks itself, so settings that are there are good ones. `load` tak
 source over the one before: the defaults, a TOML file, the environment, the command line.
 """
 
-import ast
-import inspect
 import re
-import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any, Final, get_type_hints
 
-import msgspec
-from msgspec import NODEFAULT, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
-from oncelog.core.limits import EVICTION_INTERVAL_MAX
+from oncelog.core.limits import EVICTION_INTERVAL_MAX, SETTING_NUMBER_MAX, check_whole_numbers
 from oncelog.core.policy import TTL_MS_MAX
 from oncelog.core.tenants import Tenant, check_tenants
 from oncelog.engine.limits import Limits
@@ -30,12 +28,15 @@ from oncelog.server.auth.secret_files import SecretCheck
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.server.event_validator import VALIDATORS_GROUP
-from oncelog.server.limits import SETTING_NUMBER_MAX, ApiLimits
+from oncelog.server.limits import ApiLimits
 from oncelog.server.log_format import Format, Level
 from oncelog.server.origins import Networks, normalize_origin, parse_networks
 
 GRPC_PORT_OFFSET: Final = 100
+DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
+"""An embedded log does not look at its disk unless it is told to; a server does."""
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
+_PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
 _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
 
@@ -91,22 +92,17 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         _check(bool(self.store), "store must name a file or a database")
         parse_file_mode(self.file_mode)
         _check(_HOST.fullmatch(self.host) is not None, "host must be an IP address or the name of a host")
-        _check(0 <= self.port <= 65_535, f"port must be a whole number from 0 to 65535, not {self.port}")
-        is_port = self.grpc_port is None or 0 <= self.grpc_port <= 65_535
-        _check(is_port, f"grpc_port must be a whole number from 0 to 65535, not {self.grpc_port}")
         _check(_HOST.fullmatch(self.metrics_host) is not None, "metrics_host must be an IP address or a host name")
-        is_port = self.metrics_port is None or 0 <= self.metrics_port <= 65_535
-        _check(is_port, f"metrics_port must be a whole number from 0 to 65535, not {self.metrics_port}")
-        is_validate = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
+        set_ports = [name for name in _PORTS if getattr(self, name) is not None]
+        check_whole_numbers(self, set_ports, highest=65_535, may_be_zero=_PORTS)
+        check_whole_numbers(self, ["shutdown_ms"], highest=SETTING_NUMBER_MAX, may_be_zero=["shutdown_ms"])
         _check(
-            is_validate,
+            self.validate is None or _VALIDATE.fullmatch(self.validate) is not None,
             f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
         )
         check_tenants(self.tenants)
         _check_origins(self.origins)
         _check_networks(self.trusted_proxies)
-        is_time = 0 <= self.shutdown_ms <= SETTING_NUMBER_MAX
-        _check(is_time, f"shutdown_ms must be a whole number from 0 on, not {self.shutdown_ms}")
 
     @property
     def ledger_port(self) -> int:
@@ -140,34 +136,6 @@ class LogSettings(Struct, frozen=True, kw_only=True):
     """A line for people, or a JSON object a line for machines."""
 
 
-class DiskSettings(Struct, frozen=True, kw_only=True):
-    """When no new writes are taken because there is little room for them, and when they are again."""
-
-    free_bytes_min: int = 256 * 2**20
-    """Free bytes of the disk of a log in a file, less its -wal; below it no new writes are taken. 0 does not look."""
-    free_again_bytes_min: int = 0
-    """From so many free bytes on they are taken again. 0 is a tenth more than `disk.free_bytes_min`."""
-    store_bytes_max: int = 0
-    """Bytes of the database, or of the file; above it no new writes are taken. 0 does not look."""
-    store_again_bytes_max: int = 0
-    """Up to so many bytes they are taken again. 0 is a tenth less than `disk.store_bytes_max`."""
-    look_ms: int = 1000
-    """How often the free bytes are looked at, and a disk that was full is tried again."""
-    store_look_ms: int = 10_000
-    """How often the bytes of the store are asked for."""
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value, lowest = getattr(self, name), 1 if name.endswith("_ms") else 0
-            if value < lowest:
-                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value}")
-
-    @property
-    def limits(self) -> DiskLimits:
-        """The same for the log."""
-        return DiskLimits(**msgspec.structs.asdict(self))
-
-
 class LedgerSettings(Struct, frozen=True, kw_only=True):
     """Permanent settings of a new log. An existing log that has other values is refused at start."""
 
@@ -177,11 +145,9 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
     """Forgetting happens at the positions of a lane that are a multiple of this. Default of a new log: 1,000."""
 
     def __post_init__(self) -> None:
-        highest = {"ttl_ms": TTL_MS_MAX, "eviction_interval": EVICTION_INTERVAL_MAX}
-        for name, value_max in highest.items():
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= value_max:
-                raise SettingsError(f"{name} must be a whole number from 1 to {value_max}, not {value}")
+        for name, highest in (("ttl_ms", TTL_MS_MAX), ("eviction_interval", EVICTION_INTERVAL_MAX)):
+            if getattr(self, name) is not None:
+                check_whole_numbers(self, [name], highest=highest)
 
 
 class TlsSettings(Struct, frozen=True, kw_only=True):
@@ -204,7 +170,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
     """All settings, each good by itself and all together. The table `limits` is two structs here: to each its own."""
 
     log: LogSettings = LogSettings()
-    disk: DiskSettings = DiskSettings()
+    disk: DiskLimits = DISK_DEFAULTS
     ledger: LedgerSettings = LedgerSettings()
     tls: TlsSettings = TlsSettings()
     tokens: TokenSettings | None = None
@@ -296,43 +262,30 @@ def _check_networks(texts: tuple[str, ...]) -> None:
 
 
 class _Field(Struct, frozen=True):
-    """A setting: a field of a struct."""
+    """A setting: a field of a part of the settings."""
 
-    of: type[Struct]
+    part: str
     name: str
     kind: Any
-    default: Any
 
 
-_TABLES: Final[Mapping[str, tuple[type[Struct], ...]]] = {
-    "": (GeneralSettings,),
-    "log": (LogSettings,),
-    "disk": (DiskSettings,),
-    "ledger": (LedgerSettings,),
-    "tls": (TlsSettings,),
-    "tokens": (TokenSettings,),
-    "api_keys": (ApiKeySettings,),
-    "limits": (Limits, ApiLimits),
+_PARTS: Final[Mapping[str, tuple[str, Any]]] = {
+    "": ("", GeneralSettings()),
+    "log": ("log.", LogSettings()),
+    "disk": ("disk.", DISK_DEFAULTS),
+    "ledger": ("ledger.", LedgerSettings()),
+    "tls": ("tls.", TlsSettings()),
+    # The algorithms and files have no default. These take their place while other settings are checked one by one.
+    "tokens": ("tokens.", TokenSettings(algorithms=("EdDSA",), key_files=(KeyFile("keys", KeyKind.PEM),))),
+    "api_keys": ("api_keys.", ApiKeySettings()),
+    "engine_limits": ("limits.", Limits()),
+    "api_limits": ("limits.", ApiLimits()),
 }
-_REQUIRED: Final[Mapping[type[Struct], Mapping[str, Any]]] = {
-    TokenSettings: {"algorithms": ("EdDSA",), "key_files": (KeyFile("keys", KeyKind.PEM),)}
-}
-"""Something for the fields that have no default, while others are checked one by one."""
-
-
-def _list_fields(table: str, of: type[Struct]) -> dict[str, _Field]:
-    kinds = get_type_hints(of)
-    return {
-        f"{table}.{field.name}".removeprefix("."): _Field(of, field.name, kinds[field.name], field.default)
-        for field in msgspec.structs.fields(of)
-    }
-
-
+"""The parts of the settings by their field of `ServerSettings`: what their names begin with, and their defaults."""
 _FIELDS: Final[Mapping[str, _Field]] = {
-    name: field
-    for table, structs in _TABLES.items()
-    for of in structs
-    for name, field in _list_fields(table, of).items()
+    f"{prefix}{name}": _Field(part, name, kind)
+    for part, (prefix, defaults) in _PARTS.items()
+    for name, kind in get_type_hints(type(defaults)).items()
 }
 """Every setting by its name."""
 
@@ -347,43 +300,29 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
         **sources.load_environment(environment, _FIELDS),
         **sources.load_command_line(overrides, _FIELDS),
     }
-    values: dict[type[Struct], dict[str, Any]] = {of: {} for structs in _TABLES.values() for of in structs}
+    parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for name, sourced in sourced_values.items():
         field = _FIELDS[name]
-        values[field.of][field.name] = _check_value(name, field, sourced)
-    return ServerSettings(
-        **values[GeneralSettings],
-        log=LogSettings(**values[LogSettings]),
-        disk=DiskSettings(**values[DiskSettings]),
-        ledger=LedgerSettings(**values[LedgerSettings]),
-        tls=TlsSettings(**values[TlsSettings]),
-        tokens=_new_token_settings(values[TokenSettings]),
-        api_keys=ApiKeySettings(**values[ApiKeySettings]),
-        engine_limits=Limits(**values[Limits]),
-        api_limits=ApiLimits(**values[ApiLimits]),
-    )
+        parts[field.part][field.name] = _check_value(name, field, sourced)
+    general = parts.pop("", {})
+    for required in ("algorithms", "key_files"):
+        is_complete = "tokens" not in parts or required in parts["tokens"]
+        _check(is_complete, f"tokens.{required} must be set where other settings of tokens are")
+    return ServerSettings(**general, **{part: replace(_PARTS[part][1], **values) for part, values in parts.items()})
 
 
 def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any:
-    """The value, which is in its range: its struct says so, asked for this field alone."""
+    """Decode a value, and have its part of the settings check it together with the defaults of the others."""
     value = sources.decode_value(name, field.kind, sourced)
     try:
-        field.of(**{**_REQUIRED.get(field.of, {}), field.name: value})
+        replace(_PARTS[field.part][1], **{field.name: value})
     except SettingsError as error:
         table = name.removesuffix(field.name)
         raise SettingsError(f"{sourced.source}: {table}{error}") from error
     return value
 
 
-def _new_token_settings(values: Mapping[str, Any]) -> TokenSettings | None:
-    if not values:
-        return None
-    for name in _REQUIRED[TokenSettings]:
-        _check(name in values, f"tokens.{name} must be set where other settings of tokens are")
-    return TokenSettings(**values)
-
-
-def new_authenticator(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticator | DevelopmentAuthenticator:
+def new_authenticator(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticator:
     """Who says who comes. It knows no key before its `reload`."""
     if settings.development:
         return DevelopmentAuthenticator()
@@ -391,44 +330,3 @@ def new_authenticator(settings: ServerSettings, now_ms: Callable[[], int]) -> Au
     tokens = None if settings.tokens is None else Tokens(settings.tokens, now_ms, check)
     file = settings.api_keys.file
     return Authenticator(tokens, None if file is None else ApiKeys(file, now_ms, check))
-
-
-# --- told ---------------------------------------------------------------------------------------------------
-
-
-class SettingDescription(Struct, frozen=True):
-    """A setting for those who write or read about it."""
-
-    name: str
-    kind: str
-    default: str
-    """As TOML has it; `none`, or `required` of one that its table cannot be without."""
-    text: str
-    """The docstring of its field."""
-
-
-def describe_settings() -> list[SettingDescription]:
-    """Every setting, table by table, in the order of their fields."""
-    texts = {of: _load_docstrings(of) for structs in _TABLES.values() for of in structs}
-    return [
-        SettingDescription(
-            name, sources.describe_type(field.kind), _format_default(field.default), texts[field.of].get(field.name, "")
-        )
-        for name, field in _FIELDS.items()
-    ]
-
-
-def _format_default(value: Any) -> str:
-    if value is NODEFAULT or value is None:
-        return "none" if value is None else "required"
-    return msgspec.json.encode(value).decode()
-
-
-def _load_docstrings(of: type[Struct]) -> dict[str, str]:
-    """The text below each field. Python keeps them in the source alone."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
-    found = {}
-    for field, below in pairwise(getattr(definition, "body", [])):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(field.target)] = inspect.cleandoc(str(below.value.value))
-    return found

@@ -11,21 +11,24 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
+from oncelog.core.limits import SETTING_NUMBER_MAX
 from oncelog.core.tenants import Tenant
 from oncelog.errors import SettingsError
 from oncelog.server.auth import secret_files
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
-from oncelog.server.limits import SETTING_NUMBER_MAX, SETTINGS_FILE_BYTES_MAX
+from oncelog.server.limits import SETTINGS_FILE_BYTES_MAX
 
 VARIABLE_PREFIX: Final = "ONCELOG_"
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(_[0-9]+)*", re.ASCII)
 _NUMBER_CHARACTERS_MAX: Final = 40
 _FLAGS: Final = {"true": True, "false": False}
+
+T = TypeVar("T", bound=Struct)
 
 
 class SourcedValue(Struct, frozen=True):
@@ -114,17 +117,6 @@ def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
     raise SettingsError(f"{sourced.source}: {name} must be {problem}")
 
 
-def describe_type(kind: Any) -> str:
-    """How the documents call values of that type."""
-    if _is_optional(kind):
-        return describe_type(get_args(kind)[0])
-    if get_origin(kind) is tuple:
-        return f"list of {_PLURALS[get_args(kind)[0]]}"
-    if get_origin(kind) is Literal:
-        return _describe_choices(kind)
-    return {int: "whole number", bool: "true or false", str: "text"}[kind]
-
-
 class _WrongValueError(Exception):
     """Says what the value must be."""
 
@@ -145,11 +137,15 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _decode_integer(value: object, is_text: bool) -> int:
-    if is_text and isinstance(value, str) and len(value) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(value):
+    if is_text and isinstance(value, str) and _is_number(value):
         value = int(value)
     if type(value) is not int or abs(value) > SETTING_NUMBER_MAX:
         raise _WrongValueError(f"a whole number, at most {SETTING_NUMBER_MAX}")
     return value
+
+
+def _is_number(text: str) -> bool:
+    return len(text) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(text) is not None
 
 
 def _decode_boolean(value: object, is_text: bool) -> bool:
@@ -191,37 +187,38 @@ def _decode_list(kind: Any, value: object, is_text: bool) -> tuple[object, ...]:
 
 
 def _decode_key_file(value: object, is_text: bool) -> KeyFile:  # noqa: ARG001
-    """`kind:path`, `kind#key_id:path`, or a table of these three."""
+    """Decode `kind:path`, `kind#key_id:path`, or a table of these three."""
     if isinstance(value, str):
         head, _, path = value.partition(":")
         kind, mark, key_id = head.partition("#")
         value = {"kind": kind, "path": path, "key_id": key_id if mark else None}
-    if isinstance(value, dict) and value.keys() <= set(KeyFile.__struct_fields__):
-        with suppress(msgspec.ValidationError):
-            found = msgspec.convert(value, KeyFile)
-            if "" not in (found.path, found.key_id) and "\0" not in found.path:
-                return found
-    raise _WrongValueError(_KEY_FILE_FORM)
+    found = _convert_table(value, KeyFile, _KEY_FILE_FORM)
+    if "" in (found.path, found.key_id) or "\0" in found.path:
+        raise _WrongValueError(_KEY_FILE_FORM)
+    return found
 
 
 def _decode_tenant(value: object, is_text: bool) -> Tenant:  # noqa: ARG001
-    """A table; or the prefix, and behind it `name=number` for each of its limits."""
+    """Decode a table; or the prefix and, after it, `name=number` for each of its limits."""
     if isinstance(value, str):
         prefix, *limits = value.split()
         pairs = [limit.partition("=") for limit in limits]
-        value = {"prefix": prefix, **{name: _decode_tenant_value(name, text) for name, _, text in pairs}}
-    if isinstance(value, dict) and value.keys() <= set(Tenant.__struct_fields__):
+        value = {"prefix": prefix, **{name: _parse_tenant_value(name, text) for name, _, text in pairs}}
+    return _convert_table(value, Tenant, _TENANT_FORM)
+
+
+def _parse_tenant_value(name: str, text: str) -> int | bool | None:
+    if name == "own_ids":
+        return _FLAGS.get(text)
+    return int(text) if _is_number(text) else None
+
+
+def _convert_table(value: object, kind: type[T], form: str) -> T:
+    """Convert a table to a struct. Raise _WrongValueError with the form for one with unknown or wrong fields."""
+    if isinstance(value, dict) and value.keys() <= {field.name for field in msgspec.structs.fields(kind)}:
         with suppress(msgspec.ValidationError):
-            return msgspec.convert(value, Tenant)
-    raise _WrongValueError(_TENANT_FORM)
-
-
-def _decode_tenant_value(name: str, text: str) -> int | bool | None:
-    return text == "true" if name == "own_ids" and text in ("true", "false") else _decode_limit(text)
-
-
-def _decode_limit(text: str) -> int | None:
-    return int(text) if len(text) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(text) else None
+            return msgspec.convert(value, kind)
+    raise _WrongValueError(form)
 
 
 _TENANT_FORM: Final = (

@@ -4,6 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncelog.core.limits import check_whole_numbers
 from oncelog.errors import SettingsError
 
 LIMIT_MAX: Final = 2**40
@@ -29,10 +30,7 @@ class BaseLimits(Struct, frozen=True, kw_only=True):
     """A server that asks for a longer pause is asked again after this one."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= LIMIT_MAX:
-                raise SettingsError(f"{name} must be a whole number from 1 to {LIMIT_MAX}, not {value!r}")
+        check_whole_numbers(self, self.__struct_fields__, highest=LIMIT_MAX)
         for shorter, longer in (("pause_ms_min", "pause_ms_max"), ("refused_pause_ms_min", "refused_pause_ms_max")):
             if getattr(self, shorter) > getattr(self, longer):
                 raise SettingsError(f"{shorter} must not be more than {longer}")
