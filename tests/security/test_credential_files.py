@@ -12,12 +12,12 @@ import pytest
 
 from deadlines import until
 from oncelog.errors import AuthError, SettingsError
-from oncelog.server import periodic_checks, reloader
+from oncelog.server import app, reloader
 from oncelog.server.audit.endpoints import to_record_act
 from oncelog.server.auth import credential_files, secret_files
 from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
 from oncelog.server.auth.authenticator import Authenticator
-from oncelog.server.auth.credential_events import CredentialEvent
+from oncelog.server.auth.credential_files import CredentialEvent
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.websocket import WebSocketSessions
@@ -355,7 +355,7 @@ async def test_polling_goes_on_after_an_unexpected_error(
     name: str,
     logged: str,
 ) -> None:
-    monkeypatch.setattr(periodic_checks, "RENEW_S", 0.02)
+    monkeypatch.setattr(app, "RENEW_S", 0.02)
     async with serving(tmp_path, api_keys=True) as served:
         with monkeypatch.context() as patched:
             patched.setattr(place, name, raise_error)

@@ -14,7 +14,7 @@ from oncelog.server import reloader
 from oncelog.server.auth import credential_files
 from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
 from oncelog.server.auth.authenticator import Authenticator
-from oncelog.server.auth.credential_events import CredentialEvent
+from oncelog.server.auth.credential_files import CredentialEvent
 from oncelog.server.auth.grants import parse_grants
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
@@ -145,7 +145,7 @@ async def test_bad_file_keeps_its_content_with_a_metric_and_one_log_line(
         path = tmp_path / "keys.json"
         content = path.read_bytes()
         assert not failed_files(served, "api_keys")
-        path.write_bytes(b"{")
+        written(tmp_path / "bad.json", b"{").replace(path)  # as a whole: a poll may read in between
         await until(lambda: failed_files(served, "api_keys"))
         files = served.server._authenticator.files
         polls = files._polls
@@ -197,7 +197,7 @@ async def test_expired_api_key_ends_its_connection(tmp_path: Path) -> None:
         await until(lambda: accepts(served, key.text))
         client = await served.connected("a", key.text)
         clock.advance(59_999)
-        served.server._checks.run()
+        served.server.run_checks()
         assert numbers(await client.submit(item(1))) == [1]
         clock.advance(1)
         await check_ended(client)
@@ -279,7 +279,7 @@ def test_keys_that_ended_before_the_first_load_are_initial(tmp_path: Path) -> No
     revoked, expired = keys.create("a", "a", ALL), keys.create("b", "b", ALL, expires_ms=auth_material.NOW_MS - 1)
     keys.revoke(revoked.key.id)
     served, events = ApiKeys(tmp_path / "keys.json", clock), list[CredentialEvent]()
-    served.events.subscribe(events.append)
+    served.subscribe(events.append)
     for _ in range(2):
         served.reload()
         served.report_expired()

@@ -13,9 +13,9 @@ from oncelog.server.auth import secret_files
 from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.secret_files import SecretCheck, check_secret_file
-from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, KeyKind, load_keys
+from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, KeyKind
 from server.auth import auth_material
-from server.auth.auth_material import SetClock, written
+from server.auth.auth_material import SetClock, load_keys, written
 from server.running_server import serving
 from server.test_server_app import make_certificate, name_served
 

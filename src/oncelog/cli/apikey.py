@@ -98,7 +98,7 @@ def _format_key(key: ApiKey) -> str:
     if key.revoked_ms is not None:
         state = f"revoked {format_utc(key.revoked_ms)}"
     elif key.expires_ms is not None:
-        verb = "expired" if key.has_expired(SystemClock().wall_ms()) else "expires"
+        verb = "expired" if key.find_end(SystemClock().wall_ms()) else "expires"
         state = f"{verb} {format_utc(key.expires_ms)}"
     else:
         state = "active"

@@ -3,7 +3,7 @@
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +11,10 @@ from typing import Any, Final
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 
-from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.auth.secret_files import SecretCheck, read_file
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind, SigningKey, check_key_set, parse_key_file
 from oncelog.server.auth.tokens import Tokens, TokenSettings
+from oncelog.server.limits import TOKEN_KEY_FILE_BYTES_MAX
 
 NOW_MS: Final = 1_800_000_000_000
 NOW_S: Final = NOW_MS // 1000
@@ -104,6 +106,19 @@ def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **s
     made = Tokens(TokenSettings(algorithms=chosen, key_files=sources, **settings), clock or SetClock())
     made.reload()
     return made
+
+
+def load_keys(
+    sources: Sequence[KeyFile], algorithms: Sequence[str] = ALGORITHMS, check: SecretCheck = SecretCheck.SERVER
+) -> list[SigningKey]:
+    """Return the keys of the files that are for one of these algorithms."""
+    found = [
+        key
+        for source in sources
+        for key in parse_key_file(source, read_file(source.path, TOKEN_KEY_FILE_BYTES_MAX), algorithms, check)
+    ]
+    check_key_set(found)
+    return found
 
 
 def all_texts(error: BaseException | None) -> str:

@@ -10,11 +10,11 @@ import pytest
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from oncelog.errors import SettingsError
-from oncelog.server.auth.signing_keys import KeyFile, KeyKind, load_keys
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.server.limits import TOKEN_KEYS_MAX
 from server.auth import auth_material
-from server.auth.auth_material import ALGORITHMS, SetClock, encoded, key_file, key_of, token
+from server.auth.auth_material import ALGORITHMS, SetClock, encoded, key_file, key_of, load_keys, token
 from server.auth.token_refusals import refusal
 
 

@@ -16,7 +16,7 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import CanonicalError, SettingsError
 from oncelog.server.auth.grants import Grants, parse_grants
 from oncelog.server.auth.principal import Principal
-from oncelog.server.auth.signing_keys import KeyFile, KeyKind, SigningKey, load_keys
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind, SigningKey
 from oncelog.server.auth.tokens import Claims, Tokens, TokenSettings, issue_token
 from oncelog.server.limits import LEEWAY_MS_MAX, TOKEN_CHARACTERS_MAX
 from server.auth import auth_material
@@ -29,6 +29,7 @@ from server.auth.auth_material import (
     encoded,
     key_file,
     key_of,
+    load_keys,
     signed,
     token,
 )

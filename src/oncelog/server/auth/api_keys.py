@@ -7,6 +7,7 @@ kept: it can be compared at every request, and does not lead back.
 import base64
 import hmac
 import logging
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,13 @@ from oncelog.core.identity import check_text
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
 from oncelog.server.auth import secret_files
-from oncelog.server.auth.credential_events import CredentialAct, CredentialEvent, CredentialEvents
-from oncelog.server.auth.credential_files import CredentialFile
+from oncelog.server.auth.credential_files import (
+    CredentialAct,
+    CredentialEvent,
+    CredentialFile,
+    CredentialUser,
+    LoadedKeys,
+)
 from oncelog.server.auth.grants import Grants, decode_grants
 from oncelog.server.auth.principal import Principal, find_principal_kind, parse_client_id, parse_new_client_id, to_actor
 from oncelog.server.auth.secret_files import FileContents, SecretCheck
@@ -58,6 +64,14 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     def has_expired(self, now_ms: int) -> bool:
         """Return whether the key is refused because of its age."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
+
+    def find_end(self, now_ms: int) -> "_KeyEnd | None":
+        """Return why the key is refused, and since when; None for a key that is valid."""
+        if self.revoked_ms is not None:
+            return "api_key_revoked", self.revoked_ms
+        if self.expires_ms is not None and now_ms >= self.expires_ms:
+            return "api_key_expired", self.expires_ms
+        return None
 
 
 class CreatedKey(Struct, frozen=True):
@@ -97,33 +111,27 @@ KeysById = Mapping[str, _StoredKey]
 """By id."""
 
 
-class _LoadedKeys(Struct, frozen=True):
-    """The keys of the file, and when it was last modified."""
-
-    keys: KeysById
-    modified_ns: int
-
-
 _UNKNOWN_KEY_HASH: Final = secrets.token_bytes(32)
-"""Compared with for an id that nobody has, so that it takes as long as one that somebody has."""
+"""Compared with the secret of an unknown id, so that it is refused after the same time as a wrong secret."""
+_KeyEnd = tuple[CredentialAct, int]
+"""How a key has ended, and when."""
 
 
-class ApiKeys:
-    """The keys of a file. It knows none before the first `reload`."""
+class ApiKeys(CredentialUser):
+    """The keys of a file. None are known before the first `reload`."""
 
     def __init__(self, path: str | Path, now_ms: Callable[[], int], check: SecretCheck = SecretCheck.SERVER) -> None:
+        super().__init__(now_ms, check)
         self._path = Path(path)
-        self._check = check
-        self._now_ms = now_ms
         self._keys: KeysById = {}
         self._warned_ids: set[str] = set()
         """Ids of keys that a warning was logged for."""
-        self._is_loaded = False
-        self._next_expiry_ms: int | None = None
+        self._ends: dict[str, _KeyEnd] | None = None
+        """Ends that were reported, by the id of the key. None before the file is read for the first time."""
+        self._next_expiry_ms: float = math.inf
         """When the next key expires whose end has not been reported."""
-        self.events = CredentialEvents()
 
-    # --- who has come --------------------------------------------------------------------------------
+    # --- authentication --------------------------------------------------------------------------------
 
     def authenticate(self, text: str) -> Principal:
         """Whose key that is. Raises AuthError if it is nobody's, or was revoked."""
@@ -135,45 +143,35 @@ class ApiKeys:
         is_right = hmac.compare_digest(hashed, _UNKNOWN_KEY_HASH if stored is None else stored.hash)
         if stored is None or not is_right:
             raise AuthError("API key: unknown" if stored is None else f"API key {parts[1]}: another secret")
-        if stored.key.revoked_ms is not None:
-            raise AuthError(f"API key {stored.key.id}: revoked")
-        if stored.key.has_expired(self._now_ms()):
-            raise AuthError(f"API key {stored.key.id}: expired")
+        end = stored.key.find_end(self._now_ms())
+        if end is not None:
+            raise AuthError(f"API key {stored.key.id}: {end[0].removeprefix('api_key_')}")
         return _to_principal(stored.key)
 
     def find_principal(self, key_id: str, now_ms: int) -> Principal | None:
         """Return the principal of a key with its grants of now; None if the key was revoked or removed, or expired."""
         stored = self._keys.get(key_id)
-        if stored is None or stored.key.revoked_ms is not None or stored.key.has_expired(now_ms):
+        if stored is None or stored.key.find_end(now_ms) is not None:
             return None
         return _to_principal(stored.key)
 
     # --- the file ------------------------------------------------------------------------------------
 
-    def reload(self) -> None:
-        """Takes the keys that are in the file now. Raises SettingsError if it is bad, and keeps those it had."""
-        self.use({self._path: self._load_file()})
-
-    def get_credential_file(self) -> CredentialFile:
-        """Return the file of keys, for polling."""
+    def list_files(self) -> Sequence[CredentialFile]:
+        """As `CredentialUser` says."""
         path = self._path
-        return CredentialFile("api_keys", str(path), API_KEYS_FILE_BYTES_MAX, self._parse, self, path)
+        return [CredentialFile("api_keys", str(path), API_KEYS_FILE_BYTES_MAX, self._parse, self, path)]
 
     def load_keys(self) -> KeysById:
         """Return the keys in the file. Raises SettingsError, and changes nothing."""
-        return self._load_file().keys
+        keys: KeysById = self._parse(secret_files.read_file(str(self._path), API_KEYS_FILE_BYTES_MAX)).keys
+        return keys
 
-    def _load_file(self) -> _LoadedKeys:
-        return self._parse(secret_files.read_file(str(self._path), API_KEYS_FILE_BYTES_MAX))
+    def _parse(self, contents: FileContents) -> LoadedKeys:
+        contents.check_secret("API keys", self._secret_check)
+        return LoadedKeys(_decode_file(secret_files.parse_json(contents), contents.path), contents.modified_ns)
 
-    def _parse(self, contents: FileContents) -> _LoadedKeys:
-        contents.check_secret("API keys", self._check)
-        return _LoadedKeys(_decode_file(secret_files.parse_json(contents), contents.path), contents.modified_ns)
-
-    def check(self, contents: Mapping[Path, _LoadedKeys]) -> None:
-        """As `CredentialUser` says: the content of one file has nothing to go together with."""
-
-    def restrict(self, _: Path, content: _LoadedKeys) -> _LoadedKeys | None:
+    def restrict(self, source: Path, content: LoadedKeys) -> LoadedKeys | None:  # noqa: ARG002 - there is one file
         """As `CredentialUser` says."""
         common = ((id_, stored, content.keys.get(id_)) for id_, stored in self._keys.items())
         keys = {
@@ -181,71 +179,52 @@ class ApiKeys:
             for id_, stored, new in common
             if new is not None and _is_same_key(stored, new)
         }
-        return None if keys == self._keys else _LoadedKeys(keys, content.modified_ns)
+        return None if keys == self._keys else LoadedKeys(keys, content.modified_ns)
 
-    def use(self, contents: Mapping[Path, _LoadedKeys]) -> None:
+    def use(self, contents: Mapping[Path, LoadedKeys]) -> None:
         """Accept the keys of the file from now on, and report keys that have ended.
 
         A warning is logged once for each key whose client id looks like another principal.
         """
         for content in contents.values():
-            self._use(content)
-
-    def _use(self, content: _LoadedKeys) -> None:
-        self.report_expired()
-        keys = content.keys
-        before, self._keys = self._keys, keys
-        self._report_ended(before, content.modified_ns)
-        for id_, stored in keys.items():
-            kind = find_principal_kind(stored.key.client_id)
-            if kind is not None and stored.key.revoked_ms is None and id_ not in self._warned_ids:
-                self._warned_ids.add(id_)
-                logger.warning(
-                    "the client id of an API key begins with `%s:`, so it may share the ledger streams of another "
-                    "principal; replace the key",
-                    kind,
-                    extra={"key_id": id_, "client_id": stored.key.client_id},
-                )
+            self.report_expired()
+            before, self._keys = self._keys, content.keys
+            self._report_ended()
+            for id_ in before.keys() - self._keys.keys():
+                if before[id_].key.revoked_ms is None:
+                    self._publish_end(before[id_].key, ("api_key_removed", self._now_ms()), content.modified_ns)
+            for id_, stored in self._keys.items():
+                kind = find_principal_kind(stored.key.client_id)
+                if kind is not None and stored.key.revoked_ms is None and id_ not in self._warned_ids:
+                    self._warned_ids.add(id_)
+                    logger.warning(
+                        "the client id of an API key begins with `%s:`, so it may share the ledger streams of another "
+                        "principal; replace the key",
+                        kind,
+                        extra={"key_id": id_, "client_id": stored.key.client_id},
+                    )
 
     def report_expired(self) -> None:
-        """Report the keys that have expired since the last call."""
-        now_ms, due_ms = self._now_ms(), self._next_expiry_ms
-        if due_ms is not None and now_ms >= due_ms:
-            for key in self._iterate_expiring(since_ms=due_ms):
-                if key.has_expired(now_ms):
-                    self._publish("api_key_expired", key, key.expires_ms or 0)
-            self._next_expiry_ms = self._find_next_expiry(now_ms)
+        """As `CredentialUser` says."""
+        if self._now_ms() >= self._next_expiry_ms:
+            self._report_ended()
 
-    def _report_ended(self, before: KeysById, changed_ns: int) -> None:
-        """Report the keys that were revoked or removed since the previous content, and plan the next expiry."""
-        now_ms, is_initial = self._now_ms(), not self._is_loaded
-        self._is_loaded = True
+    def _report_ended(self) -> None:
+        """Report the keys that were revoked or have expired since the last call, and find the next expiry."""
+        now_ms, reported = self._now_ms(), self._ends
+        self._ends, self._next_expiry_ms = {}, math.inf
         for id_, stored in self._keys.items():
-            key, known = stored.key, before[id_].key if id_ in before else None
-            if key.revoked_ms is not None:
-                if known is None or known.revoked_ms is None:
-                    self._publish("api_key_revoked", key, key.revoked_ms, is_initial=is_initial)
-            elif key.has_expired(now_ms) and (known is None or known.expires_ms != key.expires_ms):
-                self._publish("api_key_expired", key, key.expires_ms or 0, is_initial=is_initial)
-        for id_ in before.keys() - self._keys.keys():
-            if before[id_].key.revoked_ms is None:
-                self._publish("api_key_removed", before[id_].key, now_ms, changed_ns=changed_ns)
-        self._next_expiry_ms = self._find_next_expiry(now_ms)
+            end, expires_ms = stored.key.find_end(now_ms), stored.key.expires_ms
+            if end is not None:
+                self._ends[id_] = end
+                if reported is None or reported.get(id_) != end:
+                    self._publish_end(stored.key, end, is_initial=reported is None)
+            elif expires_ms is not None:
+                self._next_expiry_ms = min(self._next_expiry_ms, expires_ms)
 
-    def _iterate_expiring(self, since_ms: int) -> Iterator[ApiKey]:
-        """Yield the keys that expire then or later and are not revoked."""
-        for stored in self._keys.values():
-            expires_ms = stored.key.expires_ms
-            if expires_ms is not None and expires_ms >= since_ms and stored.key.revoked_ms is None:
-                yield stored.key
-
-    def _find_next_expiry(self, after_ms: int) -> int | None:
-        return min((key.expires_ms or 0 for key in self._iterate_expiring(since_ms=after_ms + 1)), default=None)
-
-    def _publish(
-        self, act: CredentialAct, key: ApiKey, at_ms: int, *, changed_ns: int = 0, is_initial: bool = False
-    ) -> None:
-        self.events.publish(
+    def _publish_end(self, key: ApiKey, end: _KeyEnd, changed_ns: int = 0, *, is_initial: bool = False) -> None:
+        act, at_ms = end
+        self._publish(
             CredentialEvent(
                 act=act,
                 id=key.id,

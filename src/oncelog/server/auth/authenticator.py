@@ -1,7 +1,7 @@
-"""From the text that a client shows to who it is: the part of the server that says whom it serves.
+"""Authentication of callers by their credentials.
 
 An API calls `authenticate` once for a connection or request, and asks the principal's grants for every partition,
-before anything is looked up (CO-22). What a client is told is the text of `AuthError`, what the log gets its `reason`.
+before anything is looked up (CO-22). A client gets the text of `AuthError`, and the log its `reason`.
 """
 
 import re
@@ -9,8 +9,7 @@ from typing import ClassVar, Final, Protocol
 
 from oncelog.errors import AuthError, SettingsError
 from oncelog.server.auth.api_keys import KEY_PREFIX, ApiKey, ApiKeys, CreatedKey
-from oncelog.server.auth.credential_events import CredentialEvent, CredentialListener
-from oncelog.server.auth.credential_files import CredentialFiles
+from oncelog.server.auth.credential_files import CredentialEvent, CredentialFiles, CredentialListener, CredentialUser
 from oncelog.server.auth.grants import EVERYTHING, Grants, decode_grants, parse_grants
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
@@ -41,13 +40,13 @@ class CredentialVerifier(Protocol):
     """What an API needs to authenticate callers."""
 
     is_open: ClassVar[bool]
-    """Whether everybody is let in. Then the server must bind to loopback only, and say so (CO-21)."""
+    """Whether every caller is let in. Then the server must bind to loopback only, and say so (CO-21)."""
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Who shows this credential. Raises AuthError if nobody that is known."""
+        """Return the principal of a credential. Raises AuthError if it is not valid."""
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """The principal with the rights of now; None if their connection must end."""
+        """Return the principal with its current rights; None if its connections must end."""
 
     def reload(self) -> None:
         """Load every credential file. Raises SettingsError for bad files, which keep their content, at the end."""
@@ -63,13 +62,11 @@ class Authenticator:
             raise SettingsError("neither tokens nor API keys are configured: nobody could come in")
         self._tokens = tokens
         self._api_keys = api_keys
-        signing_keys = [] if tokens is None else tokens.get_credential_files()
-        self.files = CredentialFiles(
-            signing_keys if api_keys is None else [*signing_keys, api_keys.get_credential_file()]
-        )
+        self._users: list[CredentialUser] = [user for user in (tokens, api_keys) if user is not None]
+        self.files = CredentialFiles(file for user in self._users for file in user.list_files())
 
     def authenticate(self, credential: str | None) -> Principal:
-        """As `CredentialVerifier` says. What begins like an API key is one, all else a token."""
+        """As `CredentialVerifier` says. A credential with the prefix of API keys is one, any other is a token."""
         if not credential:
             raise AuthError("no credential")
         known = self._api_keys if credential.startswith(KEY_PREFIX) else self._tokens
@@ -78,7 +75,7 @@ class Authenticator:
         return known.authenticate(credential)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """See `CredentialVerifier`: valid until it expires, is revoked, or its (signing) key is removed."""
+        """As `CredentialVerifier` says. It ends when its credential expires or is revoked, or its key is removed."""
         if principal.key_id is None:
             has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
             return principal if has_key and not principal.has_expired(now_ms) else None
@@ -91,14 +88,13 @@ class Authenticator:
 
     def report_expired(self) -> None:
         """Report the API keys that have expired since the last call to the listeners."""
-        if self._api_keys is not None:
-            self._api_keys.report_expired()
+        for user in self._users:
+            user.report_expired()
 
     def subscribe(self, listener: CredentialListener) -> None:
         """Call the listener when a key has been revoked or removed, or has expired."""
-        for source in (self._tokens, self._api_keys):
-            if source is not None:
-                source.events.subscribe(listener)
+        for user in self._users:
+            user.subscribe(listener)
 
 
 DEVELOPER: Final = Principal(actor="user:developer", client_id=None, grants=EVERYTHING)
@@ -107,27 +103,21 @@ DEVELOPER: Final = Principal(actor="user:developer", client_id=None, grants=EVER
 _USER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-class DevelopmentAuthenticator:
-    """Lets everybody do everything, whatever they show. For a server that only its own machine can reach."""
+class DevelopmentAuthenticator(Authenticator):
+    """Lets every caller do everything, with any credential. For a server that only its own machine can reach."""
 
     is_open: ClassVar = True
-    files: ClassVar = CredentialFiles()
+
+    def __init__(self) -> None:
+        self._users = []
+        self.files = CredentialFiles()
 
     def authenticate(self, credential: str | None) -> Principal:
-        """The developer; or, where a plain name is shown, the user of that name."""
+        """Return the developer; for a plain name, the user of that name."""
         if credential is None or _USER_NAME.fullmatch(credential) is None:
             return DEVELOPER
         return Principal(actor=f"user:{credential}", client_id=None, grants=EVERYTHING)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:  # noqa: ARG002
-        """As before."""
+        """Return the same principal."""
         return principal
-
-    def reload(self) -> None:
-        """There is nothing to take."""
-
-    def report_expired(self) -> None:
-        """Do nothing: development mode has no keys."""
-
-    def subscribe(self, listener: CredentialListener) -> None:
-        """Do nothing: development mode has no keys."""

@@ -1,5 +1,7 @@
 """Polling of credential files: each file is reloaded by itself, and keeps its last good content (CO-28).
 
+A `CredentialUser` uses the keys of one or several files, and reports the keys that were revoked, removed or expired.
+
 `load_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` puts the new content into use, on
 the event loop's thread.
 """
@@ -8,19 +10,20 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.errors import SettingsError
 from oncelog.server.auth import secret_files
-from oncelog.server.auth.secret_files import FileContents, InsecureFileError
+from oncelog.server.auth.secret_files import FileContents, InsecureFileError, SecretCheck
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -39,17 +42,85 @@ FileVersion = tuple[int, ...]
 """State of a file that changes with every write, replacement, and change of owner or mode."""
 
 
-class CredentialUser(Protocol):
-    """The user of one or several files. Contents are given by the `source` of their file."""
+CredentialAct = Literal["api_key_revoked", "api_key_removed", "api_key_expired", "signing_key_removed"]
 
-    def check(self, contents: Mapping[Any, Any]) -> None:
-        """Raise SettingsError if these contents do not go together, or not with the other ones in use."""
 
-    def use(self, contents: Mapping[Any, Any]) -> None:
+class CredentialEvent(Struct, frozen=True, kw_only=True):
+    """The end of a key. It holds no secret. All servers of a file notice the same `act` and `id`."""
+
+    act: CredentialAct
+    id: str
+    """Of an API key its id; of a signing key its algorithm and `kid`: `EdDSA/2026-11`, or `HS256/` without one."""
+    path: str
+    """The file that the key is or was in."""
+    at_ms: int
+    """When the key was revoked or expired, as the file says; of a removed key when the server noticed it."""
+    changed_ns: int = 0
+    """Of a removed key: when the file that it was removed from was last modified, which tells one removal from another.
+    It is the same for all servers that read one file."""
+    client_id: str | None = None
+    """Of an API key."""
+    fingerprint: str | None = None
+    """Of a public signing key: its thumbprint (RFC 7638)."""
+    is_initial: bool = False
+    """Whether the key had ended before the server read the file for the first time."""
+
+
+CredentialListener = Callable[[CredentialEvent], None]
+
+
+class LoadedKeys(Struct, frozen=True):
+    """The keys of a file, and when the file was last modified."""
+
+    keys: Any
+    modified_ns: int
+
+
+class CredentialUser(ABC):
+    """Base of the users of credential files. Contents are given by the `source` of their file."""
+
+    def __init__(self, now_ms: Callable[[], int], check: SecretCheck) -> None:
+        self._now_ms = now_ms
+        self._secret_check = check
+        self._listeners: list[CredentialListener] = []
+
+    @abstractmethod
+    def list_files(self) -> "Sequence[CredentialFile]":
+        """Return the files of keys, for polling."""
+
+    @abstractmethod
+    def use(self, contents: Mapping[Any, LoadedKeys]) -> None:
         """Replace the contents of these files, and report the keys that have ended."""
 
-    def restrict(self, source: Any, content: Any) -> Any | None:
+    @abstractmethod
+    def restrict(self, source: Any, content: LoadedKeys) -> LoadedKeys | None:
         """Return the content in use without the keys and rights that the new content has not; None if it has all."""
+
+    def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - one file fits itself
+        """Raise SettingsError if these contents do not go together, or not with the other ones in use."""
+
+    def report_expired(self) -> None:  # noqa: B027 - keys of tokens do not expire
+        """Report the keys that have expired since the last call."""
+
+    def reload(self) -> None:
+        """Load all files together. Raises SettingsError if one is bad, and keeps the contents of all of them."""
+        contents = {
+            file.source: file.parse(secret_files.read_file(file.path, file.bytes_max)) for file in self.list_files()
+        }
+        self.check(contents)
+        self.use(contents)
+
+    def subscribe(self, listener: CredentialListener) -> None:
+        """Call the listener for every event from now on, in the thread that reloads the files."""
+        self._listeners.append(listener)
+
+    def _publish(self, event: CredentialEvent) -> None:
+        """Call all listeners. The error of a listener is logged, and does not keep the key in use."""
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener of credential events failed", extra={"act": event.act, "key": event.id})
 
 
 class CredentialFile:
@@ -105,13 +176,6 @@ class FileChanges(Struct, frozen=True):
     reads: Sequence[FileRead]
 
 
-class _PendingRead(Struct, frozen=True):
-    """A read in a separate thread."""
-
-    generation: int
-    result: Future[FileRead | None]
-
-
 class CredentialFiles:
     """All credential files of a server. Nothing is loaded before the first `reload`."""
 
@@ -120,8 +184,8 @@ class CredentialFiles:
         self._generation = 0
         """Counts complete reloads, so that `apply` ignores reads from before the last one."""
         self._polls = 0
-        self._pending_reads: dict[CredentialFile, _PendingRead] = {}
-        """Reads that took longer than a poll waits. Used by `load_changes` only."""
+        self._pending_reads: dict[CredentialFile, tuple[int, Future[FileRead | None]]] = {}
+        """Reads that took longer than a poll waits, with their generation. Used by `load_changes` only."""
 
     def __bool__(self) -> bool:
         return bool(self._files)
@@ -135,9 +199,9 @@ class CredentialFiles:
     def reload(self) -> None:
         """Load every file. Raises SettingsError with all failures, after the other files were loaded."""
         self._generation += 1
-        readings = {file: _start_read(partial(_load, file)) for file in self._files}
-        wait(readings.values(), RELOAD_TIMEOUT_S)
-        reads = [file_read for file, result in readings.items() if (file_read := _get_result(file, result)) is not None]
+        started = {file: _start_read(partial(_load, file)) for file in self._files}
+        wait(started.values(), RELOAD_TIMEOUT_S)
+        reads = _get_results(started)
         self._use(reads)
         _take_new_failures(reads)
         errors = [file.error for file in self._files if file.error is not None]
@@ -168,27 +232,19 @@ class CredentialFiles:
 
     def _load_changed(self, generation: int, files: Iterable[CredentialFile], *, is_retry: bool) -> list[FileRead]:
         """Read files that have changed, each in a thread. A file that hangs delays the others once."""
-        reads, started = [], []
+        pending = self._pending_reads
+        reads: dict[CredentialFile, Future[FileRead | None]] = {}
         for file in files:
-            pending = self._pending_reads.pop(file, None)
-            if pending is not None and not pending.result.done():
-                self._pending_reads[file] = pending
+            read_generation, late_read = pending.get(file, (generation, None))
+            if late_read is not None and not late_read.done():
                 continue
-            late_read = (
-                None if pending is None or pending.generation != generation else _get_result(file, pending.result)
-            )
-            if late_read is None:
-                started.append((file, _start_read(partial(_load_change, file, is_retry=is_retry))))
-            else:
-                reads.append(late_read)
-        wait([result for _, result in started], POLL_TIMEOUT_S)
-        for file, result in started:
-            if not result.done():
-                self._pending_reads[file] = _PendingRead(generation, result)
-            file_read = _get_result(file, result)
-            if file_read is not None:
-                reads.append(file_read)
-        return reads
+            pending.pop(file, None)
+            if late_read is None or read_generation != generation:
+                late_read = _start_read(partial(_load_change, file, is_retry=is_retry))
+            reads[file] = late_read
+        wait(reads.values(), POLL_TIMEOUT_S)
+        pending.update({file: (generation, result) for file, result in reads.items() if not result.done()})
+        return _get_results(reads)
 
     def _use(self, changes: Sequence[FileRead]) -> list[CredentialFile]:
         """Use the contents of all changed files at once: a key that moves from one file to another has not ended."""
@@ -298,19 +354,21 @@ def _start_read(load: Callable[[], FileRead | None]) -> Future[FileRead | None]:
     return result
 
 
-def _get_result(file: CredentialFile, future: Future[FileRead | None]) -> FileRead | None:
-    """Return the result of a read; a failure if the read is not over, or has raised an error."""
-    if not future.done():
-        return FileRead(
-            file, file.version, is_settled=False, error=f"{file.path} cannot be read: the file system hangs"
-        )
-    try:
-        return future.result()
-    except Exception as error:
-        logger.debug("a credential file cannot be read", exc_info=True)
-        return FileRead(
-            file, file.version, is_settled=False, error=f"{file.path} cannot be read: {type(error).__name__}"
-        )
+def _get_results(reads: Mapping[CredentialFile, Future[FileRead | None]]) -> list[FileRead]:
+    """Return the contents of changed files; a failure for a read that is not over, or has raised an error."""
+    results = [_get_result(file, result) for file, result in reads.items()]
+    return [file_read for file_read in results if file_read is not None]
+
+
+def _get_result(file: CredentialFile, result: Future[FileRead | None]) -> FileRead | None:
+    reason = "the file system hangs"
+    if result.done():
+        try:
+            return result.result()
+        except Exception as error:
+            logger.debug("a credential file cannot be read", exc_info=True)
+            reason = type(error).__name__
+    return FileRead(file, file.version, is_settled=False, error=f"{file.path} cannot be read: {reason}")
 
 
 def _load_change(file: CredentialFile, *, is_retry: bool) -> FileRead | None:

@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.identity import check_text, scope_of
+from oncelog.core.identity import check_length, check_text, scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import CanonicalError
 from oncelog.server.auth.grants import Grants
@@ -60,11 +60,7 @@ class Principal(Struct, frozen=True, kw_only=True):
 def to_actor(kind: str, name: object, path: str) -> str:
     """`{kind}:{name}`, as long as every store can hold it. Raises CanonicalError with the path if not."""
     text = check_text(name, path)
-    characters_max = NAME_CHARACTERS_MAX - len(kind) - 1
-    if not 1 <= len(text) <= characters_max:
-        raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
-    if "\0" in text:
-        raise CanonicalError(path, "must not have U+0000")
+    check_length(text, path, NAME_CHARACTERS_MAX - len(kind) - 1)
     return f"{kind}:{text}"
 
 

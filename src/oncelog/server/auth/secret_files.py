@@ -164,7 +164,7 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         temporary_path.unlink(missing_ok=True)  # of a process that was killed; the lock says that it is nobody's now
         try:
-            _write_file(temporary_path, data, _find_owner(path))
+            _write_file(temporary_path, data, path)
             temporary_path.replace(path)
         except BaseException:
             with suppress(OSError):
@@ -175,20 +175,15 @@ def replace_file(path: Path, data: bytes) -> None:
         raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _write_file(path: Path, data: bytes, owner: tuple[int, int] | None) -> None:
+def _write_file(path: Path, data: bytes, replaced: Path) -> None:
+    """Write a new file, and keep the owner of the one that it replaces."""
     descriptor = open_new(path, os.O_WRONLY)
     with os.fdopen(descriptor, "wb") as file:
-        if owner is not None and owner != (os.geteuid(), os.getegid()):
-            # What root changes stays the service's own, or the service could not read it any more.
-            os.fchown(descriptor, *owner)
+        if replaced.exists():
+            # A file that root changes stays the service's own, or the service could not read it any more.
+            found = replaced.stat()
+            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(descriptor, found.st_uid, found.st_gid)
         file.write(data)
         file.flush()
         os.fsync(descriptor)
-
-
-def _find_owner(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_uid, found.st_gid

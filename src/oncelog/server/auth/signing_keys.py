@@ -8,7 +8,7 @@ import enum
 import hmac
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -34,6 +34,13 @@ from oncelog.server.limits import (
 
 ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
 _KEY_TYPES: Final[Mapping[str, type[Key]]] = {"oct": OctKey, "RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
+_ALGORITHMS_OF_TYPES: Final[Mapping[type[Key], tuple[str, str | None]]] = {
+    OctKey: ("HS256", None),
+    RSAKey: ("RS256", None),
+    ECKey: ("ES256", "P-256"),
+    OKPKey: ("EdDSA", "Ed25519"),
+}
+"""Algorithm of each type of key, and the curve that it needs."""
 _PEM_TYPES: Final[Sequence[type[Key]]] = (RSAKey, ECKey, OKPKey)
 _KEY_ERRORS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError, SecurityWarning)
 """What joserfc and cryptography raise for keys and signatures that are none."""
@@ -132,34 +139,11 @@ def parse_token(token: str) -> CompactSignature | None:
 # --- from files --------------------------------------------------------------------------------------
 
 
-def load_keys(
-    sources: Iterable[KeyFile], algorithms: Sequence[str], check: SecretCheck = SecretCheck.SERVER
-) -> list[SigningKey]:
-    """All keys of the files that are for one of these algorithms.
-
-    Raises SettingsError, which names the file, for one that is not as it should be, or has no such key at all.
-    """
-    found = [key for source in sources for key in parse_key_file(source, read_key_file(source), algorithms, check)]
-    check_key_set(found)
-    return found
-
-
-def read_key_file(source: KeyFile) -> FileContents:
-    """Return the content of a key file. Raises SettingsError."""
-    return secret_files.read_file(source.path, TOKEN_KEY_FILE_BYTES_MAX)
-
-
 def parse_key_file(
     source: KeyFile, contents: FileContents, algorithms: Sequence[str], check: SecretCheck
 ) -> list[SigningKey]:
     """Return the keys of one file that are for one of these algorithms. Raises SettingsError."""
-    match source.kind:
-        case KeyKind.SECRET:
-            keys = [_decode_secret(contents, source.key_id, check)]
-        case KeyKind.PEM:
-            keys = [_decode_pem(contents, source.key_id, check)]
-        case KeyKind.JWKS:
-            keys = _decode_key_set(contents, check)
+    keys = _DECODERS[source.kind](contents, source.key_id, check)
     usable = [key for key in keys if key.algorithm in algorithms]
     if not usable:
         raise SettingsError(f"{source.path} has no key for {' or '.join(algorithms)}")
@@ -172,7 +156,7 @@ def load_signing_key(path: str, algorithm: str, key_id: str | None, check: Secre
     The id chooses a key of a key set. The one key of a secret or PEM file gets the id, as on the server's side.
     """
     source = KeyFile(path, KeyKind.SECRET if algorithm == "HS256" else KeyKind.PEM, key_id)
-    contents = read_key_file(source)
+    contents = secret_files.read_file(path, TOKEN_KEY_FILE_BYTES_MAX)
     if key_id is not None and _is_key_set(contents):
         source = KeyFile(path, KeyKind.JWKS)
     for key in parse_key_file(source, contents, [algorithm], check):
@@ -194,10 +178,6 @@ def check_key_set(keys: Sequence[SigningKey]) -> None:
     """Check the keys of all files: their number, and that no id is used twice. Raises SettingsError."""
     if len(keys) > TOKEN_KEYS_MAX:
         raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are taken")
-    _check_unique_ids(keys)
-
-
-def _check_unique_ids(keys: Iterable[SigningKey]) -> None:
     seen = set()
     for key in keys:
         name = (key.algorithm, key.key_id)
@@ -206,7 +186,7 @@ def _check_unique_ids(keys: Iterable[SigningKey]) -> None:
         seen.add(name)
 
 
-def _decode_secret(contents: FileContents, key_id: str | None, check: SecretCheck) -> SigningKey:
+def _decode_secret(contents: FileContents, key_id: str | None, check: SecretCheck) -> list[SigningKey]:
     contents.check_secret("a secret", check)
     secret = contents.data.removesuffix(b"\n").removesuffix(b"\r")
     if len(secret) < SECRET_BYTES_MIN:
@@ -214,10 +194,10 @@ def _decode_secret(contents: FileContents, key_id: str | None, check: SecretChec
     key = _import_key(OctKey, secret)
     if key is None:
         raise SettingsError(f"{contents.path} is a key of another kind: as a secret everybody would know it")
-    return SigningKey("HS256", key_id, key)
+    return [SigningKey("HS256", key_id, key)]
 
 
-def _decode_pem(contents: FileContents, key_id: str | None, check: SecretCheck) -> SigningKey:
+def _decode_pem(contents: FileContents, key_id: str | None, check: SecretCheck) -> list[SigningKey]:
     contents.check_write_protected("keys")
     if b"PRIVATE KEY-----" in contents.data:
         contents.check_secret("a private key", check)
@@ -227,14 +207,14 @@ def _decode_pem(contents: FileContents, key_id: str | None, check: SecretCheck) 
         key = _import_key(key_type, contents.data)
         algorithm = None if key is None else _find_algorithm(key)
         if key is not None and algorithm is not None:
-            return SigningKey(algorithm, key_id, key)
+            return [SigningKey(algorithm, key_id, key)]
     raise SettingsError(
         f"{contents.path} is no key in PEM form that tokens can be verified with: an RSA key of {RSA_BITS_MIN} bits or "
         "more, an EC key on P-256 or an Ed25519 key, not encrypted"
     )
 
 
-def _decode_key_set(contents: FileContents, check: SecretCheck) -> list[SigningKey]:
+def _decode_key_set(contents: FileContents, _: str | None, check: SecretCheck) -> list[SigningKey]:
     contents.check_write_protected("keys")
     value = secret_files.parse_json(contents)
     members = value.get("keys") if type(value) is dict else None
@@ -276,12 +256,9 @@ def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key
 
 
 def _find_algorithm(key: Key) -> str | None:
-    match key:
-        case OctKey():
-            return "HS256"
-        case RSAKey():
-            return "RS256"
-        case ECKey():
-            return "ES256" if key.curve_name == "P-256" else None
-        case OKPKey():
-            return "EdDSA" if key.curve_name == "Ed25519" else None
+    """Return the algorithm that a key is for; None for a key on another curve."""
+    algorithm, curve = _ALGORITHMS_OF_TYPES[type(key)]
+    return algorithm if getattr(key, "curve_name", None) == curve else None
+
+
+_DECODERS: Final = {KeyKind.SECRET: _decode_secret, KeyKind.PEM: _decode_pem, KeyKind.JWKS: _decode_key_set}

@@ -12,15 +12,14 @@ from functools import partial
 from typing import Final
 
 import orjson
-from joserfc.jws import CompactSignature
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.core.identity import check_object, get_required
+from oncelog.core.limits import SETTING_NUMBER_MAX, check_whole_numbers
 from oncelog.errors import AuthError, CanonicalError, SettingsError
 from oncelog.server.auth import signing_keys
-from oncelog.server.auth.credential_events import CredentialEvent, CredentialEvents
-from oncelog.server.auth.credential_files import CredentialFile
+from oncelog.server.auth.credential_files import CredentialEvent, CredentialFile, CredentialUser, LoadedKeys
 from oncelog.server.auth.grants import Grants, decode_grants
 from oncelog.server.auth.principal import Principal, parse_new_client_id, to_actor
 from oncelog.server.auth.secret_files import FileContents, SecretCheck
@@ -28,7 +27,6 @@ from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, SigningKey
 from oncelog.server.limits import (
     LEEWAY_MS_DEFAULT,
     LEEWAY_MS_MAX,
-    SETTING_NUMBER_MAX,
     TOKEN_CHARACTERS_MAX,
     TOKEN_KEY_FILE_BYTES_MAX,
     TOKEN_LIFETIME_MS_DEFAULT,
@@ -62,81 +60,61 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
             raise SettingsError(f"algorithms must be one or more of {', '.join(ALGORITHMS)}")
         if not self.key_files:
             raise SettingsError("key_files must name at least one file")
-        if not 0 <= self.leeway_ms <= LEEWAY_MS_MAX:
-            raise SettingsError(f"leeway_ms must be from 0 to {LEEWAY_MS_MAX}, not {self.leeway_ms}")
-        if not 0 <= self.lifetime_max_ms <= SETTING_NUMBER_MAX:
-            raise SettingsError(f"lifetime_max_ms must be a whole number from 0 on, not {self.lifetime_max_ms}")
+        highest = {
+            "leeway_ms": LEEWAY_MS_MAX,
+            "lifetime_max_ms": SETTING_NUMBER_MAX,
+            "token_characters_max": TOKEN_CHARACTERS_MAX,
+        }
+        for name, number_max in highest.items():
+            check_whole_numbers(self, [name], highest=number_max, may_be_zero=("leeway_ms", "lifetime_max_ms"))
         if not self.grants_claim or self.grants_claim in _REGISTERED_CLAIMS:
             raise SettingsError(f"grants_claim must be the name of a claim of its own, not {self.grants_claim!r}")
-        if not 1 <= self.token_characters_max <= TOKEN_CHARACTERS_MAX:
-            raise SettingsError(f"token_characters_max must be from 1 to {TOKEN_CHARACTERS_MAX}")
 
 
-class _LoadedKeys(Struct, frozen=True):
-    """The keys of a file, and when it was last modified."""
-
-    keys: Sequence[SigningKey]
-    modified_ns: int
-
-
-class Tokens:
+class Tokens(CredentialUser):
     """Verifies tokens. It knows no key before the first `reload`."""
 
     def __init__(self, settings: TokenSettings, now_ms: NowMs, check: SecretCheck = SecretCheck.SERVER) -> None:
+        super().__init__(now_ms, check)
         self._settings = settings
-        self._check = check
-        self._now_ms = now_ms
-        self._by_file: Mapping[KeyFile, _LoadedKeys] = {}
+        self._by_file: Mapping[KeyFile, LoadedKeys] = {}
         self._keys: Mapping[str, Sequence[SigningKey]] = {}
         """By algorithm."""
         self._digests: frozenset[bytes] = frozenset()
-        self.events = CredentialEvents()
 
-    def get_credential_files(self) -> list[CredentialFile]:
-        """Return the files of keys, for polling."""
+    def list_files(self) -> list[CredentialFile]:
+        """As `CredentialUser` says."""
         return [
             CredentialFile(
-                "signing_keys",
-                source.path,
-                TOKEN_KEY_FILE_BYTES_MAX,
-                partial(self._parse, source),
-                self,
-                source,
+                "signing_keys", source.path, TOKEN_KEY_FILE_BYTES_MAX, partial(self._parse, source), self, source
             )
             for source in self._settings.key_files
         ]
-
-    def reload(self) -> None:
-        """Load all files together. Raises SettingsError if one is bad, and keeps the keys of all of them."""
-        self.use(
-            {source: self._parse(source, signing_keys.read_key_file(source)) for source in self._settings.key_files}
-        )
 
     def has_key(self, digest: bytes | None) -> bool:
         """Return whether the key that verified a token is still there."""
         return digest in self._digests
 
-    def _parse(self, source: KeyFile, contents: FileContents) -> _LoadedKeys:
-        keys = signing_keys.parse_key_file(source, contents, self._settings.algorithms, self._check)
-        return _LoadedKeys(keys, contents.modified_ns)
+    def _parse(self, source: KeyFile, contents: FileContents) -> LoadedKeys:
+        keys = signing_keys.parse_key_file(source, contents, self._settings.algorithms, self._secret_check)
+        return LoadedKeys(keys, contents.modified_ns)
 
-    def check(self, contents: Mapping[KeyFile, _LoadedKeys]) -> None:
+    def check(self, contents: Mapping[KeyFile, LoadedKeys]) -> None:
         """As `CredentialUser` says."""
         signing_keys.check_key_set(self._merge_keys(contents))
 
-    def restrict(self, source: KeyFile, content: _LoadedKeys) -> _LoadedKeys | None:
+    def restrict(self, source: KeyFile, content: LoadedKeys) -> LoadedKeys | None:
         """As `CredentialUser` says."""
         current = self._by_file.get(source)
         if current is None:
             return None
         digests = {key.digest for key in content.keys}
         remaining = [key for key in current.keys if key.digest in digests]
-        return None if len(remaining) == len(current.keys) else _LoadedKeys(remaining, content.modified_ns)
+        return None if len(remaining) == len(current.keys) else LoadedKeys(remaining, content.modified_ns)
 
-    def use(self, contents: Mapping[KeyFile, _LoadedKeys]) -> None:
-        """Verify with these keys from now on. Raises SettingsError if they do not go together, and changes nothing."""
+    def use(self, contents: Mapping[KeyFile, LoadedKeys]) -> None:
+        """Verify with these keys from now on."""
         keys = self._merge_keys(contents)
-        signing_keys.check_key_set(keys)
         by_algorithm: dict[str, list[SigningKey]] = defaultdict(list)
         for key in keys:
             by_algorithm[key.algorithm].append(key)
@@ -150,24 +128,21 @@ class Tokens:
             if not self.has_key(key.digest)
         }
         for source, key in removed.values():
-            self._report_removed(source, key)
+            self._publish(
+                CredentialEvent(
+                    act="signing_key_removed",
+                    id=f"{key.algorithm}/{key.key_id or ''}",
+                    path=source.path,
+                    at_ms=self._now_ms(),
+                    changed_ns=self._by_file[source].modified_ns,
+                    fingerprint=key.fingerprint,
+                )
+            )
 
-    def _merge_keys(self, contents: Mapping[KeyFile, _LoadedKeys]) -> list[SigningKey]:
+    def _merge_keys(self, contents: Mapping[KeyFile, LoadedKeys]) -> list[SigningKey]:
         """Return the keys of all files if these contents replace the ones in use."""
         of_file = {**self._by_file, **contents}
         return [key for source in self._settings.key_files if source in of_file for key in of_file[source].keys]
-
-    def _report_removed(self, source: KeyFile, key: SigningKey) -> None:
-        self.events.publish(
-            CredentialEvent(
-                act="signing_key_removed",
-                id=f"{key.algorithm}/{key.key_id or ''}",
-                path=source.path,
-                at_ms=self._now_ms(),
-                changed_ns=self._by_file[source].modified_ns,
-                fingerprint=key.fingerprint,
-            )
-        )
 
     def authenticate(self, token: str) -> Principal:
         """Who the token is of. Raises AuthError if it is not good, or not any more."""
@@ -198,7 +173,8 @@ class Tokens:
             raise AuthError("token: its header wants something that is not supported")
         for key in self._find_candidates(header.get("alg"), header.get("kid")):
             if key.has_signed(signature):
-                return _get_payload(signature), key
+                # The payload that is signed, and not what joserfc may have made of it.
+                return _decode_base64(signature.segments["payload"]), key
         raise AuthError("token: its signature is none of a key that it may be of")
 
     def _find_candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
@@ -226,23 +202,18 @@ class Tokens:
         )
 
     def _check_times(self, claims: Mapping[str, JsonValue]) -> int:
-        """From when on the token is not good any more."""
-        now_ms, leeway_ms = self._now_ms(), self._settings.leeway_ms
-        expires_ms = _parse_time_ms(get_required(claims, "exp"), "$.exp") + leeway_ms
-        if now_ms >= expires_ms:
+        """Return when the token expires. Raises AuthError if it is not valid now, or valid for too long."""
+        now_ms, leeway_ms, lifetime_max_ms = self._now_ms(), self._settings.leeway_ms, self._settings.lifetime_max_ms
+        end_ms = _parse_time_ms(get_required(claims, "exp"), "$.exp")
+        if now_ms >= end_ms + leeway_ms:
             raise AuthError("token: expired")
-        for name in ("nbf", "iat"):
-            if name in claims and now_ms < _parse_time_ms(claims[name], f"$.{name}") - leeway_ms:
+        times = {name: _parse_time_ms(claims[name], f"$.{name}") for name in ("nbf", "iat") if name in claims}
+        for name, starts_ms in times.items():
+            if now_ms < starts_ms - leeway_ms:
                 raise AuthError(f"token: its {name} is yet to come")
-        self._check_lifetime(claims, now_ms)
-        return expires_ms
-
-    def _check_lifetime(self, claims: Mapping[str, JsonValue], now_ms: int) -> None:
-        """Raise AuthError for a token that is valid for longer than the maximum, from `iat` on, or from now on."""
-        lifetime_max_ms = self._settings.lifetime_max_ms
-        issued_ms = _parse_time_ms(claims["iat"], "$.iat") if "iat" in claims else now_ms
-        if lifetime_max_ms and _parse_time_ms(get_required(claims, "exp"), "$.exp") - issued_ms > lifetime_max_ms:
+        if lifetime_max_ms and end_ms - times.get("iat", now_ms) > lifetime_max_ms:
             raise AuthError("token: valid for longer than tokens.lifetime_max_ms")
+        return end_ms + leeway_ms
 
     def _check_issuer(self, claims: Mapping[str, JsonValue]) -> None:
         issuer = self._settings.issuer
@@ -267,11 +238,6 @@ def _parse_time_ms(value: JsonValue, path: str) -> int:
         raise CanonicalError(path, "must be seconds since 1970, before the year 10000")
     milliseconds: int = math.floor(value * 1000)
     return milliseconds
-
-
-def _get_payload(signature: CompactSignature) -> bytes:
-    """What is signed, and not what joserfc may have made of it."""
-    return _decode_base64(signature.segments["payload"])
 
 
 def _decode_base64(segment: bytes) -> bytes:
