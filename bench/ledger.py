@@ -194,7 +194,7 @@ async def _from_memory() -> tuple[float, float]:
     with directory() as place:
         settings = ServerSettings(store=str(place / "memory.db"), port=0, grpc=False, development=True)
         async with Server(settings) as server:
-            door = server.ledger.service
+            door = server.apis.ledger.service
             asked = [
                 Write("acme", "", f"client-{number}", 1, os.urandom(16), (SetEntity(f"entity/{number}", b"v" * 100),))
                 for number in range(RETRIES)

@@ -44,7 +44,7 @@ from oncelog.server.http_fast_path import HEAD_BYTES_MAX, HttpFastPath
 from oncelog.server.json_fields import decode_object, parse_json
 from oncelog.server.ledger import codec, grpc_codec
 from oncelog.server.ledger import reads as ledger_reads
-from oncelog.server.middleware import find_dialect
+from oncelog.server.request_gate import find_dialect
 from server.auth.auth_material import NOW_MS, tokens
 
 CORPUS: Final = Path(__file__).with_name("corpus")

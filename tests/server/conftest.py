@@ -5,7 +5,7 @@ import pytest
 import pytest_asyncio
 
 from deadlines import WAIT_S
-from oncelog.server import operator_handlers
+from oncelog.server import operator_endpoints
 from server.running_server import Serving, serving
 from server.shared_servers import ServerPool, pool_fixture
 
@@ -22,4 +22,4 @@ async def shared_server(session_loop: None, server_pool: ServerPool[Serving], st
 @pytest.fixture(autouse=True)
 def patient_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `/readyz` wait for the store on a slow machine. A test of the timeout sets a short one."""
-    monkeypatch.setattr(operator_handlers, "READY_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(operator_endpoints, "READY_TIMEOUT_S", WAIT_S)

@@ -138,7 +138,7 @@ async def test_server_fault_is_answered_with_500_and_logged(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(served.server.ledger.service, "to_submission", failing)
+        patched.setattr(served.server.apis.ledger.service, "to_submission", failing)
         client.send(post(write(1)))
         assert (await client.answer())[0] == 500
     client.send(post(write(1)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deadlines import soon, until
-from oncelog.server import periodic_checks
+from oncelog.server import app
 from oncelog.testing.clock import ManualClock
 from server.raw_http import RawConnection, raw_connection
 from server.running_server import serving
@@ -24,7 +24,7 @@ async def is_closed(connection: RawConnection) -> bool:
 async def test_silent_connections_are_closed_while_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(periodic_checks, "RENEW_S", 0.01)
+    monkeypatch.setattr(app, "RENEW_S", 0.01)
     clock = ManualClock()
     async with (
         serving(tmp_path, connections_max=1, connect_timeout_ms=1000, clock=clock) as served,

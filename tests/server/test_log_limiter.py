@@ -64,7 +64,7 @@ async def test_garbage_connections_write_a_few_lines_with_their_address(
         lines = written(caplog, message)
         assert len(lines) == LINES_MAX
         clock.advance(1000)
-        served.server._checks.run()
+        served.server.run_checks()
         lines = written(caplog, message)
         assert (len(lines), total(lines)) == (LINES_MAX + 1, 300)
         assert {one.address for one in lines} == {"127.0.0.1"}  # type: ignore[attr-defined]

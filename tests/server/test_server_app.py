@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from databases import BOTH_STORES
 from deadlines import soon, turns, until
 from oncelog.errors import AuthError, OncelogError, SettingsError, StoreUnavailableError
-from oncelog.server import operator_handlers, websocket
+from oncelog.server import operator_endpoints, websocket
 from oncelog.server import tls as tls_module
 from oncelog.server.app import Server
 from oncelog.server.http_server import format_address
@@ -72,7 +72,7 @@ async def test_server_is_not_ready_while_the_log_cannot_be_read(
 
 
 async def test_readiness_reports_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_handlers, "READY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(operator_endpoints, "READY_TIMEOUT_S", 0.01)
     async with serving(tmp_path) as served:
         with monkeypatch.context() as patched:
             patched.setattr(served.server.log, "heads", asyncio.Event().wait)

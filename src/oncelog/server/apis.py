@@ -46,6 +46,7 @@ class Apis:
         on_events_failure: Callable[[Exception], None],
         on_chat_failure: Callable[[Exception], None],
     ) -> None:
+        self.log = log
         limits = settings.api_limits
         native = NativeDialect(shows_actor=settings.show_actors)
         self.hub = EventsHub(auth_gate.clock.wall_ms, counts, on_events_failure, native)

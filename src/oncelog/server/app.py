@@ -7,6 +7,7 @@ closes the log.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Final
 
 from msgspec.structs import replace
@@ -19,9 +20,9 @@ from oncelog.file_modes import parse_file_mode
 from oncelog.server import errors
 from oncelog.server.apis import Apis
 from oncelog.server.audit.endpoints import SERVER_ACTOR, to_record_act
-from oncelog.server.auth.credential_events import CredentialEvent, CredentialListener
-from oncelog.server.auth_gate import new_auth_gate
-from oncelog.server.cached_document import CachedDocument
+from oncelog.server.auth.credential_files import CredentialEvent, CredentialListener
+from oncelog.server.auth_gate import AuthGate
+from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.connection_limiter import ConnectionLimiter, to_connection_limits
 from oncelog.server.deltas.schemas import TableSchemas, combine_validators
 from oncelog.server.endpoint import Endpoint
@@ -33,9 +34,7 @@ from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
 from oncelog.server.open_files import raise_limit
 from oncelog.server.openapi import build_document
-from oncelog.server.operator_endpoints import METRICS_PATH, OperatorHandler, list_endpoints
-from oncelog.server.operator_handlers import OperatorHandlers
-from oncelog.server.periodic_checks import PeriodicChecks
+from oncelog.server.operator_endpoints import OperatorEndpoints
 from oncelog.server.reloader import Reloader
 from oncelog.server.request_gate import RequestGate
 from oncelog.server.settings import ServerSettings, new_authenticator
@@ -55,6 +54,8 @@ ACCEPT_GRACE_S: Final = 0.05
 """How long a server that stops still accepts connections. They are refused with an answer."""
 STOP_POLL_S: Final = 0.005
 """How often a server that stops checks whether it still has to wait."""
+RENEW_S: Final = 1.0
+"""Interval of the periodic checks: rights of connections, idle connections, and summaries in the log."""
 
 
 class Server:
@@ -80,7 +81,7 @@ class Server:
             self.counts,
             self._log_limiter,
         )
-        self._auth_gate = new_auth_gate(self._authenticator, self.counts, self._clock, limits, self._log_limiter)
+        self._auth_gate = AuthGate(self._authenticator, self.counts, self._clock, limits, self._log_limiter)
         self.apis = Apis(
             self.log,
             settings,
@@ -92,69 +93,51 @@ class Server:
         )
         self.hub = self.apis.hub
         self.event_sessions, self.chat_sessions = self.apis.event_sessions, self.apis.chat_sessions
-        self.events, self.ledger, self.deltas = self.apis.events, self.apis.ledger, self.apis.deltas
-        self.chat = self.apis.chat
         self._gate = RequestGate(
             settings,
             self._limiter,
             has_tls=lambda: self._certificate.context is not None,
             count_streams=lambda: self._reader_count,
         )
-        self.grpc_service = self._new_grpc_service(settings) if settings.grpc else None
-        self._operators = OperatorHandlers(
+        self.grpc_service: LedgerGrpcService | None = None
+        if settings.grpc:
+            self.grpc_service = LedgerGrpcService(
+                self.apis.ledger_service,
+                host=settings.host,
+                port=settings.ledger_port,
+                with_reflection=settings.openapi,
+                certificate=lambda: self._certificate.pem,
+                find_address=self._gate.to_network,
+                open_stream=self._gate.admit_grpc_stream,
+            )
+        self._operators = OperatorEndpoints(
             self.log,
-            self.counts,
-            self._log_limiter,
+            self._limiter,
             get_position=lambda: self.hub.position,
             count_streams=lambda: self._reader_count,
             count_failed_files=self._authenticator.files.count_failed,
-            has_tenants=lambda: bool(self.settings.tenants),
+            get_settings=lambda: self.settings,
+            build_document=lambda: build_document(self.list_endpoints(), limits),
         )
         self.metrics = self._operators.metrics
-        self.metrics_listener = MetricsListener(
-            {
-                "/metrics": self._operators.handle_metrics,
-                "/healthz": self._operators.handle_healthz,
-                "/readyz": self._operators.handle_readyz,
-            },
-            self._limiter,
-        )
-        self._http = HttpServer(
-            settings,
-            self._gate,
-            self._auth_gate,
-            self._certificate,
-            self.ledger.list_fast_routes(),
-            self.counts,
-        )
-        self._checks = PeriodicChecks(self._list_checks)
+        self.metrics_listener = MetricsListener(self._operators.metrics_port_handlers, self._limiter)
+        fast_routes = self.apis.ledger.list_fast_routes()
+        self._http = HttpServer(settings, self._gate, self._auth_gate, self._certificate, fast_routes)
+        self._tasks = BackgroundTasks()
         loaders: list[Callable[[], None]] = [self._certificate.load, self._authenticator.reload]
         if self._schemas is not None:
             loaders.append(self._schemas.reload)
         self._reloader = Reloader(
             settings,
             load_settings,
-            self.log,
+            self.apis,
             self._authenticator,
             loaders,
-            set_tenants=self.apis.events_service.set_tenants,
-            run_checks=self._checks.run,
+            self._tasks,
+            run_checks=self.run_checks,
         )
         self.urls: list[str] = []
         """Addresses that the server listens on."""
-        self._listen_task: asyncio.Task[None] | None = None
-        self._ready_task: asyncio.Task[None] | None = None
-
-    def _new_grpc_service(self, settings: ServerSettings) -> LedgerGrpcService:
-        return LedgerGrpcService(
-            self.apis.ledger_service,
-            host=settings.host,
-            port=settings.ledger_port,
-            with_reflection=settings.openapi,
-            certificate=lambda: self._certificate.pem,
-            find_address=self._gate.to_network,
-            open_stream=self._gate.admit_grpc_stream,
-        )
 
     @property
     def settings(self) -> ServerSettings:
@@ -197,22 +180,20 @@ class Server:
         if self._schemas is not None:
             self._schemas.reload()
         self._certificate.load()
-        await self.log.__aenter__()
-        try:
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(self.log)
             self.hub.start(await self.log.listen(self.hub))
             self._raise_open_files_limit()
+            opened.push_async_callback(self._http.close)
             await self._http.start(self.list_endpoints())
             self.urls = self._http.urls
+            opened.push_async_callback(self.metrics_listener.close)
             if self.settings.metrics and self.settings.metrics_port is not None:
                 await self.metrics_listener.start(self.settings.metrics_host, self.settings.metrics_port)
             if self.grpc_service is not None:
                 await self.grpc_service.start()
-        except BaseException:
-            await self.metrics_listener.close()
-            await self._http.close()
-            await self.log.close()
-            raise
-        self._checks.start()
+            opened.pop_all()
+        self._tasks.start(self._check_periodically())
         self._reloader.start()
         self._operators.is_ready = True
         self._log_start()
@@ -256,10 +237,7 @@ class Server:
         await asyncio.sleep(min(ACCEPT_GRACE_S, shutdown_s))
         self._http.close_listener()
         grpc_stop = None if self.grpc_service is None else asyncio.ensure_future(self.grpc_service.stop(shutdown_s))
-        self._reloader.stop()
-        self._checks.stop()
-        if self._listen_task is not None:
-            self._listen_task.cancel()
+        self._tasks.cancel()
         try:
             async with asyncio.timeout(shutdown_s):
                 await self._wait_for_replies()
@@ -297,7 +275,7 @@ class Server:
         self._set_ready(is_ready=False)
         self.event_sessions.fail_all(error)
         if not self.is_closing:
-            self._listen_task = asyncio.get_running_loop().create_task(self._listen_again())
+            self._tasks.start(self._listen_again())
 
     def _on_chat_failure(self, error: Exception) -> None:
         """Close all connections of the Chat API. Its lanes are read again when the next client connects."""
@@ -307,7 +285,7 @@ class Server:
     def _set_ready(self, *, is_ready: bool) -> None:
         self._operators.is_ready = is_ready
         if self.grpc_service is not None and not self.is_closing:
-            self._ready_task = asyncio.get_running_loop().create_task(self.grpc_service.set_ready(is_ready=is_ready))
+            self._tasks.start(self.grpc_service.set_ready(is_ready=is_ready))
 
     async def _listen_again(self) -> None:
         level = logging.WARNING
@@ -327,19 +305,7 @@ class Server:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the HTTP operations that this server offers."""
-        settings = self.settings
-        handlers: dict[str, OperatorHandler] = {
-            "/": self._operators.handle_hello,
-            "/healthz": self._operators.handle_healthz,
-            "/readyz": self._operators.handle_readyz,
-        }
-        if settings.metrics and settings.metrics_port is None:
-            handlers[METRICS_PATH] = self._operators.handle_metrics
-        if settings.openapi:
-            document = CachedDocument(lambda: build_document(self.list_endpoints(), settings.api_limits))
-            handlers["/openapi.json"] = document.serve
-        operators = list_endpoints(handlers, has_public_metrics=settings.metrics_public)
-        return [*operators, *self.apis.list_endpoints()]
+        return [*self._operators.list_endpoints(), *self.apis.list_endpoints()]
 
     def reload(self) -> None:
         """Reload settings, certificate, schemas and credential files, each by itself, and check open connections.
@@ -358,8 +324,14 @@ class Server:
         if act is not None:
             self.log.record(act)
 
-    def _list_checks(self) -> list[Callable[[], object]]:
-        return [
+    async def _check_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            self.run_checks()
+
+    def run_checks(self) -> None:
+        """Run the periodic checks now. The failure of one of them does not affect the others."""
+        checks: list[Callable[[], object]] = [
             *self.apis.list_checks(),
             errors.store_failures.poll,
             self._log_limiter.flush,
@@ -368,6 +340,11 @@ class Server:
             self._http.close_idle,
             *(() if self.grpc_service is None else (self.grpc_service.renew,)),
         ]
+        for check in checks:
+            try:
+                check()
+            except Exception:
+                logger.exception("a periodic check failed")
 
 
 def _open_log(settings: ServerSettings, clock: Clock | None, schemas: TableSchemas | None) -> Log:
@@ -383,7 +360,7 @@ def _open_log(settings: ServerSettings, clock: Clock | None, schemas: TableSchem
         ),
         limits=settings.engine_limits,
         clock=clock,
-        room=settings.disk.limits,
+        room=settings.disk,
         tenants=settings.tenants,
         actor=SERVER_ACTOR,
         file_mode=parse_file_mode(settings.file_mode),

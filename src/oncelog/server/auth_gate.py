@@ -33,17 +33,19 @@ class AuthGate:
         authenticator: CredentialVerifier,
         counts: Counts,
         clock: Clock,
-        failure_rates: RateLimiter,
+        limits: ApiLimits,
         log_limiter: LogLimiter | None = None,
-        request_rates: RateLimiter | None = None,
     ) -> None:
         self._authenticator = authenticator
         self._counts = counts
         self.clock = clock
-        self._failure_rates = failure_rates
-        self._log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
-        self._request_rates = RateLimiter(0, 1, 1, clock.elapsed_ms) if request_rates is None else request_rates
+        per_minute, per_second = limits.auth_failures_per_minute_max, limits.requests_per_second_max
+        self._failure_rates = RateLimiter(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, clock.elapsed_ms)
+        """Failed authentications of each address."""
+        burst = max(1, REQUESTS_BURST_SECONDS * per_second)
+        self._request_rates = RateLimiter(per_second, burst, RATE_KEYS_MAX, clock.elapsed_ms)
         """Requests of each actor."""
+        self._log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
 
     @property
     def is_open(self) -> bool:
@@ -123,17 +125,6 @@ class AuthGate:
         failures.take(address, 1)
         self._log_limiter.warn("authentication failed", address=address, reason=reason)
         return ApiError(AUTH_FAILED, "authentication failed")
-
-
-def new_auth_gate(
-    authenticator: CredentialVerifier, counts: Counts, clock: Clock, limits: ApiLimits, log_limiter: LogLimiter
-) -> AuthGate:
-    """Return the gate of a server, with rate limiters for these limits."""
-    per_minute, per_second = limits.auth_failures_per_minute_max, limits.requests_per_second_max
-    burst = max(1, REQUESTS_BURST_SECONDS * per_second)
-    failure_rates = RateLimiter(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, clock.elapsed_ms)
-    request_rates = RateLimiter(per_second, burst, RATE_KEYS_MAX, clock.elapsed_ms)
-    return AuthGate(authenticator, counts, clock, failure_rates, log_limiter, request_rates)
 
 
 def renew_each(connections: Iterable[T], renew: Callable[[T], None], end: Callable[[T, Exception], None]) -> None:

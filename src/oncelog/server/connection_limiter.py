@@ -7,7 +7,7 @@ connection is the oldest.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from aiohttp import StreamReader
@@ -144,7 +144,7 @@ class Connection(Caller):
             transport.abort()
             return
         self.transport, self._abort, self.is_closing = transport, transport.abort, transport.is_closing
-        self._limiter.attach(self)
+        self._limiter.by_transport[transport] = self
 
     def start_request(self) -> None:
         """A request arrived."""
@@ -280,15 +280,10 @@ class ConnectionLimiter:
         """Unauthenticated connections that hold more than `HELD_BYTES`, the oldest such first."""
         self.closed_count = 0
         """Connections that were counted and are closed."""
-        self._by_transport: dict[Transport, Connection] = {}
+        self.by_transport: dict[Transport, Connection] = {}
 
     def __len__(self) -> int:
         return len(self._connections)
-
-    @property
-    def preauth_count(self) -> int:
-        """The number of connections before authentication."""
-        return self.counts.unauthenticated_connections
 
     # --- new connections
 
@@ -309,13 +304,9 @@ class ConnectionLimiter:
         self._add_unauthenticated(connection, address)
         return connection
 
-    def attach(self, connection: Connection) -> None:
-        """Find the connection by its transport from now on."""
-        self._by_transport[connection.transport] = connection
-
     def find_connection(self, transport: Transport) -> Connection | None:
         """Return the connection of a transport; None if it is closed."""
-        return self._by_transport.get(transport)
+        return self.by_transport.get(transport)
 
     def open_stream(self, address: str, connection: Connection | None = None) -> CountedStream:
         """Count a stream that is not a connection by itself. Raises ApiError if a limit is reached.
@@ -339,14 +330,10 @@ class ConnectionLimiter:
     def count_principal(self, caller: Connection | CountedStream, principal: Principal) -> None:
         """Count a connection for its principal. Raises ApiError at the limit."""
         limit, actor = self.limits.principal_max, principal.actor
-        callers = self._by_principal[actor]
-        if limit and len(callers) >= limit:
-            self._remove_closed([other for other in callers if isinstance(other, Connection)])
-            callers = self._by_principal[actor]
-        if limit and len(callers) >= limit:
+        if not self._has_room(self._by_principal, actor, limit):
             self.count_refusal("principal", caller.address, actor=actor)
             raise busy_error("connections_per_principal_max", limit)
-        callers.add(caller)
+        self._by_principal[actor].add(caller)
         caller.actor = actor
 
     def close_unauthenticated_stream(self, other_than: Connection | None) -> bool:
@@ -390,7 +377,7 @@ class ConnectionLimiter:
                 return
             del self._connections[caller]
             self.closed_count += 1
-            self._by_transport.pop(caller.transport, None)
+            self.by_transport.pop(caller.transport, None)
             self.discard_unauthenticated(caller)
         _remove_caller(self._by_address, caller.address, caller)
         if caller.actor is not None:
@@ -425,15 +412,17 @@ class ConnectionLimiter:
 
     def _has_address_capacity(self, address: str, other_than: Connection | None = None) -> bool:
         """Return whether one more connection of the address fits, after an unauthenticated one was closed for it."""
-        limit = self.limits.address_max
-        if not limit or len(self._by_address.get(address, ())) < limit:
-            return True
-        self._remove_closed([caller for caller in self._by_address[address] if isinstance(caller, Connection)])
-        if len(self._by_address.get(address, ())) < limit:
+        if self._has_room(self._by_address, address, self.limits.address_max):
             return True
         return self._close_first(
             caller for caller in self._unauthenticated_of.get(address, ()) if caller is not other_than
         )
+
+    def _has_room(self, callers: Mapping[str, Collection[Caller]], key: str, limit: int) -> bool:
+        """Return whether one more caller of an address or a principal fits, after closed connections were removed."""
+        if limit and len(callers.get(key, ())) >= limit:
+            self._remove_closed(caller for caller in callers[key] if isinstance(caller, Connection))
+        return not limit or len(callers.get(key, ())) < limit
 
     def _add_unauthenticated(self, connection: Connection, address: str) -> None:
         connection.counted_address = address
@@ -447,7 +436,7 @@ class ConnectionLimiter:
     def _limit_unauthenticated(self) -> None:
         """Make room for one more unauthenticated connection."""
         limit = self.limits.unauthenticated_max
-        if limit and self.preauth_count >= limit:
+        if limit and self.counts.unauthenticated_connections >= limit:
             self._close_oldest()
 
     def _close_oldest(self) -> bool:

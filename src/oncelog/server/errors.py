@@ -1,7 +1,7 @@
 """Errors that clients receive, the same for every API and transport."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -33,6 +33,9 @@ UNREADABLE: Final = "the log cannot be read for now; ask again"
 
 class ApiError(Exception):
     """A request that gets an error in place of an answer. `message` is for the client: it must hold no secret."""
+
+    reply_to: Any = None
+    """What the error repeats of a message of a WebSocket, so that the client can find its request."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -108,6 +111,14 @@ def shutdown_error() -> ApiError:
     return ApiError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
 
 
+_ERRORS: Final[Mapping[type[OncelogError], tuple[str, str]]] = {
+    ClockJumpedError: (SERVER_BUSY, "the server's clock is in doubt; no new writes for now"),
+    MovedError: (SERVER_ERROR, "the log has been moved; nothing was written here"),
+    ClosedError: (SERVER_ERROR, "the server is being stopped; send it again"),
+}
+"""Code and message for errors of the log after which the same request can succeed later."""
+
+
 def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -> ApiError:
     """Return the error for a request that the log could not serve: its outcome is unknown, and it may be repeated.
 
@@ -115,14 +126,9 @@ def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ClockJumpedError):
-        return ApiError(
-            SERVER_BUSY, "the server's clock is in doubt; no new writes for now", retry_after_ms=RETRY_AFTER_MS
-        )
-    if isinstance(error, MovedError):
-        return ApiError(SERVER_ERROR, "the log has been moved; nothing was written here", retry_after_ms=RETRY_AFTER_MS)
-    if isinstance(error, ClosedError):
-        return ApiError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
+    for kind, (code, message) in _ERRORS.items():
+        if isinstance(error, kind):
+            return ApiError(code, message, retry_after_ms=RETRY_AFTER_MS)
     if isinstance(error, UnstorableError):
         logger.warning("the store rejected a request: %s", error)
         return ApiError(BAD_REQUEST, UNSTORABLE)

@@ -10,7 +10,6 @@ What it raises is told to the client as `validation_failed`, with its text. It r
 so it must be quick, decide by the event alone, and must not wait.
 """
 
-import importlib
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -50,7 +49,17 @@ OBJECTION_CHARACTERS_MAX: Final = 2000
 
 def load_validator(name: str) -> Validate:
     """The validation that a setting names. Raises SettingsError if there is none, or it is not callable."""
-    found = _load_from_module(name) if ":" in name else _load_from_entry_point(name)
+    is_path = ":" in name
+    directory = str(Path.cwd())
+    if is_path and directory not in sys.path:
+        # As `python -m` does: the application's module is found in the directory where the server is started.
+        sys.path.insert(0, directory)
+    entry_point = metadata.EntryPoint(name, name, VALIDATORS_GROUP) if is_path else _find_entry_point(name)
+    try:
+        found = entry_point.load()
+    except Exception as error:
+        problem = f"cannot be {'imported' if is_path else 'loaded'}: {type(error).__name__}: {error}"
+        raise SettingsError(f"validate: {name} {problem}") from error
     if not callable(found):
         raise SettingsError(f"validate: {name} is not callable")
     if iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004 - not whether
@@ -93,26 +102,9 @@ def _to_event(submission: Submission) -> NewEvent:
     )
 
 
-def _load_from_module(name: str) -> Any:
-    module, _, path = name.partition(":")
-    directory = str(Path.cwd())
-    if directory not in sys.path:
-        sys.path.insert(0, directory)  # as `python -m` does: an application's own module is found where it is started
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise SettingsError(f"validate: {name} cannot be imported: {type(error).__name__}: {error}") from error
-    return found
-
-
-def _load_from_entry_point(name: str) -> Any:
+def _find_entry_point(name: str) -> metadata.EntryPoint:
     found = list(metadata.entry_points(group=VALIDATORS_GROUP, name=name))
     if len(found) != 1:
         count_text = "no entry point" if not found else "more than one entry point"
         raise SettingsError(f"validate: there is {count_text} named {name!r} in the group {VALIDATORS_GROUP}")
-    try:
-        return found[0].load()
-    except Exception as error:
-        raise SettingsError(f"validate: {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    return found[0]

@@ -16,9 +16,8 @@ from oncelog.server.http_fast_path import FastHandler, HttpFastPath
 from oncelog.server.http_port import CLOSE_TIMEOUT_S, Handler, HttpPort
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.metrics import Counts
-from oncelog.server.middleware import RequestMiddleware, find_dialect
 from oncelog.server.preauth_limiter import PreauthLimiter
-from oncelog.server.request_gate import RequestGate
+from oncelog.server.request_gate import RequestGate, find_dialect
 from oncelog.server.settings import ServerSettings
 from oncelog.server.tls import ServerCertificate
 from oncelog.server.web_chat.endpoints import WebChat
@@ -44,30 +43,26 @@ class HttpServer(HttpPort):
         auth_gate: AuthGate,
         certificate: ServerCertificate,
         fast_routes: Mapping[str, FastHandler],
-        counts: Counts,
     ) -> None:
         super().__init__(gate.limiter, gate.find_peer_address)
         self._settings = settings
         self._gate = gate
         self._certificate = certificate
-        frame_bytes_max = settings.api_limits.frame_bytes_max
-        self._middleware = RequestMiddleware(gate, counts, body_bytes_max=frame_bytes_max)
+        counts = gate.limiter.counts
         self._router = EndpointRouter(auth_gate, counts, find_caller=gate.find_caller, admit_stream=gate.admit_stream)
         self.fast_path = HttpFastPath(
             fast_routes,
             check_host=gate.check_host,
-            count_failure=self._middleware.count_failure,
+            count_failure=gate.count_failure,
             find_dialect=find_dialect,
-            body_bytes_max=frame_bytes_max,
+            body_bytes_max=settings.api_limits.frame_bytes_max,
             varies_by_origin=gate.varies_by_origin,
         )
 
     async def start(self, endpoints: Iterable[Endpoint]) -> None:
         """Listen. Raises SettingsError if the address cannot be used."""
         settings = self._settings
-        app = web.Application(
-            client_max_size=settings.api_limits.frame_bytes_max, middlewares=[self._middleware.handle]
-        )
+        app = web.Application(client_max_size=settings.api_limits.frame_bytes_max, middlewares=[self._gate.handle])
         self._router.add_routes(app, endpoints)
         if settings.development:
             WebChat().add_routes(app)

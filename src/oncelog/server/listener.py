@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.connection_limiter import Connection, ConnectionLimiter
 
 BACKLOG: Final = 4096
@@ -56,7 +57,7 @@ class Listener:
         self._tls = tls
         self._accepts_per_turn = limiter.limits.accepts_per_turn(listeners=len(sockets), with_tls=tls is not None)
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes = BackgroundTasks()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
 
     def start(self) -> None:
@@ -105,9 +106,7 @@ class Listener:
             accepted.close()
             return
         accepted.setblocking(False)
-        task = self._loop.create_task(self._open_connection(accepted, connection))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self._handshakes.start(self._open_connection(accepted, connection))
 
     async def _open_connection(self, accepted: socket.socket, connection: Connection) -> None:
         if connection.counted_address is None:  # closed in favour of another one
@@ -118,19 +117,17 @@ class Listener:
             await self._loop.connect_accepted_socket(
                 lambda: self._new_protocol(connection), accepted, ssl=self._tls, **options
             )
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+        except BaseException as error:
             is_counted = connection.counted_address is None  # the limiter closed it
             connection.close()
             accepted.close()
+            if not isinstance(error, OSError):  # ssl.SSLError and TimeoutError are OSErrors
+                raise
             if not is_counted:
                 self._limiter.counts.connections_refused["tls_handshake"] += 1
                 self._limiter.log_limiter.warn(
                     "a TLS handshake failed", address=connection.address, error=type(error).__name__
                 )
-        except BaseException:
-            connection.close()
-            accepted.close()
-            raise
 
 
 def _shut_down(accepted: socket.socket) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from oncelog import error_codes
 from oncelog.server import operator_endpoints
-from oncelog.server.audit import message_schemas as audit
+from oncelog.server.audit import endpoints as audit
 from oncelog.server.chat import message_schemas as chat
 from oncelog.server.deltas import message_schemas as deltas
 from oncelog.server.endpoint import Endpoint, Parameter

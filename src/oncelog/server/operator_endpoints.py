@@ -1,14 +1,26 @@
 """Endpoints for operators: health, metrics, and the description of all endpoints."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any, Final
 
-from aiohttp import web
+import orjson
+from aiohttp import BytesPayload, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import ETAG_ANY
 
 from oncelog import error_codes
+from oncelog.core.values import LaneHead
+from oncelog.engine.log import Log
+from oncelog.errors import OncelogError
+from oncelog.server.chat.endpoints import WEBSOCKET_PATH
+from oncelog.server.connection_limiter import ConnectionLimiter
 from oncelog.server.endpoint import Call, Endpoint
 from oncelog.server.errors import ApiError
 from oncelog.server.json_schemas import (
+    JSON,
     TEXT_SCHEMA,
     Schema,
     integer_schema,
@@ -17,12 +29,21 @@ from oncelog.server.json_schemas import (
     schema_response,
     with_optional,
 )
+from oncelog.server.metrics import Metrics
+from oncelog.server.settings import ServerSettings
 
 OperatorHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 METRICS_PATH: Final = "/metrics"
 METRICS_GRANT: Final = "oncelog/metrics"
 """A credential needs a read grant for this name to read `/metrics`."""
+METRICS_TIMEOUT_S: Final = 1.0
+"""Longest wait for the store before metrics show the positions of the previous request."""
+READY_TIMEOUT_S: Final = 5.0
+"""Longest wait for the store before the server answers that it is not ready."""
+PART_BYTES: Final = 16 * 1024
+"""Bytes of a document that are written before the client has read the ones before them. Any caller may request it, so a
+client that does not read it must not make the server keep all of it."""
 _METRICS_DESCRIPTION: Final = (
     "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. It may be on another port, or off."
 )
@@ -30,12 +51,85 @@ _METRICS_RESPONSE: Final[Schema] = {
     "description": "Prometheus' text format.",
     "content": {"text/plain": {"schema": TEXT_SCHEMA}},
 }
+_OPERATIONS: Final[Mapping[str, tuple[str, str, Mapping[int, Schema]]]] = {
+    "/": ("hello", "What this is", {200: schema_response("Hello", "Hello.")}),
+    "/healthz": ("health", "Whether the process lives", {200: schema_response("Health", "It does.")}),
+    "/readyz": (
+        "readiness",
+        "Whether it can do its work",
+        {
+            200: schema_response("Ready", "It can."),
+            503: schema_response("Health", "The log cannot be read, or the server is stopping."),
+        },
+    ),
+    METRICS_PATH: ("metrics", "Counters and gauges", {200: _METRICS_RESPONSE}),
+    "/openapi.json": ("describe", "This document", {200: json_response("It.", {"type": "object"})}),
+}
+"""Name, summary and answers of each path."""
 
 
-def list_endpoints(handlers: Mapping[str, OperatorHandler], *, has_public_metrics: bool) -> list[Endpoint]:
-    """Return the endpoints of the paths that have a handler."""
-    return [
-        Endpoint(
+class OperatorEndpoints:
+    """Answers operators of one server."""
+
+    def __init__(
+        self,
+        log: Log,
+        limiter: ConnectionLimiter,
+        *,
+        get_position: Callable[[], int],
+        count_streams: Callable[[], int],
+        count_failed_files: Callable[[], Mapping[str, int]],
+        get_settings: Callable[[], ServerSettings],
+        build_document: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._log = log
+        self._log_limiter = limiter.log_limiter
+        self._get_settings = get_settings
+        self._get_position = get_position
+        """Returns the newest position of lane 0 that this server has delivered."""
+        self._heads: Mapping[int, LaneHead] = {}
+        """Heads of the lanes when metrics were last requested."""
+        self._build_document = build_document
+        self._document: tuple[bytes, str] | None = None
+        """The OpenAPI document and its hash. Built at the first request."""
+        self.is_ready = False
+        self.is_closing = False
+        self.metrics = Metrics(
+            limiter.counts,
+            queue_items=lambda: log.queue_length,
+            positions=self._get_positions,
+            evictions=lambda: (log.evictions, log.client_evictions),
+            subscribers=count_streams,
+            write_gate=log.write_gate,
+            failed_files=count_failed_files,
+        )
+        log.watch_commits(self.metrics.observe_commit)
+        self._handlers: dict[str, OperatorHandler] = {
+            "/": self._serve_hello,
+            "/healthz": self._serve_healthz,
+            "/readyz": self._serve_readyz,
+            METRICS_PATH: self._serve_metrics,
+            "/openapi.json": self._serve_document,
+        }
+        self.metrics_port_handlers = {path: self._handlers[path] for path in (METRICS_PATH, "/healthz", "/readyz")}
+        """What the metrics port serves."""
+
+    def list_endpoints(self) -> list[Endpoint]:
+        """Return the endpoints of the server's port."""
+        settings = self._get_settings()
+        off = {
+            METRICS_PATH: not settings.metrics or settings.metrics_port is not None,
+            "/openapi.json": not settings.openapi,
+        }
+        return [
+            self._new_endpoint(path, needs_grant=path == METRICS_PATH and not settings.metrics_public)
+            for path in _OPERATIONS
+            if not off.get(path, False)
+        ]
+
+    def _new_endpoint(self, path: str, *, needs_grant: bool) -> Endpoint:
+        name, summary, responses = _OPERATIONS[path]
+        return Endpoint(
             method="GET",
             path=path,
             api="operators",
@@ -44,13 +138,84 @@ def list_endpoints(handlers: Mapping[str, OperatorHandler], *, has_public_metric
             description=_METRICS_DESCRIPTION if path == METRICS_PATH else "",
             responses=responses,
             parameters=None,  # Prometheus and load balancers may add some
-            is_public=path != METRICS_PATH or has_public_metrics,
-            authorize=None if path != METRICS_PATH or has_public_metrics else _authorize_metrics,
-            handle=_take_request(handlers[path]),
+            is_public=not needs_grant,
+            authorize=_authorize_metrics if needs_grant else None,
+            handle=lambda call: self._handlers[path](call.request),
         )
-        for path, name, summary, responses in _OPERATIONS
-        if path in handlers
-    ]
+
+    async def _serve_hello(self, _: web.Request) -> web.Response:
+        """Answer what the server is, and where its APIs are."""
+        return web.json_response(
+            {
+                "oncelog": error_codes.PROTOCOL_VERSION,
+                "events": "/v1/events",
+                "ledger": "/v1/ledger",
+                "deltas": "/v1/sync",
+                "chat": WEBSOCKET_PATH,
+                "health": "/readyz",
+            }
+        )
+
+    async def _serve_healthz(self, _: web.Request) -> web.Response:
+        """Answer that the process lives."""
+        return web.json_response({"status": "ok"})
+
+    async def _serve_readyz(self, _: web.Request) -> web.Response:
+        """Answer whether the log can be read, and the server is not about to stop."""
+        if not self.is_ready:
+            return _not_ready("stopping" if self.is_closing else "the store cannot be read")
+        try:
+            heads = await asyncio.wait_for(self._log.heads(), READY_TIMEOUT_S)
+        except OncelogError as error:
+            self._log_limiter.warn("not ready", error=str(error))
+            return _not_ready("the store cannot be read")
+        except TimeoutError:
+            self._log_limiter.warn("not ready: the store has not answered in time", seconds=READY_TIMEOUT_S)
+            return _not_ready("the store does not answer")
+        newest = heads[0].position if 0 in heads else 0
+        found = {"status": "ok", "epoch": self._log.epoch, "last_committed_id": newest}
+        # Ready also when it is read-only: known writes are answered, and everything can be read.
+        read_only = self._log.read_only
+        return web.json_response({**found, "read_only": read_only} if read_only else found)
+
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        """Answer with all metrics. If the store does not answer, its values are the previous ones."""
+        if not self._get_settings().tenants:
+            self.metrics.usage = ()
+        else:
+            with suppress(OncelogError):
+                self.metrics.usage = await self._log.usage()
+        with suppress(OncelogError, TimeoutError):
+            self._heads = await asyncio.wait_for(self._log.heads(), METRICS_TIMEOUT_S)
+        return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})
+
+    def _get_positions(self) -> dict[int, int]:
+        """Return the newest position of each lane."""
+        return {**{lane: head.position for lane, head in self._heads.items()}, 0: self._get_position()}
+
+    async def _serve_document(self, request: web.Request) -> web.Response:
+        """Answer with the OpenAPI document, or 304 if the client has it (`If-None-Match`)."""
+        if self._document is None:
+            encoded = orjson.dumps(self._build_document())
+            self._document = (encoded, sha256(encoded).hexdigest()[:32])
+        document, etag = self._document
+        known = {entry.value for entry in request.if_none_match or ()}
+        is_known = not known.isdisjoint({etag, ETAG_ANY})
+        body = None if is_known else _PartedBody(document, content_type=JSON)
+        response = web.Response(status=304 if is_known else 200, body=body)
+        response.etag = etag
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+class _PartedBody(BytesPayload):
+    """A body that is written in parts, as fast as the client reads."""
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """As aiohttp says."""
+        for start in range(0, len(self._value), PART_BYTES):
+            await writer.write(self._value[start : start + PART_BYTES])
+            await writer.drain()
 
 
 def build_schemas() -> dict[str, Schema]:
@@ -65,25 +230,8 @@ def build_schemas() -> dict[str, Schema]:
     }
 
 
-_OPERATIONS: Final = (
-    ("/", "hello", "What this is", {200: schema_response("Hello", "Hello.")}),
-    ("/healthz", "health", "Whether the process lives", {200: schema_response("Health", "It does.")}),
-    (
-        "/readyz",
-        "readiness",
-        "Whether it can do its work",
-        {
-            200: schema_response("Ready", "It can."),
-            503: schema_response("Health", "The log cannot be read, or the server is stopping."),
-        },
-    ),
-    (METRICS_PATH, "metrics", "Counters and gauges", {200: _METRICS_RESPONSE}),
-    ("/openapi.json", "describe", "This document", {200: json_response("It.", {"type": "object"})}),
-)
-
-
-def _take_request(handler: OperatorHandler) -> Callable[[Call], Awaitable[web.StreamResponse]]:
-    return lambda call: handler(call.request)
+def _not_ready(status: str) -> web.Response:
+    return web.json_response({"status": status}, status=503)
 
 
 def _authorize_metrics(call: Call) -> str:

@@ -8,10 +8,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from oncelog.core.tenants import Tenant
-from oncelog.engine.log import Log
 from oncelog.errors import OncelogError
+from oncelog.server.apis import Apis
 from oncelog.server.audit.endpoints import SERVER_ACTOR
-from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenticator
+from oncelog.server.auth.authenticator import Authenticator
+from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.settings import ServerSettings
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -27,23 +28,22 @@ class Reloader:
         self,
         settings: ServerSettings,
         load_settings: Callable[[], ServerSettings] | None,
-        log: Log,
-        authenticator: Authenticator | DevelopmentAuthenticator,
+        apis: Apis,
+        authenticator: Authenticator,
         loaders: list[Callable[[], None]],
+        tasks: BackgroundTasks,
         *,
-        set_tenants: Callable[[tuple[Tenant, ...]], None],
         run_checks: Callable[[], None],
     ) -> None:
         self.settings = settings
         self._load_settings = load_settings
-        self._log = log
+        self._apis = apis
         self._authenticator = authenticator
         self._loaders = loaders
         """Load files again, each by itself. They raise OncelogError, and then keep their previous content."""
-        self._set_tenants = set_tenants
         self._run_checks = run_checks
         """Checks the rights of open connections."""
-        self._poll_task: asyncio.Task[None] | None = None
+        self._tasks = tasks
         self._tenants_task: asyncio.Task[None] | None = None
         self._wanted_tenants: tuple[Tenant, ...] | None = None
         """Quotas that are not set yet."""
@@ -51,13 +51,7 @@ class Reloader:
     def start(self) -> None:
         """Check credential files for changes from now on."""
         if self._authenticator.files:
-            self._poll_task = asyncio.get_running_loop().create_task(self._poll_credentials())
-
-    def stop(self) -> None:
-        """Load nothing any more."""
-        for task in (self._poll_task, self._tenants_task):
-            if task is not None:
-                task.cancel()
+            self._tasks.start(self._poll_credentials())
 
     def reload(self) -> None:
         """Load everything again, each part by itself, and check open connections.
@@ -80,13 +74,13 @@ class Reloader:
 
     def apply_settings(self, new: ServerSettings) -> None:
         """Apply the settings that need no restart: read-only mode, the limits of the disk, quotas."""
-        guard = self._log.write_gate
+        guard = self._apis.log.write_gate
         guard.set_read_only(is_read_only=new.read_only, actor=SERVER_ACTOR)
         if new.disk != self.settings.disk:
-            guard.set_limits(new.disk.limits)
+            guard.set_limits(new.disk)
         self._wanted_tenants = new.tenants
         if self._tenants_task is None:
-            self._tenants_task = asyncio.get_running_loop().create_task(self._update_tenants())
+            self._tenants_task = self._tasks.start(self._update_tenants())
         self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
 
     async def _update_tenants(self) -> None:
@@ -95,8 +89,8 @@ class Reloader:
             # Also if they are those of this server: another server may have set others meanwhile.
             while (wanted := self._wanted_tenants) is not None:
                 self._wanted_tenants = None
-                is_changed = await self._log.set_tenants(wanted, SERVER_ACTOR)
-                self._set_tenants(wanted)
+                is_changed = await self._apis.log.set_tenants(wanted, SERVER_ACTOR)
+                self._apis.events_service.set_tenants(wanted)
                 self.settings = replace(self.settings, tenants=wanted)
                 if is_changed:
                     logger.info("quotas were reloaded", extra={"tenants": len(wanted)})

@@ -1,5 +1,8 @@
-"""Checks of every request before an API sees it: host, origin, client address, number of streams."""
+"""The gate of all requests: checks host, origin, client address and number of streams, and turns exceptions into error
+responses."""
 
+import asyncio
+import logging
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -7,9 +10,14 @@ from typing import Final
 from aiohttp import StreamReader, web
 
 from oncelog import error_codes
+from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
+from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream, ForwardedRequest
+from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
 from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.http_port import Handler
 from oncelog.server.http_requests import check_single_authorization
+from oncelog.server.ledger.codec import PROBLEM_DIALECT as LEDGER_PROBLEMS
 from oncelog.server.origins import (
     find_client_address,
     get_scheme,
@@ -19,14 +27,26 @@ from oncelog.server.origins import (
     normalize_origin,
     to_client_network,
 )
+from oncelog.server.problems import DEFAULT_DIALECT, ProblemDialect, to_error_response
 from oncelog.server.settings import ServerSettings
+
+logger: Final = logging.getLogger("oncelog.doors")
 
 CACHED_CHECKS_MAX: Final = 256
 """Cached results for addresses and headers."""
+PREFLIGHT_HEADERS: Final = {
+    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
+    "Access-Control-Max-Age": "600",
+}
+"""Answer to a browser that asks before it sends a request of another origin (CORS)."""
+_API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
+_PROBLEM_DIALECTS: Final = {"deltas": DELTAS_PROBLEMS, "chat": CHAT_PROBLEMS, "ledger": LEDGER_PROBLEMS}
+_FAILURE: Final = ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500)
 
 
 class RequestGate:
-    """Checks requests and finds their callers."""
+    """Checks requests, finds their callers, and answers those that fail."""
 
     def __init__(
         self,
@@ -37,7 +57,7 @@ class RequestGate:
         count_streams: Callable[[], int],
     ) -> None:
         self._is_development = settings.development
-        self._connections_max = settings.api_limits.connections_max
+        self._limits = settings.api_limits
         self.limiter = limiter
         self._has_tls = has_tls
         self._count_streams = count_streams
@@ -50,6 +70,58 @@ class RequestGate:
         self.open_requests: dict[int, StreamReader] = {}
         """Bodies of requests without an answer, except those of streams."""
         self.is_closing = False
+
+    # --- requests and their errors
+
+    @web.middleware
+    async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request. While the server is being stopped, each answer is the last one of its connection."""
+        self.open_requests[id(request)] = request.content
+        try:
+            response = await self._respond(request, handler)
+        finally:
+            self.open_requests.pop(id(request), None)
+        if self.is_closing and not response.prepared:
+            response.force_close()
+        return response
+
+    async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        dialect = find_dialect(request.path)
+        try:
+            self.check_request(request)
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+                return web.Response(status=204, headers=PREFLIGHT_HEADERS)
+            return await handler(request)
+        except ApiError as error:
+            self.count_failure(request.path, error)
+            return to_error_response(error, dialect)
+        except web.HTTPException as error:
+            allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+            return to_error_response(self._to_api_error(error), dialect, allowed)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            logger.exception("a request failed", extra={"method": request.method, "path": request.path})
+            return to_error_response(_FAILURE, dialect)
+
+    def _to_api_error(self, error: web.HTTPException) -> ApiError:
+        """Return the error for a request that aiohttp refuses."""
+        match error:
+            case web.HTTPRequestEntityTooLarge():
+                size = self._limits.frame_bytes_max
+                message = f"body: must have at most {size} bytes"
+                return ApiError(error_codes.BAD_REQUEST, message, field="body", limit=size, status=413)
+            case web.HTTPNotFound():
+                return ApiError(error_codes.UNKNOWN_PATH, "the server has no such path; `GET /` names its APIs")
+            case web.HTTPMethodNotAllowed():
+                message = f"the path takes {', '.join(sorted(error.allowed_methods))} only"
+                return ApiError(error_codes.METHOD_NOT_ALLOWED, message)
+            case _:
+                return ApiError(error_codes.BAD_REQUEST, error.reason, status=error.status)
+
+    def count_failure(self, path: str, error: ApiError) -> None:
+        """Count a request that was refused."""
+        self.limiter.counts.requests[_find_api_name(path), "http", error.code] += 1
 
     # --- host and origin
 
@@ -139,8 +211,22 @@ class RequestGate:
         return self.limiter.open_stream(address)
 
     def _check_capacity(self, connection: Connection | None = None) -> None:
-        if self._count_streams() >= self._connections_max and not self.limiter.close_unauthenticated_stream(connection):
-            message = f"connections_max is {self._connections_max}, and that many are there already"
+        if self._count_streams() >= self._limits.connections_max and not self.limiter.close_unauthenticated_stream(
+            connection
+        ):
+            message = f"connections_max is {self._limits.connections_max}, and that many are there already"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=1000)
         if self.is_closing:
             raise shutdown_error()
+
+
+def _find_api_name(path: str) -> str:
+    for prefix, api_name in _API_NAMES.items():
+        if path.startswith(prefix):
+            return api_name
+    return "events"
+
+
+def find_dialect(path: str) -> ProblemDialect:
+    """Return the dialect of the errors of a path."""
+    return _PROBLEM_DIALECTS.get(_find_api_name(path), DEFAULT_DIALECT)

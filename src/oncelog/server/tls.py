@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from oncelog.errors import SettingsError
 from oncelog.server.auth import secret_files
@@ -124,26 +124,18 @@ def _open_path(contents: FileContents) -> Iterator[str]:
 
     The file itself may have been replaced meanwhile. Its own path is used where the system has no paths of descriptors.
     """
-    with _open_memory_file() as descriptor:
-        source = _DESCRIPTOR_DIRECTORY / str(descriptor)
+    with _open_memory_file() as file:
+        source = _DESCRIPTOR_DIRECTORY / str(file.fileno())
         if not os.access(source, os.R_OK):
             yield contents.path
             return
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(contents.data)
-        os.lseek(descriptor, 0, os.SEEK_SET)  # systems on which the path shares the descriptor's position
+        file.write(contents.data)
+        file.seek(0)  # flushes, and resets the position for systems on which the path shares it
         yield str(source)
 
 
-@contextmanager
-def _open_memory_file() -> Iterator[int]:
-    """Yield the descriptor of an empty file without a name, in memory where the system supports that."""
+def _open_memory_file() -> IO[bytes]:
+    """Return an empty file without a name, in memory where the system supports that."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("oncelog-tls", os.MFD_CLOEXEC)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-    else:
-        with tempfile.TemporaryFile() as file:
-            yield file.fileno()
+        return os.fdopen(os.memfd_create("oncelog-tls", os.MFD_CLOEXEC), "w+b")
+    return tempfile.TemporaryFile()

@@ -26,24 +26,6 @@ CLOSE_WAIT_S: Final = 2.0
 S = TypeVar("S", bound=WebSocketSession[Any, Any])
 
 
-class _ClosedTransport(asyncio.Transport):
-    """Takes the place of a transport whose connection is over."""
-
-    def is_closing(self) -> bool:
-        """As asyncio says."""
-        return True
-
-    def get_write_buffer_size(self) -> int:
-        """As asyncio says."""
-        return 0
-
-    def abort(self) -> None:
-        """As asyncio says."""
-
-
-_CLOSED_TRANSPORT: Final = _ClosedTransport()
-
-
 class WebSocketSessionTransport:
     """Writes frames straight to the transport: one that goes to a thousand readers is encoded once, for all of them.
 
@@ -52,18 +34,19 @@ class WebSocketSessionTransport:
 
     def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
         self._request = request
-        self._transport = transport
+        self._transport: asyncio.Transport | None = transport
         # Of TLS the limits are others, and one would wait for room that is there by that measure.
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:
         """As `SessionTransport` says."""
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
 
     def count_buffered_bytes(self) -> int:
         """As `SessionTransport` says."""
-        return self._transport.get_write_buffer_size()
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     async def drain(self) -> None:
         """As `SessionTransport` says."""
@@ -80,18 +63,20 @@ class WebSocketSessionTransport:
 
     def abort(self) -> None:
         """As `SessionTransport` says."""
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def release(self) -> None:
         """Forget the transport of a connection that is over."""
-        self._transport = _CLOSED_TRANSPORT
+        self._transport = None
 
     def refuse_first_message(self) -> None:
         """Close the connection: too many bytes arrived before it was authenticated. What arrived is not kept."""
         self.write(
             encode_close_frame(CloseCode.TOO_LARGE, f"the first message must have at most {CONNECT_BYTES_MAX} bytes")
         )
-        self._transport.close()
+        if self._transport is not None:
+            self._transport.close()
 
 
 class _WebSocket(web.WebSocketResponse):

@@ -20,9 +20,8 @@ from oncelog.core.canonical import JsonValue
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import BUSY_RETRY_AFTER_MS, UNREADABLE, ApiError, MalformedMessageError, to_api_error
-from oncelog.server.frame_rate_limiter import FrameRateLimiter
-from oncelog.server.limits import LONG_FRAME_BYTES, ApiLimits
+from oncelog.server.errors import BUSY_RETRY_AFTER_MS, UNREADABLE, ApiError, to_api_error
+from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.send_queue import SendQueue, SessionTransport
 from oncelog.server.websocket_frames import CloseCode
@@ -92,7 +91,9 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Writes without an answer."""
         self._writable: set[Any] = set()
         """Names for which the principal's write grants have been checked."""
-        self._rate_limiter = FrameRateLimiter(service.limits, service.clock)
+        self._second = 0
+        self._second_frames = 0
+        """Frames that were received in the second `_second` of the steady clock."""
         self._is_refusing = False
         """No more frames are read."""
         self._is_closing = False
@@ -161,7 +162,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         if self._is_refusing:
             return None
         self.service.counts.frames_received += 1
-        violation = self._rate_limiter.find_violation(len(data), is_authenticated=self.principal is not None)
+        violation = self._find_violation(len(data))
         if violation is not None:
             self._send_error(violation, self._find_reply_to(data))
             return None
@@ -169,10 +170,31 @@ class WebSocketSession(ABC, Generic[M, R]):
             return self._receive_in_thread(data)
         return self._process(partial(self._decode, data))
 
+    def _find_violation(self, size: int) -> ApiError | None:
+        """Return the error for a frame that is not decoded: too large before authentication, or above the rate."""
+        if self.principal is None and size > CONNECT_BYTES_MAX:
+            message = f"the first message must have at most {CONNECT_BYTES_MAX} bytes, not {size}"
+            return ApiError(error_codes.BAD_REQUEST, message, limit=CONNECT_BYTES_MAX)
+        frames_max = self.service.limits.frames_per_second_max
+        if not frames_max:
+            return None
+        second = self.service.clock.elapsed_ms() // 1000
+        if second != self._second:
+            self._second, self._second_frames = second, 0
+        self._second_frames += 1
+        if self._second_frames <= frames_max:
+            return None
+        message = f"frames_per_second_max is {frames_max}"
+        return ApiError(error_codes.RATE_LIMITED, message, limit=frames_max, retry_after_ms=1000)
+
     async def _receive_in_thread(self, data: bytes) -> None:
         """Decode a long frame in a thread, because other connections must not wait for it."""
-        decode = await asyncio.to_thread(_capture_outcome, partial(self._decode, data))
-        waiting = None if self._is_refusing else self._process(decode)
+        decoded = asyncio.get_running_loop().run_in_executor(None, self._decode, data)
+        await asyncio.wait([decoded])
+        if self._is_refusing:
+            decoded.exception()  # asyncio logs an exception that is not read
+            return
+        waiting = self._process(decoded.result)
         if waiting is not None:
             await waiting
 
@@ -193,11 +215,8 @@ class WebSocketSession(ABC, Generic[M, R]):
     def _process(self, decode: Callable[[], M]) -> Awaitable[None] | None:
         try:
             message = decode()
-        except MalformedMessageError as error:
-            self._send_error(error, error.reply_to)
-            return None
         except ApiError as error:
-            self._send_error(error)
+            self._send_error(error, error.reply_to)
             return None
         try:
             waiting = self._find_handler(self._get_kind(message))(self, message)
@@ -311,17 +330,3 @@ class WebSocketSession(ABC, Generic[M, R]):
     def _release(self) -> None:
         """Release queues. Nothing is written any more."""
         self.send_queue.close()
-
-
-def _capture_outcome(decode: Callable[[], M]) -> Callable[[], M]:
-    """Call a decoder, and return a function that returns or raises the same."""
-    try:
-        message = decode()
-    except ApiError as error:
-        raised = error
-
-        def raise_error() -> M:
-            raise raised
-
-        return raise_error
-    return lambda: message

@@ -290,7 +290,7 @@ async def test_revoked_key_closes_its_connection(tmp_path: Path) -> None:
         body = {"chat_id": "c", "members": ["client:bob"]}
         assert (await door.http("POST", "/v1/chats", ann.text, body)).status == 201
         here, there = await door.device(ann.text), await door.device(bob.text)
-        door.served.server._checks.run()  # nothing has changed
+        door.served.server.run_checks()  # nothing has changed
         await here.sent("c", 1)
         assert (await there.take(type="message"))["sequence"] == 1
         keys = door.served.api_keys

@@ -203,7 +203,7 @@ async def test_expired_token_closes_the_connection(tmp_path: Path) -> None:
         ann = await door.device(token)
         assert await ann.refused("send_message", chat_id="c", client_message_id=message_uuid(1), content="x")
         door.served.clock.advance(10**9)  # type: ignore[attr-defined]
-        door.served.server._checks.run()
+        door.served.server.run_checks()
         assert await ann.closed() == 1008
         assert ann.frames[-1]["code"] == "AUTH_FAILED"
 

@@ -216,7 +216,7 @@ async def test_live_streams_end_when_the_credential_loses_its_rights(tmp_path: P
         await until(lambda: len(door.server.apis) == 2)
         if kind == "token":
             clock.advance(60_000 + 31_000)
-            door.server._checks.run()
+            door.server.run_checks()
         else:
             assert door.served.api_keys is not None
             door.served.api_keys.revoke(made.key.id)

@@ -107,10 +107,10 @@ async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedS
     await live.send(type="whatever")  # is ignored
     await gateway.pushed(DELTAS[5])
     assert await live.deltas(1) == numbered(6, 6)
-    readers = len(shared_server.door.server.deltas.sessions)
+    readers = len(shared_server.door.server.apis.deltas.sessions)
     await soon(live.socket.close())
     await until(lambda: shared_server.door.counts.ws_connections == 0)
-    assert len(shared_server.door.server.deltas.sessions) == readers - 1
+    assert len(shared_server.door.server.apis.deltas.sessions) == readers - 1
 
 
 @pytest.mark.rule("DE-12")
@@ -260,7 +260,7 @@ FOLLOWS = {
 @asynccontextmanager
 async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None]:
     """Follow the gateway on a connection that is never read. The server waits two heartbeats for it to read."""
-    deltas = door.server.deltas
+    deltas = door.server.apis.deltas
     limits = replace(deltas.service.limits, heartbeat_ms=heartbeat_ms)
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -23,7 +23,6 @@ from oncelog.server.events.service import EventsService
 from oncelog.server.events.session import EventsSession
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
-from oncelog.server.rate_limiter import RateLimiter
 
 Json = dict[str, Any]
 
@@ -223,7 +222,8 @@ class SessionServer:
         self.log = log
         self.counts = Counts()
         self.hub = EventsHub(log.clock.wall_ms, self.counts, self.fail)
-        entrance = AuthGate(authenticator, self.counts, log.clock, RateLimiter(1, 3, 100, log.clock.elapsed_ms))
+        rates = ApiLimits(auth_failures_per_minute_max=3, requests_per_second_max=0)
+        entrance = AuthGate(authenticator, self.counts, log.clock, rates)
         self.door = EventsService(log, self.hub, entrance, limits=ApiLimits(**limits), counts=self.counts)
         self.peers: list[Peer] = []
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from databases import BOTH_STORES
 from deadlines import soon, until
-from oncelog.server import periodic_checks
+from oncelog.server import app
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.auth.auth_material import token
@@ -131,7 +131,7 @@ async def test_malformed_stream_request_is_refused(tmp_path: Path) -> None:
             assert answer.error["details"] == {"field": "Last-Event-ID"}
         head = await served.request("HEAD", f"{STREAM}?partition=a")
         assert (head.status, head.content_type) == (200, "text/event-stream")
-        assert len(served.server.events.streams) == 0
+        assert len(served.server.apis.events.streams) == 0
 
 
 @pytest.mark.rule("CO-22", "EV-11")
@@ -158,7 +158,7 @@ async def ended(stream: Any) -> Any:
 
 @pytest.mark.rule("CO-23")
 async def test_stream_ends_when_its_token_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(periodic_checks, "RENEW_S", 0.01)
+    monkeypatch.setattr(app, "RENEW_S", 0.01)
     settings = {"leeway_ms": 0}
     async with serving(tmp_path, tokens=True, token_settings=settings) as served:
         short = await served.stream("orders/1", credential=token(exp=auth_material.NOW_S + 5))
@@ -213,9 +213,9 @@ async def test_stream_is_removed_when_its_reader_disconnects(tmp_path: Path) -> 
     async with serving(tmp_path, heartbeat_ms=20) as served:
         stream = await served.stream("a")
         await stream.connected()
-        assert served.server.counts.sse_connections == len(served.server.events.streams) == 1
+        assert served.server.counts.sse_connections == len(served.server.apis.events.streams) == 1
         stream.close()
-        await until(lambda: not len(served.server.events.streams))
+        await until(lambda: not len(served.server.apis.events.streams))
         assert served.server.counts.sse_connections == 0
 
 
@@ -243,7 +243,7 @@ NEVER_MS: Final = 3_600_000
 
 async def slow_stream(served: Serving, heartbeat_ms: int) -> socket.socket:
     """Open a stream and do not read it. The server waits two heartbeats for this reader, and no other one."""
-    streams = served.server.events.streams
+    streams = served.server.apis.events.streams
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(streams, "_limits", replace(streams._limits, heartbeat_ms=heartbeat_ms))
         raw = unread_stream(served)
@@ -267,11 +267,11 @@ async def test_slow_reader_is_disconnected_and_does_not_delay_others(tmp_path: P
         with await slow_stream(served, heartbeat_ms=500):
             reader = await served.stream("a")
             await reader.connected()
-            await until(lambda: len(served.server.events.streams) == 2)
+            await until(lambda: len(served.server.apis.events.streams) == 2)
             for number in range(1, 61):
                 await served.commit(large(number))
                 assert numbers(await reader.events(1)) == [number]
-            await until(lambda: len(served.server.events.streams) == 1)
+            await until(lambda: len(served.server.apis.events.streams) == 1)
             assert served.server.counts.slow_readers_closed == 1
             runner = served.server._http.runner
             assert runner is not None
@@ -296,6 +296,6 @@ async def test_late_reader_misses_no_event(tmp_path: Path) -> None:
 async def test_server_stops_with_a_reader_that_does_not_read(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         with unread_stream(served):
-            await until(lambda: len(served.server.events.streams) == 1)
+            await until(lambda: len(served.server.apis.events.streams) == 1)
             await asyncio.gather(*(served.commit(large(number)) for number in range(1, 61)))
             await soon(served.server.stop())

@@ -14,7 +14,7 @@ from cli import server_process as processes
 from crash.store_history import say
 from databases import BOTH_STORES, is_postgres
 from deadlines import soon, until
-from oncelog.server import periodic_checks
+from oncelog.server import app
 from oncelog.testing.clock import ManualClock
 from server.auth.auth_material import NOW_MS, token
 from server.malformed_frames import malformed_frames
@@ -139,7 +139,7 @@ async def test_connection_above_the_limit_is_refused_and_a_silent_one_closed(tmp
 @BOTH_STORES
 @pytest.mark.rule("CO-23")
 async def test_expired_token_closes_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(periodic_checks, "RENEW_S", 0.01)
+    monkeypatch.setattr(app, "RENEW_S", 0.01)
     clock = ManualClock(NOW_MS)
     async with serving(tmp_path, tokens=True, clock=clock) as served:
         client = await served.socket()

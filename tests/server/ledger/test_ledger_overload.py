@@ -45,11 +45,11 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
         assert await watching.next() == await staying.next()
         if how == "expired":
             clock.advance(100_000 + 30_000 - 1)  # the leeway
-            door.server._checks.run()
+            door.server.run_checks()
             await writer.write(3, SET)
             assert await watching.next() == await staying.next()
             clock.advance(1)
-            door.server._checks.run()
+            door.server.run_checks()
         elif how == "revoked":
             assert door.served.api_keys is not None
             door.served.api_keys.revoke(shown.key.id)
@@ -102,7 +102,7 @@ async def test_stream_of_a_reader_that_does_not_read_can_be_ended(
         await until(Unchanged(lambda: sent))
         if how == "expired":
             clock.advance(200_000)
-            door.server._checks.run()
+            door.server.run_checks()
             assert await ending(watching) == "UNAUTHENTICATED"
         else:
             stopping = asyncio.ensure_future(door.server.stop())

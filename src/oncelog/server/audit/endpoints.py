@@ -5,17 +5,25 @@ from typing import Any, Final
 
 from oncelog import error_codes
 from oncelog.core.canonical import canonical
-from oncelog.core.limits import NAME_CHARACTERS_MAX, TARGET_CHARACTERS_MAX
+from oncelog.core.limits import ACT_CHARACTERS_MAX, NAME_CHARACTERS_MAX, TARGET_CHARACTERS_MAX
 from oncelog.core.rules.audit import KEY_REVOKED, act_key
 from oncelog.core.values import RecordAct
 from oncelog.engine.audit import AuditFilter, AuditPage, entry_to_json
 from oncelog.engine.log import Log
 from oncelog.errors import HistoryChangedError
-from oncelog.server.auth.credential_events import CredentialEvent
+from oncelog.server.auth.credential_files import CredentialEvent
 from oncelog.server.endpoint import Call, Endpoint, Parameter
 from oncelog.server.errors import ApiError, translate_errors
 from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, schema_response
+from oncelog.server.json_schemas import (
+    TEXT_SCHEMA,
+    Schema,
+    integer_schema,
+    object_schema,
+    schema_ref,
+    schema_response,
+    timestamp_schema,
+)
 
 SERVER_ACTOR: Final = "system:server"
 """Actor of acts that the server finds in its settings and files."""
@@ -138,3 +146,28 @@ def _parse_limit(text: str, name: str) -> int:
         message = f"{name}: must be from 1 to {PAGE_ACTS_MAX}, not {limit}"
         raise ApiError(error_codes.BAD_REQUEST, message, field=name, limit=PAGE_ACTS_MAX)
     return limit
+
+
+def build_schemas() -> dict[str, Schema]:
+    """Return the schemas of the answers."""
+    act = object_schema(
+        time_ms=timestamp_schema(),
+        act={**TEXT_SCHEMA, "maxLength": ACT_CHARACTERS_MAX},
+        actor=TEXT_SCHEMA,
+        stream={**TEXT_SCHEMA, "description": "The stream that the act concerns; empty where it concerns the log."},
+        target={**TEXT_SCHEMA, "description": "What the act was done to."},
+        details={"type": "object"},
+        lane=integer_schema(),
+        position=integer_schema(),
+        log_time_ms=timestamp_schema(),
+        erased={"type": "boolean", "description": "The body of the record was erased."},
+    )
+    return {
+        "Act": act,
+        "AuditPage": object_schema(
+            acts={"type": "array", "items": schema_ref("Act"), "maxItems": PAGE_ACTS_MAX},
+            cursor={**TEXT_SCHEMA, "deprecated": True, "description": "As `next_after`."},
+            next_after=TEXT_SCHEMA,
+            has_more={"type": "boolean"},
+        ),
+    }
