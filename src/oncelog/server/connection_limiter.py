@@ -201,7 +201,7 @@ class Connection(Caller):
         self._limiter.release(self)
         # A transport with TLS holds about 80 KiB: it must not wait for the garbage collector.
         self.byte_limit = self.transport = None
-        self._abort, self.is_closing = _do_nothing, _is_closed
+        self._abort, self.is_closing = lambda: None, lambda: True
 
     def _close_stream(self) -> None:
         if self.stream is not None:
@@ -480,14 +480,11 @@ def to_connection_limits(limits: ApiLimits, *, is_development: bool) -> Connecti
     all callers on its machine as one principal, so only the total is limited.
     """
     half = max(1, limits.connections_max // 2)
-    total_max = limits.connections_max + RESERVED_CONNECTIONS
-    if is_development:
-        return ConnectionLimits(total_max=total_max, timeout_ms=limits.connect_timeout_ms)
     return ConnectionLimits(
-        total_max=total_max,
-        address_max=min(limits.connections_per_address_max, half),
-        principal_max=min(limits.connections_per_principal_max, half),
-        unauthenticated_max=limits.unauthenticated_connections_max,
+        total_max=limits.connections_max + RESERVED_CONNECTIONS,
+        address_max=0 if is_development else min(limits.connections_per_address_max, half),
+        principal_max=0 if is_development else min(limits.connections_per_principal_max, half),
+        unauthenticated_max=0 if is_development else limits.unauthenticated_connections_max,
         timeout_ms=limits.connect_timeout_ms,
     )
 
@@ -496,14 +493,6 @@ def busy_error(name: str, limit: int) -> ApiError:
     """Return the error for a connection above a limit."""
     message = f"{name} is {limit}, and that many connections are open"
     return ApiError(SERVER_BUSY, message, limit=limit, retry_after_ms=RETRY_AFTER_MS)
-
-
-def _do_nothing() -> None:
-    """Take the place of `abort` of a closed connection."""
-
-
-def _is_closed() -> bool:
-    return True
 
 
 def _remove_caller(callers: defaultdict[str, Any], key: str, caller: Caller) -> None:

@@ -3,7 +3,7 @@ responses."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Final
 
@@ -15,7 +15,6 @@ from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream, ForwardedRequest
 from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
 from oncelog.server.errors import ApiError, shutdown_error
-from oncelog.server.http_port import Handler
 from oncelog.server.http_requests import check_single_authorization
 from oncelog.server.ledger.codec import PROBLEM_DIALECT as LEDGER_PROBLEMS
 from oncelog.server.origins import (
@@ -42,6 +41,7 @@ PREFLIGHT_HEADERS: Final = {
 """Answer to a browser that asks before it sends a request of another origin (CORS)."""
 _API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
 _PROBLEM_DIALECTS: Final = {"deltas": DELTAS_PROBLEMS, "chat": CHAT_PROBLEMS, "ledger": LEDGER_PROBLEMS}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _FAILURE: Final = ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500)
 
 

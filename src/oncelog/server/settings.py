@@ -101,8 +101,15 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
             f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
         )
         check_tenants(self.tenants)
-        _check_origins(self.origins)
-        _check_networks(self.trusted_proxies)
+        for origin in self.origins:
+            _check(
+                normalize_origin(origin) is not None,
+                f"origins must have the form scheme://host[:port], without a path and without *, not {origin!r}",
+            )
+        try:
+            parse_networks(self.trusted_proxies)
+        except ValueError as error:
+            raise SettingsError(f"trusted_proxies must be IP addresses or networks: {error}") from error
 
     @property
     def ledger_port(self) -> int:
@@ -240,22 +247,6 @@ def is_loopback(host: str) -> bool:
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise SettingsError(message)
-
-
-def _check_origins(origins: tuple[str, ...]) -> None:
-    for origin in origins:
-        _check(
-            normalize_origin(origin) is not None,
-            f"origins must have the form scheme://host[:port], without a path and without *, not {origin!r}",
-        )
-
-
-def _check_networks(texts: tuple[str, ...]) -> None:
-    for text in texts:
-        try:
-            parse_networks([text])
-        except ValueError as error:
-            raise SettingsError(f"trusted_proxies must be IP addresses or networks: {error}") from error
 
 
 # --- put together -----------------------------------------------------------------------------------------

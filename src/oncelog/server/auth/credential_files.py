@@ -38,6 +38,8 @@ later polls use its result without waiting."""
 RELOAD_TIMEOUT_S: Final = 5.0
 """The same for a complete reload."""
 
+FileChanges = tuple[int, "Sequence[FileRead]"]
+"""Generation of a poll, and the files that have changed."""
 FileVersion = tuple[int, ...]
 """State of a file that changes with every write, replacement, and change of owner or mode."""
 
@@ -169,13 +171,6 @@ class FileRead(Struct, frozen=True, eq=False):
         return self.error is not None and self.content is not None
 
 
-class FileChanges(Struct, frozen=True):
-    """The files that have changed."""
-
-    generation: int
-    reads: Sequence[FileRead]
-
-
 class CredentialFiles:
     """All credential files of a server. Nothing is loaded before the first `reload`."""
 
@@ -218,17 +213,18 @@ class CredentialFiles:
             read_files = {file_read.file for file_read in reads}
             failed = [file for file in self._files if file.error is not None and file not in read_files]
             reads += self._load_changed(generation, failed, is_retry=True)
-        return FileChanges(generation, reads)
+        return generation, reads
 
     def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
         """Put changed files into use. Return whether there were any, and the failures that were not returned before."""
-        if changes.generation != self._generation:
+        generation, reads = changes
+        if generation != self._generation:
             return False, []
-        used = self._use(changes.reads)
+        used = self._use(reads)
         for file in used:
             if file.error is None:
                 logger.info("%s was reloaded", file.path, extra={"kind": file.kind})
-        return bool(used), _take_new_failures(changes.reads)
+        return bool(used), _take_new_failures(reads)
 
     def _load_changed(self, generation: int, files: Iterable[CredentialFile], *, is_retry: bool) -> list[FileRead]:
         """Read files that have changed, each in a thread. A file that hangs delays the others once."""
@@ -328,12 +324,11 @@ def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
         file = found.file
         if file.error is not None and file.reported != (found.version, file.error):
             file.reported = (found.version, file.error)
-            effect = "keys that it has not are removed, and none is added" if found.is_insecure else _STILL_IN_USE
+            effect = "its previous content stays in use"
+            if found.is_insecure:
+                effect = "keys that it has not are removed, and none is added"
             failures.append(f"{effect}: {file.error}")
     return failures
-
-
-_STILL_IN_USE: Final = "its previous content stays in use"
 
 
 def _record_failure(file: CredentialFile, error: str) -> None:
