@@ -8,15 +8,15 @@ from oncelog.core.limits import RATE_MAX, SETTING_NUMBER_MAX, WHOLE_REQUEST_ITEM
 from oncelog.errors import SettingsError
 
 GRANTS_MAX: Final = 1000
-"""Names and prefixes that one identity may read; as many that it may write."""
+"""Names and prefixes in each list of one identity's grants."""
 
 TOKEN_CHARACTERS_MAX: Final = 16_384
-"""A longer token is refused before anything in it is looked at."""
+"""A longer token is refused before it is decoded."""
 TOKEN_HEADER_CHARACTERS_MAX: Final = 4096
 TOKEN_SIGNATURE_CHARACTERS_MAX: Final = 1400
-"""In base64url: of an RSA key of 8192 bits, the largest that signs anything."""
+"""Signature of an RSA key of 8192 bits in base64url."""
 TOKEN_KEYS_MAX: Final = 32
-"""Keys that tokens are verified with, over all files: one that names no key is tried with each that has no name."""
+"""Keys for tokens, over all files. A token without a key id is tried with each key that has no id."""
 TOKEN_KEY_FILE_BYTES_MAX: Final = 256 * 1024
 TLS_FILE_BYTES_MAX: Final = 1024 * 1024
 """Largest certificate chain or private key."""
@@ -25,26 +25,26 @@ TLS_HANDSHAKE_BYTES_MAX: Final = 16 * 1024
 METRICS_CONNECTIONS_MAX: Final = 64
 """Connections of the metrics port at a time. Prometheus and health checks need a few."""
 SECRET_BYTES_MIN: Final = 32
-"""Of a secret for HS256: as long as its hash (RFC 7518, 3.2)."""
+"""Shortest secret for HS256: as long as its hash (RFC 7518, 3.2)."""
 RSA_BITS_MIN: Final = 2048
 LEEWAY_MS_DEFAULT: Final = 30_000
-"""How far the issuer's clock may be from ours."""
+"""Largest difference between the clocks of the issuer and the server."""
 LEEWAY_MS_MAX: Final = 300_000
 TOKEN_LIFETIME_MS_DEFAULT: Final = 30 * 86_400_000
-"""30 days: a token cannot be revoked alone, so its lifetime bounds how long a stolen one is useful."""
+"""30 days. A single token cannot be revoked, so its lifetime bounds the use of a stolen one."""
 TOKEN_TIME_S_MAX: Final = 253_402_300_799
-"""The end of the year 9999. A time beyond it was given in milliseconds."""
+"""The end of the year 9999. A later time is probably in milliseconds."""
 
 API_KEYS_MAX: Final = 10_000
-"""In one file, revoked ones too."""
+"""Keys of one file, including revoked ones."""
 API_KEYS_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 API_KEY_SECRET_BYTES: Final = 32
 API_KEY_ID_BYTES: Final = 8
 
 CONNECT_BYTES_MAX: Final = 32 * 1024
-"""Of a WebSocket's frames before it has said who it is."""
+"""Largest frame of a WebSocket before authentication."""
 LONG_FRAME_BYTES: Final = 64 * 1024
-"""What is longer is read in a thread of its own, beside what others send."""
+"""Longer frames and bodies are decoded in a thread, so that other connections do not wait."""
 INSIEME_FRAME_BYTES: Final = 64 * 1024 - len("batch-preview") + 36
 """Largest frame of the npm package `insieme` 2.1.0: it measures its batches, of at most 64 KiB, with "batch-preview" as
 their message id, and sends them with a UUID."""
@@ -52,7 +52,7 @@ their message id, and sends them with a UUID."""
 SETTINGS_FILE_BYTES_MAX: Final = 1024 * 1024
 SCHEMAS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 COMPACT_DELTAS_MAX: Final = 10_000
-"""Compacted by one request; whoever wants more asks again."""
+"""Deltas that one request compacts."""
 COMPACT_ROWS_MAX: Final = 50_000
 """Rows that one request to compact reads, to find deleted ones."""
 
@@ -99,62 +99,62 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     gRPC keeps up to 200 KB for an anonymous connection with an unfinished message, and does not say which connections
     are anonymous. So this limit also bounds their memory."""
     frame_bytes_max: int = 4 * _MIB
-    """Of one WebSocket frame, or of the body of one HTTP request. The npm package needs `INSIEME_FRAME_BYTES`."""
+    """Size of one WebSocket frame, or of the body of one HTTP request. The npm package needs `INSIEME_FRAME_BYTES`."""
     request_events_max: int = 1000
     """Events that one request submits."""
     events_in_flight_max: int = 10_000
-    """Events or messages of one connection that have no answer yet. Beyond it new ones are answered as busy."""
+    """Events or messages of one connection without an answer. Further ones are answered as busy."""
     page_events_default: int = 500
-    """Events of a page, where the reader does not say how many. Never more than `page_events_max`."""
+    """Events of a page if the reader requests no number. Never more than `page_events_max`."""
     page_events_max: int = 1000
-    """A page that is asked for with more has this many."""
+    """Largest number of events of a page, also if the reader requests more."""
     outbox_frames_max: int = 10_000
-    """Frames that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    """Frames that wait for one reader. At half of the limit the server logs a warning, above it closes the reader."""
     outbox_bytes_max: int = 8 * _MIB
-    """Bytes that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    """Bytes that wait for one reader. At half of the limit the server logs a warning, above it closes the reader."""
     entity_value_bytes_max: int = _MIB
-    """Of the value of one entity of a ledger."""
+    """Size of the value of one entity of a ledger."""
     column_value_bytes_max: int = 256 * 1024
-    """Of the value of one column of a delta, in canonical JSON."""
+    """Size of the value of one column of a delta, in canonical JSON."""
     connect_timeout_ms: int = 10_000
-    """Until a connection must have sent its first request, and a WebSocket have said who it is."""
+    """Time in which a connection must send its first request, and a WebSocket authenticate."""
     heartbeat_ms: int = 30_000
-    """How often a silent connection is asked whether it is still there."""
+    """Interval of pings on a silent connection."""
     cycle_idle_ms: int = 2000
-    """How long an open sync cycle, with an answer waiting behind it, may ask for no further page."""
+    """How long an open sync cycle may request no further page while a reply waits behind it."""
     close_wait_ms: int = 5000
     """How long an error that closes a WebSocket waits for the replies to requests before it."""
     auth_failures_per_minute_max: int = 60
-    """Failed authentications from one address. 0 is no limit."""
+    """Failed authentications from one address. 0 switches the limit off."""
     new_events_per_second_max: int = 0
-    """New events of one actor, over all processes of the log; retries are not counted. 0 turns it off."""
+    """New events of one actor, in all processes of the log, without retries. 0 switches the limit off."""
     requests_per_second_max: int = 2000
     """HTTP requests, gRPC calls and WebSocket connections of one actor at this server. 0 switches it off.
 
     After a pause an actor can make `REQUESTS_BURST_SECONDS` times as many at once.
     """
     frames_per_second_max: int = 5000
-    """Frames that one connection sends. 0 is no limit."""
+    """Frames that one connection sends. 0 switches the limit off."""
     message_bytes_max: int = 4096
-    """Of the content of one chat message, in UTF-8."""
+    """Size of the content of one chat message, in UTF-8."""
     page_messages_default: int = 100
-    """Messages of a page of a chat, where the reader does not say how many. Never more than `page_messages_max`."""
+    """Messages of a page of a chat if the reader requests no number. Never more than `page_messages_max`."""
     page_messages_max: int = 500
-    """A page that is asked for with more has this many. Pages of chats and of members too."""
+    """Largest number of messages, chats or members of a page, also if the reader requests more."""
     request_members_max: int = 500
-    """Members that one request gives to a chat."""
+    """Members that one request adds to a chat."""
     user_messages_per_second_max: int = 0
-    """New messages of one user in one chat, over all processes of the log; retries are not counted. 0 turns it off."""
+    """New messages of one user in one chat, in all processes of the log, without retries. 0 switches the limit off."""
     chat_messages_per_second_max: int = 0
-    """New messages in one chat, whoever sends them, over all processes of the log. 0 is no limit."""
+    """New messages of all users in one chat, over all processes of the log. 0 switches the limit off."""
     user_chats_per_second_max: int = 1
-    """New chats of one user in the long run, over all processes of the log; retries are not counted. 0 turns it off."""
+    """New chats of one user in the long run, in all processes of the log, without retries. 0 switches the limit off."""
     user_chats_burst_max: int = 1000
     """New chats of one user at once, after a pause."""
     live_chats_max: int = 10_000
-    """Chats of one connected user that are kept in memory. Messages of further chats are delivered by a look-up."""
+    """Chats of one connected user in memory. Messages of further chats are delivered by a look-up."""
     delivery_ms: int = 50
-    """How long acknowledgements gather before the members of their chat are told."""
+    """How long acknowledgements gather before the server sends them to the members of their chat."""
 
     @property
     def grpc_share(self) -> int:

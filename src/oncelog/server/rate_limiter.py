@@ -1,8 +1,7 @@
-"""How often something may happen in one process, by key: failed authentications of an address.
+"""Rate limits by key, such as failed authentications by address.
 
-A bucket of tokens, kept as one number a key: the moment at which it will be full again. Every token that is taken
-puts that moment off by the time that one token needs to come back. So a key that has waited long enough needs no entry
-at all, and nothing has to run in the background.
+A token bucket is one number for each key: the time at which it will be full again. Each token that is taken delays that
+time by the refill time of one token. So a full bucket needs no entry, and nothing runs in the background.
 """
 
 import math
@@ -13,14 +12,14 @@ from typing import Final
 from oncelog.errors import SettingsError
 
 _ROUNDING_MS: Final = 1e-6
-"""Far more than floats lose here, far less than anybody can wait."""
+"""Much larger than rounding errors, much smaller than any delay of a caller."""
 
 
 class RateLimiter:
-    """At most `per_second` in the long run, and `burst` at once; 0 a second is no limit.
+    """Allows `per_second` in the long run, and `burst` at once. A rate of 0 switches the limit off.
 
-    `now_ms` must be a steady clock. At most `keys_max` keys are known: the least recently used goes first, and starts
-    anew with a full bucket if it comes again.
+    `now_ms` must be a steady clock. The limiter remembers `keys_max` keys and forgets the least recently used first,
+    whose bucket then is full.
     """
 
     def __init__(self, per_second: float, burst: int, keys_max: int, now_ms: Callable[[], float]) -> None:
@@ -30,18 +29,18 @@ class RateLimiter:
         self._now_ms = now_ms
         self._token_ms = 1000 / per_second if per_second else 0.0
         self._slack_ms = self._token_ms * (burst - 1)
-        """How far off a full bucket may be while there is a whole token in it."""
+        """Time until a bucket with one whole token is full."""
         self._full_at_ms: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._full_at_ms)
 
     def allows(self, key: str) -> bool:
-        """Whether it may happen once more. Takes nothing."""
+        """Return whether the bucket has a token. Takes none."""
         return self._get_deficit_ms(key) <= _ROUNDING_MS
 
     def take(self, key: str, count: int = 1) -> None:
-        """It has happened. More than there was may be taken: then the key waits until that has come back too."""
+        """Take tokens. More than the bucket has may be taken: the key then waits until they are refilled."""
         if not self._token_ms or count <= 0:
             return
         now_ms = self._now_ms()
@@ -51,13 +50,13 @@ class RateLimiter:
             self._full_at_ms.popitem(last=False)
 
     def retry_after_ms(self, key: str) -> int:
-        """After how long `allows` will say yes; 0 if it does now."""
+        """Return the time until `allows` returns True; 0 if it does now."""
         return max(0, math.ceil(self._get_deficit_ms(key) - _ROUNDING_MS))
 
     def _get_deficit_ms(self, key: str) -> float:
         full_ms = self._full_at_ms.get(key)
         if full_ms is None:
             return 0.0
-        # Asked for is used: one who is held off must not be forgotten while they keep trying.
+        # A look-up counts as use: a refused key must not be forgotten while its caller keeps trying.
         self._full_at_ms.move_to_end(key)
         return full_ms - self._now_ms() - self._slack_ms

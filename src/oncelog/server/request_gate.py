@@ -46,7 +46,7 @@ _FAILURE: Final = ApiError(error_codes.SERVER_ERROR, "the server is at fault", s
 
 
 class RequestGate:
-    """Checks requests, finds their callers, and answers those that fail."""
+    """Checks requests, finds their callers, and answers failed requests."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
-"""What waits to be written to one connection, in order: frames, and places of answers that are not due yet.
+"""The send queue of one connection: frames in order, and slots of replies that are not due yet.
 
-It is written without waiting, several frames at a time. A reader that is slower than what comes for it is counted,
-warned of, and ended (CO-31).
+A flush writes several frames at a time and never waits. A slow reader is counted, logged, and closed (CO-31).
 """
 
 import asyncio
@@ -17,32 +16,32 @@ from oncelog.server.metrics import Counts
 logger: Final = logging.getLogger("oncelog.doors")
 
 TRANSPORT_BYTES_HIGH: Final = 64 * 1024
-"""With more than this on its way, what follows waits in the outbox, where it is counted."""
+"""With more unsent bytes than this, further frames wait in the send queue, where they are counted."""
 FULL_POLL_S: Final = 0.01
-"""How long to wait for a wire that says it has room, and has none."""
+"""Interval between checks of a transport that reports room but has none."""
 
 
 class SessionTransport(Protocol):
-    """The socket, as far as a session is concerned."""
+    """The socket of a session."""
 
     def write(self, data: bytes) -> None:
-        """Sends frames. Never waits."""
+        """Send frames. Never waits."""
 
     def count_buffered_bytes(self) -> int:
-        """How much has been written and is not on its way yet."""
+        """Return the number of bytes that were written and are not sent yet."""
 
     async def drain(self) -> None:
-        """Returns when there is room again. Raises OSError when the connection is gone."""
+        """Return when there is room again. Raises OSError if the connection is lost."""
 
     def close(self, code: int, reason: str) -> None:
-        """Ends the connection after what was written."""
+        """Close the connection after the frames that were written."""
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Close the connection at once."""
 
 
 class ReplySlot:
-    """A place in the outbox for what is not known yet, or not due."""
+    """A place in the send queue for a reply that is not known yet, or not due."""
 
     __slots__ = ("frame", "is_due")
 
@@ -50,19 +49,19 @@ class ReplySlot:
         self.frame: bytes | None = None
         """None until the outcome is known."""
         self.is_due = False
-        """Known, and it may be told."""
+        """Whether the reply may be sent once it is known."""
 
     def on_written(self) -> None:
-        """It is on its way."""
+        """The reply was written."""
 
 
 class SendQueueOwner(Protocol):
-    """Whoever has an outbox."""
+    """The owner of a send queue."""
 
     send_queue: "SendQueue"
 
     def abort(self) -> None:
-        """Something is wrong with this one alone."""
+        """Close the connection, because its frames could not be written."""
 
 
 class WriteCoalescer:
@@ -73,7 +72,7 @@ class WriteCoalescer:
         self._is_scheduled = False
 
     def schedule(self, reader: SendQueueOwner) -> None:
-        """What is in its outbox is written at the end of this turn of the loop, together with what comes till then."""
+        """Flush the send queue of the reader at the end of this turn of the event loop."""
         outbox = reader.send_queue
         if not outbox.is_dirty:
             outbox.is_dirty = True
@@ -112,12 +111,12 @@ class WriteCoalescer:
             try:
                 reader.send_queue.flush()
             except Exception:
-                logger.exception("what is for a reader could not be written")
+                logger.exception("the frames of a reader could not be written")
                 reader.abort()
 
 
 class SendQueue:
-    """Of one connection. Whoever adds to `frames` and `bytes` sees to it that `flush` is called soon."""
+    """The queue of one connection. Code that adds to `frames` and `bytes` makes sure that `flush` is called soon."""
 
     def __init__(
         self,
@@ -129,9 +128,9 @@ class SendQueue:
     ) -> None:
         self.frames: list[bytes | ReplySlot] = []
         self.bytes = 0
-        """Of the frames that are there."""
+        """Size of the queued frames."""
         self.is_dirty = False
-        """Somebody will call `flush`."""
+        """Whether a call of `flush` is scheduled."""
         self._transport = transport
         self._limits = limits
         self._counts = counts
@@ -143,12 +142,12 @@ class SendQueue:
         self._is_closed = False
 
     def put(self, frame: bytes) -> None:
-        """At the end."""
+        """Append a frame."""
         self.frames.append(frame)
         self.bytes += len(frame)
 
     def put_slot(self, slot: ReplySlot, before: ReplySlot | None = None) -> None:
-        """Keep a place at the end, or directly before another answer that has one."""
+        """Append a slot, or insert it directly before another slot."""
         if before is None:
             self.frames.append(slot)
         else:
@@ -156,13 +155,13 @@ class SendQueue:
         self._slots += 1
 
     def remove_slot(self, slot: ReplySlot) -> None:
-        """Gives up the place that was kept for it, if there is one."""
+        """Remove a slot, if it is in the queue."""
         if slot in self.frames:
             self.frames.remove(slot)
             self._slots -= 1
 
     def flush(self) -> None:
-        """Writes what is there, up to an answer that is not due."""
+        """Write the queued frames, up to a reply that is not due."""
         if not self.frames or self._is_closed:
             return
         if self._drain_task is not None or self._transport.count_buffered_bytes() > TRANSPORT_BYTES_HIGH:
@@ -213,7 +212,7 @@ class SendQueue:
 
     async def _drain_transport(self) -> None:
         try:
-            with suppress(OSError):  # it is gone, and whoever receives from it hears of that
+            with suppress(OSError):  # the connection is lost, which its receiver notices
                 await self._transport.drain()
                 while self._transport.count_buffered_bytes() > TRANSPORT_BYTES_HIGH:
                     await asyncio.sleep(FULL_POLL_S)
@@ -224,13 +223,13 @@ class SendQueue:
         self.flush()
 
     async def drain(self) -> None:
-        """Returns when what was sent is on its way: a client that asks for pages gets no more than it reads."""
+        """Return when all frames were sent, so that a client that requests pages gets no more than it reads."""
         self.flush()
         while self._drain_task is not None and not self._is_closed:
             await asyncio.wait([self._drain_task])
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Discard the queue. Nothing is written any more."""
         self._is_closed = True
         self.frames.clear()
         self.bytes = self._slots = 0

@@ -1,7 +1,7 @@
-"""The settings of a server, all of them: what they are, and how they are put together.
+"""All settings of a server, and how they are loaded.
 
-Every struct checks itself, so settings that are there are good ones. `load` takes them from where they are made, each
-source over the one before: the defaults, a TOML file, the environment, the command line.
+Every struct checks its values, so an instance is always valid. `load` reads the sources in order, a later one over the
+earlier ones: the defaults, a TOML file, the environment, the command line.
 """
 
 import re
@@ -34,7 +34,7 @@ from oncelog.server.origins import Networks, normalize_origin, parse_networks
 
 GRPC_PORT_OFFSET: Final = 100
 DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
-"""An embedded log does not look at its disk unless it is told to; a server does."""
+"""A server checks its disk by default; an embedded log does not."""
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
 _PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
@@ -42,10 +42,10 @@ _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+"
 
 
 class GeneralSettings(Struct, frozen=True, kw_only=True):
-    """Those that are in no table."""
+    """Settings that are in no table."""
 
     store: str = "oncelog.db"
-    """The log: a file, which is made if it is not there, or a database (`postgresql://user@host/database`)."""
+    """The log: a file, which is created if it is missing, or a database (`postgresql://user@host/database`)."""
     file_mode: str = "0600"
     """Permissions of a log that is created: `0600`, or `0640` or `0660` for a group. Existing files keep theirs."""
     check_secret_files: bool = True
@@ -56,25 +56,25 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     port: int = 7171
     """The port to listen on. 0 is any free one."""
     grpc: bool = True
-    """Whether the ledger is served over gRPC too, on a port of its own."""
+    """Whether the ledger is also served over gRPC, on another port."""
     grpc_port: int | None = None
-    """That port. 0 is any free one; without it the port that is 100 above `port`, or any free one where that is 0."""
+    """Port for gRPC. 0 is any free one. Default: 100 above `port`, or any free one if `port` is 0."""
     development: bool = False
-    """Lets everybody do everything, without a credential. Only where `host` is a loopback address."""
+    """Whether every caller may do everything without a credential. `host` must be a loopback address."""
     validate: str | None = None
-    """The application's own validation of new events: `package.module:callable`, or an entry point's name."""
+    """The application's validation of new events: `package.module:callable`, or the name of an entry point."""
     deltas_schemas: str | None = None
-    """A file in JSON with the tables that gateways know: `{gateway: {table: {column: type}}}`."""
+    """JSON file with the tables of gateways: `{gateway: {table: {column: type}}}`."""
     origins: tuple[str, ...] = ()
-    """Web origins whose pages may connect besides our own: `https://app.example.org`."""
+    """Other web origins whose pages may connect: `https://app.example.org`."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     read_only: bool = False
-    """Whether no new writes are taken: what is known is answered, and all can be read. SIGHUP takes it anew."""
+    """Whether the log refuses new writes. Known writes are answered, and reads work. SIGHUP reloads it."""
     tenants: tuple[Tenant, ...] = ()
-    """Quotas: of each tenant its prefix, and what it may have. They become the log's. SIGHUP takes them anew."""
+    """Quotas: the prefix and limits of each tenant. The log stores them. SIGHUP reloads them."""
     shutdown_ms: int = 10_000
-    """How long a server that is told to stop waits for what is in flight. 0 does not wait."""
+    """How long a server that stops waits for requests in flight. 0 does not wait."""
     show_actors: bool = True
     """Whether readers of events see the actor, `user:{sub}` or `client:{id}`. False shows the client id only."""
     metrics: bool = True
@@ -113,14 +113,14 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def ledger_port(self) -> int:
-        """Where the ledger is to be served over gRPC."""
+        """The port that the ledger is served on over gRPC."""
         if self.grpc_port is not None:
             return self.grpc_port
         return self.port + GRPC_PORT_OFFSET if 0 < self.port <= 65_535 - GRPC_PORT_OFFSET else 0
 
     @property
     def secret_check(self) -> SecretCheck:
-        """How the server checks the permissions of secret files."""
+        """Strictness of the check of secret files."""
         return SecretCheck.SERVER if self.check_secret_files else SecretCheck.WARN
 
     @property
@@ -135,12 +135,12 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
-    """What the server writes about itself."""
+    """Settings of the server's log."""
 
     level: Level = "info"
-    """The lowest level that is written."""
+    """Lowest level that is written."""
     format: Format = "text"
-    """A line for people, or a JSON object a line for machines."""
+    """Plain lines, or one JSON object in each line."""
 
 
 class LedgerSettings(Struct, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
     ttl_ms: int | None = None
     """How long keys and clients are remembered after their last use, by log time. Default of a new log: 24 hours."""
     eviction_interval: int | None = None
-    """Forgetting happens at the positions of a lane that are a multiple of this. Default of a new log: 1,000."""
+    """The log forgets keys at positions of a lane that are multiples of this. Default of a new log: 1,000."""
 
     def __post_init__(self) -> None:
         for name, highest in (("ttl_ms", TTL_MS_MAX), ("eviction_interval", EVICTION_INTERVAL_MAX)):
@@ -158,23 +158,23 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
 
 
 class TlsSettings(Struct, frozen=True, kw_only=True):
-    """TLS that the server speaks itself. Both or neither."""
+    """Files for TLS. Set both or neither."""
 
     certificate: str | None = None
-    """A file in PEM form: the certificate, and those that lead from it to its root."""
+    """PEM file with the certificate and its chain."""
     private_key: str | None = None
-    """A file in PEM form with the certificate's key, not encrypted."""
+    """PEM file with the private key of the certificate, not encrypted."""
 
 
 class ApiKeySettings(Struct, frozen=True, kw_only=True):
-    """API keys, as `oncelog apikey` makes them."""
+    """API keys, which `oncelog apikey` creates."""
 
     file: str | None = None
-    """The file of keys. Without it there are none."""
+    """The file of keys. Without it the server accepts no API keys."""
 
 
 class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
-    """All settings, each good by itself and all together. The table `limits` is two structs here: to each its own."""
+    """All settings, checked one by one and together. The table `limits` is two structs: engine and APIs."""
 
     log: LogSettings = LogSettings()
     disk: DiskLimits = DISK_DEFAULTS
@@ -235,7 +235,7 @@ def _may_share_address(host: str, other: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there: 127.0.0.0/8, ::1 and `localhost`."""
+    """Return whether only this machine can connect to the host: 127.0.0.0/8, ::1 and `localhost`."""
     if host.lower() == "localhost":
         return True
     try:
@@ -249,7 +249,7 @@ def _check(condition: bool, message: str) -> None:
         raise SettingsError(message)
 
 
-# --- put together -----------------------------------------------------------------------------------------
+# --- loading -----------------------------------------------------------------------------------------
 
 
 class _Field(Struct, frozen=True):
@@ -282,9 +282,9 @@ _FIELDS: Final[Mapping[str, _Field]] = {
 
 
 def load(config_path: str | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> ServerSettings:
-    """The settings of a file, over these the environment's, over these those of the command line.
+    """Load the settings of a file, of the environment over them, and of the command line over both.
 
-    Raises SettingsError for anything that is wrong with them, with the setting's name and where it was made.
+    Raises SettingsError with the name and the source of a wrong setting.
     """
     sourced_values = {
         **(sources.load_file(config_path, _FIELDS) if config_path is not None else {}),
@@ -314,7 +314,7 @@ def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any
 
 
 def new_authenticator(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticator:
-    """Who says who comes. It knows no key before its `reload`."""
+    """Return the authenticator of a server, which knows no keys before its `reload`."""
     if settings.development:
         return DevelopmentAuthenticator()
     check = settings.secret_check

@@ -1,8 +1,8 @@
-"""Where settings come from: a TOML file, the environment, the command line; and what a value from there means.
+"""Sources of settings: a TOML file, the environment and the command line; and the decoding of their values.
 
-A setting has a name (`limits.queue_items_max`) and a kind, which is the type of its field. Whatever is wrong is a
-`SettingsError` that says where the setting was made. Values are repeated in it only where they can be no secret:
-somebody may have set a secret where its file should be.
+A setting has a name (`limits.queue_items_max`) and a kind, which is the type of its field. A `SettingsError` names the
+source of a wrong setting. It repeats a value only if the value cannot be a secret: an operator may have set a secret in
+place of the path of its file.
 """
 
 import re
@@ -32,19 +32,19 @@ T = TypeVar("T", bound=Struct)
 
 
 class SourcedValue(Struct, frozen=True):
-    """A value that somebody has set, and where."""
+    """A value and its source."""
 
     value: object
     source: str
     is_text: bool
-    """From the environment or the command line, where a number is a text too."""
+    """Whether the source is the environment or the command line, where numbers are texts."""
 
 
 # --- the three sources ----------------------------------------------------------------------------------
 
 
 def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
-    """What a TOML file sets. Raises SettingsError for one that cannot be read, is none, or has an unknown name."""
+    """Return the settings of a TOML file. Raises SettingsError if it is unreadable, malformed, or has unknown names."""
     tables = {name.partition(".")[0] for name in names if "." in name}
     found: dict[str, SourcedValue] = {}
     for key, value in _load_toml(path).items():
@@ -60,7 +60,7 @@ def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
 
 
 def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, SourcedValue]:
-    """What variables set that begin with `ONCELOG_`. Raises SettingsError for one that is no setting."""
+    """Return the settings of variables that begin with `ONCELOG_`. Raises SettingsError for an unknown one."""
     variables = {to_variable(name): name for name in names}
     found = {}
     for variable in sorted(name for name in environment if name.startswith(VARIABLE_PREFIX)):
@@ -72,14 +72,14 @@ def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> di
 
 
 def load_command_line(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, SourcedValue]:
-    """What flags set. Raises SettingsError for an unknown name."""
+    """Return the settings of flags. Raises SettingsError for an unknown name."""
     for name in overrides:
         _check_known(name, names, "command line")
     return {name: SourcedValue(text, "command line", is_text=True) for name, text in overrides.items()}
 
 
 def to_variable(name: str) -> str:
-    """The environment variable of a setting: `ONCELOG_LIMITS__QUEUE_ITEMS_MAX`."""
+    """Return the environment variable of a setting: `ONCELOG_LIMITS__QUEUE_ITEMS_MAX`."""
     return VARIABLE_PREFIX + name.replace(".", "__").upper()
 
 
@@ -92,7 +92,7 @@ def _check_known(name: str, names: Collection[str], source: str) -> None:
 
 def _load_toml(path: str) -> dict[str, Any]:
     data = secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX).data
-    # Not raised inside: what is caught may hold the whole file, and an error carries on what it was raised from.
+    # The error is raised outside of the handlers: a caught exception may hold the whole file, and would be its context.
     problem = "not UTF-8"
     try:
         return tomllib.loads(data.decode())
@@ -109,7 +109,7 @@ def _load_toml(path: str) -> dict[str, Any]:
 
 
 def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
-    """What the setting is set to, in its own type. Raises SettingsError for what cannot be that."""
+    """Return the value of a setting in its type. Raises SettingsError for a value of another type."""
     try:
         return _decode(kind, sourced.value, sourced.is_text)
     except _WrongValueError as error:
@@ -118,12 +118,12 @@ def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
 
 
 class _WrongValueError(Exception):
-    """Says what the value must be."""
+    """The text says what the value must be."""
 
 
 def _decode(kind: Any, value: object, is_text: bool) -> object:
     if _is_optional(kind):
-        # An empty variable is how an environment takes back what a file has set.
+        # An empty variable resets a setting of the file.
         return None if is_text and value == "" else _decode(get_args(kind)[0], value, is_text)
     if get_origin(kind) is tuple:
         return _decode_list(get_args(kind)[0], value, is_text)
@@ -156,7 +156,7 @@ def _decode_boolean(value: object, is_text: bool) -> bool:
     return value
 
 
-def _decode_text(value: object, is_text: bool) -> str:  # noqa: ARG001 - all readers take the same
+def _decode_text(value: object, is_text: bool) -> str:  # noqa: ARG001 - as all decoders
     if type(value) is not str or not value or "\0" in value:
         raise _WrongValueError("a text, not empty and without U+0000")
     return value

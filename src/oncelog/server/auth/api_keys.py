@@ -1,7 +1,7 @@
-"""API keys: for programs, valid until they are revoked or expire. A file has their hashes only.
+"""API keys: credentials of programs, valid until they are revoked or expire. A file contains only their hashes.
 
-A secret is 32 random bytes. There is nothing to guess that a slow hash would have to protect, so a plain SHA-256 is
-kept: it can be compared at every request, and does not lead back.
+A secret is 32 random bytes. It cannot be guessed, so it needs no slow hash: the file has its SHA-256, which the server
+compares at every request.
 """
 
 import base64
@@ -40,17 +40,16 @@ from oncelog.server.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KE
 logger: Final = logging.getLogger("oncelog.doors")
 
 KEY_PREFIX: Final = "olk_"
-"""By which a key is told from a token, and found where it should not be."""
+"""Distinguishes keys from tokens, and helps scanners to find leaked keys."""
 FILE_VERSION: Final = 1
 FILE_VERSION_WITH_EXPIRY: Final = 2
-"""Of a file in which a key expires. Versions of Oncelog that do not know expiry refuse the file; all others are
-version 1, which they read."""
+"""Version of a file in which a key expires. Versions of Oncelog without expiry refuse the file; they read version 1."""
 # The last character carries four bits only, so that one secret has one text.
 _KEY_PATTERN: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
 
 
 class ApiKey(Struct, frozen=True, kw_only=True):
-    """What there is to know about a key. Its secret is not, and its hash stays in the file."""
+    """A key without its secret and hash."""
 
     id: str
     client_id: str
@@ -59,7 +58,7 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     created_ms: int
     revoked_ms: int | None = None
     expires_ms: int | None = None
-    """From when on the key is refused; None: it does not expire."""
+    """Time from which on the key is refused. None: the key does not expire."""
 
     def has_expired(self, now_ms: int) -> bool:
         """Return whether the key is refused because of its age."""
@@ -75,7 +74,7 @@ class ApiKey(Struct, frozen=True, kw_only=True):
 
 
 class CreatedKey(Struct, frozen=True):
-    """A new key and its text, which is told this once. Its repr does not."""
+    """A new key and its text, which is not stored. The repr does not contain the text."""
 
     key: ApiKey
     text: str
@@ -85,7 +84,7 @@ class CreatedKey(Struct, frozen=True):
 
 
 class _StoredKey(Struct, frozen=True):
-    """A key as the file has it."""
+    """A key with the hash of its secret."""
 
     key: ApiKey
     hash: bytes
@@ -134,7 +133,7 @@ class ApiKeys(CredentialUser):
     # --- authentication --------------------------------------------------------------------------------
 
     def authenticate(self, text: str) -> Principal:
-        """Whose key that is. Raises AuthError if it is nobody's, or was revoked."""
+        """Return the principal of a key. Raises AuthError if the key is unknown, was revoked or has expired."""
         parts = _KEY_PATTERN.fullmatch(text)
         if parts is None:
             raise AuthError("API key: malformed")
@@ -237,14 +236,14 @@ class ApiKeys(CredentialUser):
         )
 
     def list(self) -> Sequence[ApiKey]:
-        """The keys of the file, revoked ones too, the oldest first."""
+        """Return the keys of the file, including revoked ones, the oldest first."""
         return [stored.key for stored in self.load_keys().values()]
 
     def create(self, client_id: str, name: str, grants: Grants, expires_ms: int | None = None) -> CreatedKey:
-        """Makes a key, and the file if there is none. It is on the disk when this returns its text, and only then.
+        """Create a key, and the file if it is missing. The key is on the disk when this returns.
 
-        Raises CanonicalError for a name that is none, LimitExceededError when the file is full, and SettingsError
-        when it is bad or cannot be written.
+        Raises CanonicalError for a malformed name, LimitExceededError if the file is full, and SettingsError if the
+        file is malformed or cannot be written.
         """
         client_id = parse_new_client_id(client_id, "$.client_id")
         name = _check_name(name, "$.name")
@@ -261,7 +260,7 @@ class ApiKeys(CredentialUser):
         return CreatedKey(key, f"{KEY_PREFIX}{id_}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}")
 
     def revoke(self, key_id: str) -> ApiKey | None:
-        """Revokes a key for ever; its entry stays. None if there is none of that id. A second time changes nothing."""
+        """Revoke a key; its entry stays in the file. Returns None for an unknown id. A revoked key stays as it is."""
         with self._lock_file() as path:
             keys = self.load_keys()
             stored = keys.get(key_id)
@@ -273,7 +272,7 @@ class ApiKeys(CredentialUser):
 
     @contextmanager
     def _lock_file(self) -> Iterator[Path]:
-        """The file itself, where a link leads to it: what replaces the file must not replace the link."""
+        """Yield the path with symbolic links resolved, so that a new file replaces the file and not a link to it."""
         path = self._path.resolve()
         with secret_files.lock_file(path):
             yield path
@@ -316,7 +315,7 @@ def _new_id(keys: KeysById) -> str:
     return found
 
 
-# --- as it is written -----------------------------------------------------------------------------------
+# --- the file format -----------------------------------------------------------------------------------
 
 
 def _encode_file(keys: KeysById) -> bytes:

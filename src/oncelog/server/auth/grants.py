@@ -1,4 +1,4 @@
-"""What an identity may read and write: partitions, by exact name or by prefix."""
+"""Grants: the partitions that an identity may read, write and audit, by exact name or by prefix."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,21 +13,21 @@ from oncelog.errors import CanonicalError
 from oncelog.server.limits import GRANTS_MAX
 
 WILDCARD: Final = "*"
-"""At the end of a grant it stands for anything, nothing too. Elsewhere it is a character like others."""
+"""At the end of a grant it matches any text, also an empty one. Elsewhere it is an ordinary character."""
 
 
 _GATEWAY_PREFIX: Final = f"{SCOPE_PREFIX}/"
-"""With this the name of a gateway's stream begins."""
+"""Beginning of the names of gateways' streams."""
 
 
 class _PartitionSet(Struct, frozen=True):
-    """Exact names, and prefixes without their asterisk. Nothing, unless it says so."""
+    """Exact names, and prefixes without their asterisk."""
 
     names: frozenset[str] = frozenset()
     prefixes: tuple[str, ...] = ()
 
     def contains(self, partition: str) -> bool:
-        # As it is stored, whatever form it was asked for in: before that, the letter e is a prefix of é.
+        # In the form that is stored. Without it, the letter e would be a prefix of a decomposed é.
         normal = nfc(partition)
         return normal in self.names or normal.startswith(self.prefixes)
 
@@ -48,9 +48,9 @@ class _PartitionSet(Struct, frozen=True):
 
 
 class Grants(Struct, frozen=True):
-    """The partitions that may be read and those that may be written; neither follows from the other.
+    """The partitions that an identity may read and may write; neither right includes the other.
 
-    Make one with `parse_grants` or `decode_grants`. Partitions are compared in NFC (EV-6), in whatever form they come.
+    `parse_grants` and `decode_grants` create grants. Partitions are compared in NFC (EV-6).
     """
 
     readable: _PartitionSet = _PartitionSet()
@@ -59,11 +59,11 @@ class Grants(Struct, frozen=True):
     """Streams whose administrative acts may be read (CO-43). The acts of the whole log need `*`."""
 
     def may_read(self, partition: str) -> bool:
-        """Whether records of that partition may be read."""
+        """Return whether records of the partition may be read."""
         return self.readable.contains(partition)
 
     def may_write(self, partition: str) -> bool:
-        """Whether a write may name that partition."""
+        """Return whether a write may name the partition."""
         return self.writable.contains(partition)
 
     def may_audit(self, stream: str) -> bool:
@@ -79,7 +79,7 @@ class Grants(Struct, frozen=True):
         )
 
     def to_claim(self) -> dict[str, list[str]]:
-        """`{"read": […], "write": […]}`, each once and in order; `decode_grants` makes the same grants of it.
+        """Return `{"read": […], "write": […]}`, sorted and without repetition; `decode_grants` decodes it.
 
         `audit` is left out where it grants nothing: earlier versions refuse it.
         """
@@ -94,9 +94,9 @@ class Grants(Struct, frozen=True):
 def parse_grants(
     read: Sequence[str] = (), write: Sequence[str] = (), audit: Sequence[str] = (), path: str = "$"
 ) -> Grants:
-    """Grants of texts: `orders/1` is that partition, `orders/*` all that begin with `orders/`, `*` is everything.
+    """Parse grants: `orders/1` is one partition, `orders/*` every name that begins with `orders/`, `*` every name.
 
-    Raises CanonicalError, with the path of the text that is none.
+    Raises CanonicalError with the path of a malformed text.
     """
     return Grants(
         _parse_partitions(read, f"{path}.read"),
@@ -106,9 +106,9 @@ def parse_grants(
 
 
 def decode_grants(value: JsonValue, path: str = "$.grants") -> Grants:
-    """Grants as a token or a file has them: `{"read": […], "write": […], "audit": […]}`; a missing one grants nothing.
+    """Decode the grants of a token or a file: `{"read": […], "write": […], "audit": […]}`; a missing list is empty.
 
-    Raises CanonicalError with the path of what is wrong. Another member is refused: it may be one of these, misspelt.
+    Raises CanonicalError with the path of the fault. Other members are refused, because they may be misspelt.
     """
     members = check_object(value, path)
     if not members.keys() <= {"read", "write", "audit"}:

@@ -1,4 +1,4 @@
-"""Who has come, once a credential has been checked."""
+"""Principals: the identities behind verified credentials."""
 
 from typing import Final
 
@@ -10,26 +10,26 @@ from oncelog.errors import CanonicalError
 from oncelog.server.auth.grants import Grants
 
 PRINCIPAL_KINDS: Final = ("user", "client", "system")
-"""Kinds of principals, which their actors begin with."""
+"""Kinds of principals. An actor begins with its kind."""
 
 
 class Principal(Struct, frozen=True, kw_only=True):
-    """Who acts: what the server puts into every record (CO-20), and what they may. It holds no secret."""
+    """The actor of every record of a caller (CO-20), and the caller's grants. It holds no secret."""
 
     actor: str
     """`user:{sub}` of a token, `client:{id}` of an API key."""
     client_id: str | None
-    """The only client that this one may connect as; None leaves the choice."""
+    """The only client id that the principal may use. None: it may choose one."""
     grants: Grants
     expires_ms: int | None = None
-    """From when on the credential is not accepted any more: the end of a token, leeway included, or of an API key."""
+    """Time from which on the credential is refused: the end of a token, with leeway, or of an API key."""
     key_id: str | None = None
     """Of an API key."""
     signing_key: bytes | None = None
     """Of a token: the digest of the key that verified its signature."""
 
     def has_expired(self, now_ms: int) -> bool:
-        """Whether a connection of theirs must end (CO-23)."""
+        """Return whether the connections of the principal must end (CO-23)."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def get_event_client(self, requested: str | None) -> str | None:
@@ -58,20 +58,20 @@ class Principal(Struct, frozen=True, kw_only=True):
 
 
 def to_actor(kind: str, name: object, path: str) -> str:
-    """`{kind}:{name}`, as long as every store can hold it. Raises CanonicalError with the path if not."""
+    """Return `{kind}:{name}`. Raises CanonicalError with the path if the name is malformed, or too long for a store."""
     text = check_text(name, path)
     check_length(text, path, NAME_CHARACTERS_MAX - len(kind) - 1)
     return f"{kind}:{text}"
 
 
 def find_principal_kind(client_id: str) -> str | None:
-    """The kind of principal that a client id claims to be: `user` for `user:789`. None for an ordinary id."""
+    """Return the kind of principal that a client id claims: `user` for `user:789`. None for an ordinary id."""
     kind, colon, _ = client_id.partition(":")
     return kind if colon and kind in PRINCIPAL_KINDS else None
 
 
 def parse_client_id(name: object, path: str) -> str:
-    """A client's id, one that can be an actor too. Raises CanonicalError with the path if it is none."""
+    """Return a client id, which can be an actor too. Raises CanonicalError with the path if it is malformed."""
     return to_actor("client", name, path).removeprefix("client:")
 
 

@@ -1,7 +1,7 @@
-"""Files that hold keys: read with suspicion, written whole or not at all.
+"""Files that hold keys: their permissions are checked when they are read, and they are replaced atomically.
 
-What is in them never gets into an error: not as its text, and not as the exception that was met on the way, because
-some of those (of a text that is not UTF-8) carry all that they were given.
+An error never contains the content of a file, also not as the cause of the error: some exceptions, such as that for
+invalid UTF-8, carry the whole input.
 """
 
 import enum
@@ -128,7 +128,7 @@ def read_file(path: str, bytes_max: int) -> FileContents:
 
 
 def parse_json(contents: FileContents) -> JsonValue:
-    """The JSON value in it. Raises SettingsError, which says where it is none."""
+    """Return the JSON value of a file. Raises SettingsError with the place of a fault."""
     try:
         return parse(contents.data)
     except CanonicalError as error:
@@ -138,10 +138,10 @@ def parse_json(contents: FileContents) -> JsonValue:
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Only one process, and one thread of it, changes the file at a time.
+    """Lock a file against changes by other processes and threads.
 
-    The lock is on a file beside it, which stays: the file itself is replaced by every change, and a lock on what was
-    replaced keeps nobody out.
+    The lock is on a separate file, which stays. Each change replaces the file itself, and a lock on a replaced file
+    has no effect.
     """
     lock_path = f"{path}.lock"
     try:
@@ -156,13 +156,13 @@ def lock_file(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Puts these bytes in the file's place, for its owner alone. The caller has it locked.
+    """Replace a file by one with these bytes, readable by its owner only. The caller holds the lock.
 
-    On the disk first, then the name, then the name on the disk: whoever finds the file finds all of it, old or new.
+    The content is synchronised before the file gets its name, so that a reader finds the old or the new content.
     """
     temporary_path = Path(f"{path}.unfinished")
     try:
-        temporary_path.unlink(missing_ok=True)  # of a process that was killed; the lock says that it is nobody's now
+        temporary_path.unlink(missing_ok=True)  # left by a killed process: with the lock, no other process uses it
         try:
             _write_file(temporary_path, data, path)
             temporary_path.replace(path)

@@ -1,7 +1,7 @@
-"""The keys that tokens are signed and verified with, from files.
+"""Keys that sign and verify tokens, from files.
 
-Every key is for one algorithm, which its own kind decides and nothing that a token says: an RSA key can verify RS256
-and can be nothing to HS256. So a token chooses among the keys of its algorithm, never an algorithm for a key.
+The type of a key determines its one algorithm, and a token cannot change it: an RSA key verifies RS256 and never HS256.
+So a token chooses among the keys of its algorithm, never an algorithm for a key.
 """
 
 import enum
@@ -43,25 +43,25 @@ _ALGORITHMS_OF_TYPES: Final[Mapping[type[Key], tuple[str, str | None]]] = {
 """Algorithm of each type of key, and the curve that it needs."""
 _PEM_TYPES: Final[Sequence[type[Key]]] = (RSAKey, ECKey, OKPKey)
 _KEY_ERRORS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError, SecurityWarning)
-"""What joserfc and cryptography raise for keys and signatures that are none."""
+"""Errors of joserfc and cryptography for malformed keys and signatures."""
 
 
 _DIGEST_KEY: Final = secrets.token_bytes(32)
 
 
 class KeyKind(enum.Enum):
-    """What a file of keys is."""
+    """Format of a file of keys."""
 
     SECRET = "secret"  # noqa: S105 - a word of the settings
     """For HS256: its bytes, without the end of the last line."""
     PEM = "pem"
-    """One public key, or a private one, of which the public part is taken."""
+    """One public key, or a private key, whose public part is used."""
     JWKS = "jwks"
     """A JSON Web Key Set, RFC 7517."""
 
 
 class KeyFile(Struct, frozen=True):
-    """Where keys are, and what kind of file that is: it is never guessed."""
+    """Path and format of a file of keys. The format is never guessed."""
 
     path: str
     kind: KeyKind
@@ -70,7 +70,7 @@ class KeyFile(Struct, frozen=True):
 
 
 class SigningKey(Struct, frozen=True):
-    """A key, the one algorithm that it is for, and the name that tokens know it by."""
+    """A key, its algorithm, and the id by which tokens name it."""
 
     algorithm: str
     key_id: str | None
@@ -92,7 +92,7 @@ class SigningKey(Struct, frozen=True):
         return f"SigningKey({self.algorithm!r}, {self.key_id!r})"
 
     def sign(self, payload: bytes) -> str:
-        """A token of these claims. Raises SettingsError if the key is a public one."""
+        """Return a token with these claims. Raises SettingsError if the key is public."""
         header = {"typ": "JWT", "alg": self.algorithm}
         if self.key_id is not None:
             header["kid"] = self.key_id
@@ -103,7 +103,7 @@ class SigningKey(Struct, frozen=True):
         raise SettingsError("the key cannot sign: it has no private part, or is not for signatures")
 
     def has_signed(self, signature: CompactSignature) -> bool:
-        """Whether the signature is this key's."""
+        """Return whether this key has made the signature."""
         try:
             return validate_compact(signature, self.key, registry=_REGISTRY)
         except _KEY_ERRORS:
@@ -111,25 +111,25 @@ class SigningKey(Struct, frozen=True):
 
 
 class _Registry(JWSRegistry):
-    """Joserfc's algorithms: these four, with limits of our own, and no warning that EdDSA has a newer name."""
+    """The four algorithms of joserfc, with limits of the server, and without the warning about the name EdDSA."""
 
     max_header_length = TOKEN_HEADER_CHARACTERS_MAX
     max_payload_length = TOKEN_CHARACTERS_MAX
     max_signature_length = TOKEN_SIGNATURE_CHARACTERS_MAX
 
     def get_alg(self, name: str) -> JWSAlgModel:
-        """The algorithm of that name."""
+        """As joserfc says."""
         if name not in ALGORITHMS:
             raise ValueError("not one of our algorithms")
         return self.algorithms[name]
 
 
-# Parameters of a header that nobody here knows have no part in anything (RFC 7515, 4): `crit` is refused by our caller.
+# Unknown parameters of a header are ignored (RFC 7515, 4). The caller refuses `crit`.
 _REGISTRY: Final = _Registry(algorithms=ALGORITHMS, strict_check_header=False)
 
 
 def parse_token(token: str) -> CompactSignature | None:
-    """The three parts of a token, nothing in them believed yet; None if it has not this form."""
+    """Return the three parts of a token, which are not verified yet; None for a malformed token."""
     try:
         return extract_compact(token.encode("ascii"), registry=_REGISTRY)
     except (*_KEY_ERRORS, RecursionError):
@@ -227,7 +227,7 @@ def _decode_key_set(contents: FileContents, _: str | None, check: SecretCheck) -
 
 
 def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> SigningKey | None:
-    """The key; None for one that is for other purposes than ours, which a set may have."""
+    """Return the key of a member; None for a key for other purposes, which a set may contain."""
     key_type = _KEY_TYPES.get(str(member.get("kty")))
     if key_type is None or member.get("use", "sig") != "sig":
         return None
@@ -246,7 +246,7 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
 
 
 def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key | None:
-    """None for what is no such key, or one that joserfc warns of: too short, or a public key in a secret's place."""
+    """Return the key; None if it is malformed, or joserfc warns of it: too short, or a public key used as a secret."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", SecurityWarning)
         try:

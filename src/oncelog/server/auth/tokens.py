@@ -1,7 +1,7 @@
-"""Tokens: JWTs that say who has come and what they may (CO-21).
+"""Tokens: JWTs that name a user and its grants (CO-21).
 
-The signature is checked by joserfc, the rest here: only what it covers is read, all of it has limits, and what is
-wrong with a token is for the log alone.
+joserfc verifies the signature, and this module the claims. It reads only signed data, limits all sizes, and reports the
+reason of a refusal to the log only.
 """
 
 import base64
@@ -39,17 +39,17 @@ _REGISTERED_CLAIMS: Final = frozenset({"iss", "sub", "aud", "exp", "nbf", "iat",
 
 
 class TokenSettings(Struct, frozen=True, kw_only=True):
-    """Which tokens are believed."""
+    """Which tokens the server accepts."""
 
     algorithms: tuple[str, ...]
-    """One or several of HS256, RS256, ES256 and EdDSA. A token of another one is refused, whatever keys there are."""
+    """One or more of HS256, RS256, ES256 and EdDSA. Tokens of other algorithms are refused, whatever the keys."""
     key_files: tuple[KeyFile, ...]
     issuer: str | None = None
-    """What `iss` must be. None: anything."""
+    """Required value of `iss`. None: any value."""
     audiences: tuple[str, ...] = ()
-    """One of them must be in `aud`. Empty: anything."""
+    """Accepted values of `aud`. Empty: any value."""
     leeway_ms: int = LEEWAY_MS_DEFAULT
-    """How far the issuer's clock may be from ours."""
+    """Largest difference between the clocks of the issuer and the server."""
     lifetime_max_ms: int = TOKEN_LIFETIME_MS_DEFAULT
     """Longest time from `iat` (without it, from now) to `exp`. Tokens that live longer are refused. 0 turns it off."""
     grants_claim: str = "grants"
@@ -72,7 +72,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
 
 
 class Tokens(CredentialUser):
-    """Verifies tokens. It knows no key before the first `reload`."""
+    """Verifies tokens. No keys are known before the first `reload`."""
 
     def __init__(self, settings: TokenSettings, now_ms: NowMs, check: SecretCheck = SecretCheck.SERVER) -> None:
         super().__init__(now_ms, check)
@@ -145,7 +145,7 @@ class Tokens(CredentialUser):
         return [key for source in self._settings.key_files if source in of_file for key in of_file[source].keys]
 
     def authenticate(self, token: str) -> Principal:
-        """Who the token is of. Raises AuthError if it is not good, or not any more."""
+        """Return the principal of a token. Raises AuthError if the token is not valid, or has expired."""
         payload, key = self._verify(token)
         claims = _parse_strict(payload)
         if type(claims) is not dict:
@@ -165,7 +165,7 @@ class Tokens(CredentialUser):
         signature = signing_keys.parse_token(token)
         if signature is None:
             raise AuthError("token: malformed")
-        # Of a parameter that is there twice joserfc sees the last one, and somebody else may have seen the first.
+        # Of a repeated parameter joserfc reads the last value, and another program may have read the first.
         header = _parse_strict(_decode_base64(signature.segments["header"]))
         if type(header) is not dict:
             raise AuthError("token: its header is no JSON object, or a parameter is there twice")
@@ -231,33 +231,33 @@ class Tokens(CredentialUser):
 
 
 def _parse_time_ms(value: JsonValue, path: str) -> int:
-    """A NumericDate: seconds since 1970, maybe with a fraction."""
+    """Parse a NumericDate: seconds since 1970, with or without a fraction."""
     if type(value) not in (int, float):
         raise CanonicalError(path, "must be a number")
-    if not 0 <= value <= TOKEN_TIME_S_MAX:  # which no infinity is
+    if not 0 <= value <= TOKEN_TIME_S_MAX:  # refuses infinity too
         raise CanonicalError(path, "must be seconds since 1970, before the year 10000")
     milliseconds: int = math.floor(value * 1000)
     return milliseconds
 
 
 def _decode_base64(segment: bytes) -> bytes:
-    """Base64url that joserfc has found to be in its one form."""
+    """Decode base64url that joserfc has found to be canonical."""
     return base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
 
 
 def _parse_strict(text: bytes) -> JsonValue:
-    """None for what is no JSON, or has a member twice: whatever was met on the way holds the text, and ends here."""
+    """Parse JSON; None if it is malformed or repeats a member. The exception holds the text, so it ends here."""
     try:
         return parse(text)
     except CanonicalError:
         return None
 
 
-# --- making one ---------------------------------------------------------------------------------------
+# --- issuing ---------------------------------------------------------------------------------------
 
 
 class Claims(Struct, frozen=True, kw_only=True):
-    """What a token is to say, for `issue_token`."""
+    """The claims of a token, for `issue_token`."""
 
     subject: str
     grants: Grants
@@ -270,7 +270,7 @@ class Claims(Struct, frozen=True, kw_only=True):
 
 
 def issue_token(claims: Claims, key: SigningKey) -> str:
-    """A token that `Tokens` accepts, for development and tests. Raises CanonicalError for what none may say."""
+    """Return a token that `Tokens` accepts, for development and tests. Raises CanonicalError for invalid claims."""
     to_actor("user", claims.subject, "$.sub")
     if claims.client_id is not None:
         parse_new_client_id(claims.client_id, "$.client_id")
