@@ -194,7 +194,7 @@ class NotPlainError(Exception):
 def _fast_path() -> HttpFastPath:
     return HttpFastPath(
         {WRITE_PATH: lambda _: None},
-        check_host=lambda _, __: None,
+        check_request=lambda _, __: None,
         count_failure=lambda _, __: None,
         find_dialect=find_dialect,
         body_bytes_max=BODY_BYTES_MAX,

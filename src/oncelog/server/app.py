@@ -95,6 +95,7 @@ class Server:
         self.event_sessions, self.chat_sessions = self.apis.event_sessions, self.apis.chat_sessions
         self._gate = RequestGate(
             settings,
+            self._auth_gate,
             self._limiter,
             has_tls=lambda: self._certificate.context is not None,
             count_streams=lambda: self._reader_count,
@@ -112,7 +113,7 @@ class Server:
             )
         self._operators = OperatorEndpoints(
             self.log,
-            self._limiter,
+            self._auth_gate,
             get_position=lambda: self.hub.position,
             count_streams=lambda: self._reader_count,
             count_failed_files=self._authenticator.files.count_failed,
@@ -152,7 +153,7 @@ class Server:
     @property
     def is_closing(self) -> bool:
         """Whether the server is being stopped."""
-        return self._gate.is_closing
+        return self._auth_gate.is_closing
 
     @property
     def connections_closed(self) -> int:
@@ -227,9 +228,9 @@ class Server:
         if self._http.runner is None or self.is_closing:
             return
         self._operators.is_ready = False
-        self._operators.is_closing = True
         self.apis.start_shutdown()
-        self._http.start_shutdown()
+        self._auth_gate.is_closing = True
+        self._http.fast_path.start_shutdown()
         shutdown_s = self.settings.shutdown_ms / 1000
         linger_end_s = asyncio.get_running_loop().time() + min(LINGER_S, shutdown_s)
         logger.info("stopping", extra={"connections": self._reader_count, "queued": self.log.queue_length})

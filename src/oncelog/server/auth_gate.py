@@ -10,7 +10,7 @@ from oncelog.errors import AuthError, CanonicalError
 from oncelog.server.auth.authenticator import CredentialVerifier
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, shutdown_error
 from oncelog.server.limits import REQUESTS_BURST_SECONDS, ApiLimits
 from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
@@ -37,7 +37,7 @@ class AuthGate:
         log_limiter: LogLimiter | None = None,
     ) -> None:
         self._authenticator = authenticator
-        self._counts = counts
+        self.counts = counts
         self.clock = clock
         per_minute, per_second = limits.auth_failures_per_minute_max, limits.requests_per_second_max
         self._failure_rates = RateLimiter(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, clock.elapsed_ms)
@@ -45,12 +45,19 @@ class AuthGate:
         burst = max(1, REQUESTS_BURST_SECONDS * per_second)
         self._request_rates = RateLimiter(per_second, burst, RATE_KEYS_MAX, clock.elapsed_ms)
         """Requests of each actor."""
-        self._log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
+        self.log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
+        self.is_closing = False
+        """Whether the server is being stopped, and refuses new requests."""
 
     @property
     def is_open(self) -> bool:
         """Whether everybody is let in (development mode)."""
         return self._authenticator.is_open
+
+    def check_open(self) -> None:
+        """Raise ApiError once the server is being stopped."""
+        if self.is_closing:
+            raise shutdown_error()
 
     def authenticate(self, credential: str | None, caller: Caller) -> Principal:
         """Return the principal of a credential. Raises ApiError, with one text for every wrong credential (CO-21).
@@ -65,7 +72,7 @@ class AuthGate:
         except AuthError as error:
             if credential:
                 raise self._reject(caller.address, error.reason) from None
-            self._counts.unauthenticated_requests += 1
+            self.counts.unauthenticated_requests += 1
             raise ApiError(AUTH_FAILED, str(error)) from None
         caller.set_principal(principal)
         actor, requests = principal.actor, self._request_rates
@@ -112,18 +119,18 @@ class AuthGate:
 
     def _reject(self, address: str, reason: str) -> ApiError:
         """Count a wrong credential, and return its error: RATE_LIMITED above the limit of the address."""
-        self._counts.auth_failures += 1
+        self.counts.auth_failures += 1
         failures = self._failure_rates
         if not failures.allows(address):
-            self._counts.auth_failures_limited += 1
-            self._log_limiter.warn("too many failed attempts to authenticate", address=address)
+            self.counts.auth_failures_limited += 1
+            self.log_limiter.warn("too many failed attempts to authenticate", address=address)
             return ApiError(
                 RATE_LIMITED,
                 "too many failed attempts to authenticate",
                 retry_after_ms=failures.retry_after_ms(address),
             )
         failures.take(address, 1)
-        self._log_limiter.warn("authentication failed", address=address, reason=reason)
+        self.log_limiter.warn("authentication failed", address=address, reason=reason)
         return ApiError(AUTH_FAILED, "authentication failed")
 
 

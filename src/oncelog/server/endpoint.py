@@ -19,7 +19,7 @@ from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, shutdown_error, to_api_error
+from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, to_api_error
 from oncelog.server.http_requests import JSON, check_json, get_credential, get_path_name, parse_query, read_body
 from oncelog.server.json_schemas import Schema
 from oncelog.server.limits import LONG_FRAME_BYTES
@@ -152,7 +152,6 @@ class EndpointRouter:
         self._counts = counts
         self._find_caller = find_caller
         self._admit_stream = admit_stream
-        self.is_closing = False
 
     def add_routes(self, app: web.Application, endpoints: Iterable[Endpoint]) -> None:
         """Add a route for each endpoint."""
@@ -189,8 +188,7 @@ class EndpointRouter:
             call.body = await asyncio.to_thread(decode) if len(body) > LONG_FRAME_BYTES else decode()
         # The credential may have ended while the body arrived.
         call.principal = self._auth_gate.recheck_principal(call.principal)
-        if self.is_closing:
-            raise shutdown_error()
+        self._auth_gate.check_open()
         _authorize(endpoint, call)
 
     def _respond(self, endpoint: Endpoint, answer: bytes | Mapping[str, Any] | Reply) -> web.Response:

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from oncelog import error_codes
 from oncelog.server.connection_limiter import Caller, ForwardedRequest
-from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.errors import ApiError
 from oncelog.server.http_protocol import RESPONSE_HEADERS
 from oncelog.server.http_requests import JSON, parse_bearer
 from oncelog.server.limits import LONG_FRAME_BYTES
@@ -99,15 +99,15 @@ class HttpFastPath:
         self,
         routes: Mapping[str, FastHandler],
         *,
-        check_host: Callable[[str, str], None],
+        check_request: Callable[[str, str], None],
         count_failure: Callable[[str, ApiError], None],
         find_dialect: Callable[[str], ProblemDialect],
         body_bytes_max: int,
         varies_by_origin: bool,
     ) -> None:
         self.routes = routes
-        self.check_host = check_host
-        """Raises ApiError for an address and a `Host` that are not served."""
+        self.check_request = check_request
+        """Raises ApiError for a request that is not served, by its address and `Host`."""
         self.count_failure = count_failure
         """Told of every request that was refused: its path, and why."""
         self.find_dialect = find_dialect
@@ -137,12 +137,6 @@ class HttpFastPath:
         except Exception as error:  # noqa: BLE001 - an interface of another version can fail in any way
             return f"{type(error).__name__}: {error}"
         return ""
-
-    def check_request(self, remote: str, host: str) -> None:
-        """Raises ApiError for a request that is not served, from this address or any more."""
-        self.check_host(remote, host)
-        if self.is_ending:
-            raise shutdown_error()
 
     def new_protocol(self, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter) -> asyncio.Protocol:
         """Return the protocol of a new connection. `new_fallback` makes the one of aiohttp that may take it over."""

@@ -141,7 +141,7 @@ class HttpServer(HttpPort):
         self._router = EndpointRouter(auth_gate, counts, find_caller=gate.find_caller, admit_stream=gate.admit_stream)
         self.fast_path = HttpFastPath(
             fast_routes,
-            check_host=gate.check_host,
+            check_request=gate.check_fast_request,
             count_failure=gate.count_failure,
             find_dialect=find_dialect,
             body_bytes_max=settings.api_limits.frame_bytes_max,
@@ -199,11 +199,6 @@ class HttpServer(HttpPort):
     def close_idle(self) -> None:
         """Close connections of the fast path without a request for `KEEP_ALIVE_S`. aiohttp closes the others."""
         self.fast_path.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
-
-    def start_shutdown(self) -> None:
-        """Close each connection with its next answer, from now on."""
-        self._router.is_closing = self._gate.is_closing = True
-        self.fast_path.start_shutdown()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -13,7 +13,7 @@ from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate, credential_ended_error, renew_each
 from oncelog.server.endpoint import Call
-from oncelog.server.errors import UNREADABLE, ApiError, encode_error, shutdown_error, to_api_error
+from oncelog.server.errors import UNREADABLE, ApiError, encode_error, to_api_error
 from oncelog.server.http_protocol import HttpProtocol
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
@@ -43,7 +43,6 @@ class LiveStreams:
         self._api = api
         self._encode_error = encode
         self._streams: set[_LiveStream] = set()
-        self._is_closing = False
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -57,8 +56,7 @@ class LiveStreams:
         encode: Callable[[B], bytes],
     ) -> web.StreamResponse:
         """Answer a call with `hello` and all batches, while its principal may read all of these names."""
-        if self._is_closing:
-            raise shutdown_error()
+        self._auth_gate.check_open()
         # The credential may have ended while the call waited for the store: `renew` does not see it before.
         call.principal = self._auth_gate.recheck_principal(call.principal)
         request = call.request
@@ -90,7 +88,6 @@ class LiveStreams:
 
     def close_all(self) -> None:
         """End all streams. Their readers connect again with the id of the last event that they received."""
-        self._is_closing = True
         for stream in list(self._streams):
             stream.stop(None)
 

@@ -15,8 +15,8 @@ from oncelog import error_codes
 from oncelog.core.values import LaneHead
 from oncelog.engine.log import Log
 from oncelog.errors import OncelogError
+from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
-from oncelog.server.connection_limiter import ConnectionLimiter
 from oncelog.server.endpoint import Call, Endpoint
 from oncelog.server.errors import ApiError
 from oncelog.server.json_schemas import (
@@ -74,7 +74,7 @@ class OperatorEndpoints:
     def __init__(
         self,
         log: Log,
-        limiter: ConnectionLimiter,
+        auth_gate: AuthGate,
         *,
         get_position: Callable[[], int],
         count_streams: Callable[[], int],
@@ -83,7 +83,8 @@ class OperatorEndpoints:
         build_document: Callable[[], dict[str, Any]],
     ) -> None:
         self._log = log
-        self._log_limiter = limiter.log_limiter
+        self._auth_gate = auth_gate
+        self._log_limiter = auth_gate.log_limiter
         self._get_settings = get_settings
         self._get_position = get_position
         """Returns the newest position of lane 0 that this server has delivered."""
@@ -93,9 +94,8 @@ class OperatorEndpoints:
         self._document: tuple[bytes, str] | None = None
         """The OpenAPI document and its hash. Built at the first request."""
         self.is_ready = False
-        self.is_closing = False
         self.metrics = Metrics(
-            limiter.counts,
+            auth_gate.counts,
             queue_items=lambda: log.queue_length,
             positions=self._get_positions,
             evictions=lambda: (log.evictions, log.client_evictions),
@@ -163,7 +163,7 @@ class OperatorEndpoints:
     async def _serve_readyz(self, _: web.Request) -> web.Response:
         """Answer whether the log can be read, and the server is not about to stop."""
         if not self.is_ready:
-            return _not_ready("stopping" if self.is_closing else "the store cannot be read")
+            return _not_ready("stopping" if self._auth_gate.is_closing else "the store cannot be read")
         try:
             heads = await asyncio.wait_for(self._log.heads(), READY_TIMEOUT_S)
         except OncelogError as error:

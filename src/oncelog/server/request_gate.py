@@ -10,11 +10,12 @@ from typing import Final
 from aiohttp import StreamReader, web
 
 from oncelog import error_codes
+from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream, ForwardedRequest
 from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
-from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import check_single_authorization
 from oncelog.server.ledger.codec import PROBLEM_DIALECT as LEDGER_PROBLEMS
 from oncelog.server.origins import (
@@ -51,6 +52,7 @@ class RequestGate:
     def __init__(
         self,
         settings: ServerSettings,
+        auth_gate: AuthGate,
         limiter: ConnectionLimiter,
         *,
         has_tls: Callable[[], bool],
@@ -58,6 +60,7 @@ class RequestGate:
     ) -> None:
         self._is_development = settings.development
         self._limits = settings.api_limits
+        self._auth_gate = auth_gate
         self.limiter = limiter
         self._has_tls = has_tls
         self._count_streams = count_streams
@@ -69,7 +72,6 @@ class RequestGate:
         """Returns the client's network, from the address of the peer and `X-Forwarded-For`."""
         self.open_requests: dict[int, StreamReader] = {}
         """Bodies of requests without an answer, except those of streams."""
-        self.is_closing = False
 
     # --- requests and their errors
 
@@ -81,7 +83,7 @@ class RequestGate:
             response = await self._respond(request, handler)
         finally:
             self.open_requests.pop(id(request), None)
-        if self.is_closing and not response.prepared:
+        if self._auth_gate.is_closing and not response.prepared:
             response.force_close()
         return response
 
@@ -131,8 +133,13 @@ class RequestGate:
         check_single_authorization(headers.getall("Authorization", ()))
         forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
         self.check_host(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
-        if self.is_closing and request.path.startswith("/v1/"):
-            raise shutdown_error()
+        if request.path.startswith("/v1/"):
+            self._auth_gate.check_open()
+
+    def check_fast_request(self, remote: str, host: str) -> None:
+        """Raise ApiError for a request of the fast path that is not served."""
+        self.check_host(remote, host)
+        self._auth_gate.check_open()
 
     def check_host(
         self, remote: str | None, host: str | None, forwarded: str | None = None, origin: str | None = None
@@ -216,8 +223,7 @@ class RequestGate:
         ):
             message = f"connections_max is {self._limits.connections_max}, and that many are there already"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=1000)
-        if self.is_closing:
-            raise shutdown_error()
+        self._auth_gate.check_open()
 
 
 def _find_api_name(path: str) -> str:

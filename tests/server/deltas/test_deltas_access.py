@@ -264,8 +264,10 @@ async def test_stopping_server_refuses_new_deltas(tmp_path: Path) -> None:
     async with opened(tmp_path) as door:
         gateway = door.gateway()
         await gateway.pushed(change(1, a=1))
-        door.server._http._router.is_closing = True
+        auth_gate = door.server.apis.deltas.service.auth_gate
+        auth_gate.is_closing = True
         answer = await gateway.push(change(2, a=2))
+        auth_gate.is_closing = False
         assert refusal(answer) == (503, "SERVER_BUSY")
         assert answer.json["retryAfterMs"] > 0
         assert len(await gateway.pull_all()) == 1
