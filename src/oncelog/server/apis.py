@@ -26,8 +26,6 @@ from oncelog.server.events.session import EventsSession
 from oncelog.server.ledger.endpoints import LedgerEndpoints
 from oncelog.server.ledger.service import LedgerService
 from oncelog.server.live_streams import LiveStreams
-from oncelog.server.log_limiter import LogLimiter
-from oncelog.server.metrics import Counts
 from oncelog.server.settings import ServerSettings
 from oncelog.server.websocket import WebSocketSessions
 
@@ -40,14 +38,12 @@ class Apis:
         log: Log,
         settings: ServerSettings,
         auth_gate: AuthGate,
-        counts: Counts,
-        log_limiter: LogLimiter,
         *,
         on_events_failure: Callable[[Exception], None],
         on_chat_failure: Callable[[Exception], None],
     ) -> None:
         self.log = log
-        limits = settings.api_limits
+        limits, counts = settings.api_limits, auth_gate.counts
         native = NativeDialect(shows_actor=settings.show_actors)
         self.hub = EventsHub(auth_gate.clock.wall_ms, counts, on_events_failure, native)
         self.events_service = EventsService(
@@ -60,7 +56,7 @@ class Apis:
             insieme=InsiemeDialect(None, shows_actor=settings.show_actors),
         )
         self.events_service.set_tenants(settings.tenants)
-        new_sessions = partial(WebSocketSessions, auth_gate, limits, counts, log_limiter=log_limiter)
+        new_sessions = partial(WebSocketSessions, auth_gate, limits)
         self.event_sessions: WebSocketSessions[EventsSession] = new_sessions(
             partial(EventsSession, self.events_service)
         )

@@ -86,8 +86,6 @@ class Server:
             self.log,
             settings,
             self._auth_gate,
-            self.counts,
-            self._log_limiter,
             on_events_failure=self._on_read_failure,
             on_chat_failure=self._on_chat_failure,
         )

@@ -11,7 +11,6 @@ from oncelog.server.auth_gate import AuthGate, renew_each
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.limits import CONNECT_BYTES_MAX, ApiLimits
 from oncelog.server.log_limiter import LogLimiter
-from oncelog.server.metrics import Counts
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 from oncelog.server.websocket_frames import CloseCode, encode_close_frame
 from oncelog.server.websocket_session import WebSocketSession
@@ -20,22 +19,22 @@ _TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
 FRAME_OVERHEAD_BYTES: Final = 1024
 """Frame headers and pings around the first message."""
 CLOSE_WAIT_S: Final = 2.0
-"""How long a client that is sent away has to agree."""
+"""How long the server waits for a client to answer a close frame."""
 
 
 S = TypeVar("S", bound=WebSocketSession[Any, Any])
 
 
 class WebSocketSessionTransport:
-    """Writes frames straight to the transport: one that goes to a thousand readers is encoded once, for all of them.
+    """Writes frames to the transport without aiohttp: a broadcast is encoded once for all readers.
 
-    aiohttp answers pings and closes; every write of its and of ours is of whole frames, so that they do not mix.
+    aiohttp answers pings and closes. All writes are whole frames, so the frames of both do not mix.
     """
 
     def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
         self._request = request
         self._transport: asyncio.Transport | None = transport
-        # Of TLS the limits are others, and one would wait for room that is there by that measure.
+        # TLS transports have other limits, and `drain` would wait although the queue has room.
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:
@@ -53,10 +52,10 @@ class WebSocketSessionTransport:
         await self._request.writer.drain()
 
     def close(self, code: int, reason: str) -> None:
-        """As `SessionTransport` says: tells the client, and waits for it to agree. The socket is not shut before.
+        """As `SessionTransport` says: send a close frame, and wait for the answer of the client.
 
-        If it were while the client still sends, the client's system would throw away what it has not read yet, and
-        with it the reason.
+        If the socket were closed while the client still sends, the client's system would discard unread data, and the
+        reason with it.
         """
         self.write(encode_close_frame(code, reason))
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self.abort)
@@ -67,11 +66,11 @@ class WebSocketSessionTransport:
             self._transport.abort()
 
     def release(self) -> None:
-        """Forget the transport of a connection that is over."""
+        """Release the transport of a closed connection."""
         self._transport = None
 
     def refuse_first_message(self) -> None:
-        """Close the connection: too many bytes arrived before it was authenticated. What arrived is not kept."""
+        """Close the connection, because too many bytes arrived before authentication. They are not kept."""
         self.write(
             encode_close_frame(CloseCode.TOO_LARGE, f"the first message must have at most {CONNECT_BYTES_MAX} bytes")
         )
@@ -121,15 +120,11 @@ class WebSocketSessions(Generic[S]):
         self,
         auth_gate: AuthGate,
         limits: ApiLimits,
-        counts: Counts,
         new_session: Callable[..., S],
-        log_limiter: LogLimiter,
     ) -> None:
         self._auth_gate = auth_gate
         self._limits = limits
-        self._counts = counts
         self._new_session = new_session
-        self._log_limiter = log_limiter
         self._sessions: set[S] = set()
 
     def __len__(self) -> int:
@@ -139,16 +134,16 @@ class WebSocketSessions(Generic[S]):
         """Serve one connection, from its first frame to its last."""
         limits = self._limits
         socket = _WebSocket(
-            # Frames are written by us, and the same bytes go to all: there is no state of a compression in them.
+            # The server writes the same bytes to all readers, so frames have no compression with state.
             compress=False,
             heartbeat=limits.heartbeat_ms / 1000,
             max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
             decode_text=False,
         )
-        socket.log_limiter = self._log_limiter
+        socket.log_limiter = self._auth_gate.log_limiter
         await socket.prepare(request)
         transport = request.transport
-        if transport is None:  # it is gone already
+        if transport is None:  # the connection is lost already
             return socket
         session_transport = WebSocketSessionTransport(request, transport)
         session = self._new_session(session_transport, caller, *details)
@@ -159,7 +154,7 @@ class WebSocketSessions(Generic[S]):
             limits.frame_bytes_max,
         )
         self._sessions.add(session)
-        self._counts.ws_connections += 1
+        self._auth_gate.counts.ws_connections += 1
         timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, self._check_connected, session)
         try:
             await _receive_all(socket, session)
@@ -167,16 +162,16 @@ class WebSocketSessions(Generic[S]):
             timer.cancel()
             session.on_disconnect()
             self._sessions.discard(session)
-            self._counts.ws_connections -= 1
+            self._auth_gate.counts.ws_connections -= 1
         return socket
 
     def _check_connected(self, session: S) -> None:
         if session.principal is None:
-            self._counts.connections_refused["timeout"] += 1
+            self._auth_gate.counts.connections_refused["timeout"] += 1
             session.refuse_silence()
 
     def renew(self) -> None:
-        """Looks at the rights of all: expired ones end (CO-23), changed ones are those of now."""
+        """Renew the rights of all sessions. Sessions of expired credentials end (CO-23)."""
         renew_each(self._sessions, self._renew_session, lambda session, error: session.fail(error))
 
     def _renew_session(self, session: S) -> None:
@@ -191,12 +186,12 @@ class WebSocketSessions(Generic[S]):
         await asyncio.gather(*(session.wait_for_replies() for session in self._sessions))
 
     def fail_all(self, error: Exception) -> None:
-        """Lets all of them go: the log cannot be read."""
+        """End all sessions, because the log cannot be read."""
         for session in list(self._sessions):
             session.fail(error)
 
     def close_all(self) -> None:
-        """Tells all that the server goes away. Their answers have been written before."""
+        """Close all sessions, because the server stops. Their replies were written before."""
         for session in list(self._sessions):
             session.close(CloseCode.GOING_AWAY, "the server is being stopped")
 
