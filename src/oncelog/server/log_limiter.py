@@ -8,43 +8,41 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec import Struct
+
+logger: Final = logging.getLogger("oncelog.doors")
+
 LINES_MAX: Final = 5
 """Lines of one message in one window."""
 WINDOW_MS: Final = 1000
 
 
-class _Window:
+class _Window(Struct):
     """State of one message."""
 
-    __slots__ = ("fields", "level", "lines", "started_ms", "suppressed")
-
-    def __init__(self, started_ms: float) -> None:
-        self.started_ms = started_ms
-        self.lines = 0
-        self.suppressed = 0
-        self.level = 0
-        self.fields: dict[str, Any] = {}
-        """Level and fields of the last suppressed line."""
+    started_ms: float
+    lines: int = 0
+    suppressed: int = 0
+    level: int = 0
+    fields: dict[str, Any] = {}
+    """Level and fields of the last suppressed line."""
 
 
 class LogLimiter:
-    """Writes lines to `logger`, at most `lines_max` of one message in a second.
+    """Writes lines to the server's logger, at most `lines_max` of one message in a second.
 
     Messages are constants of the code: the limiter keeps one entry for each of them. Whatever a client chooses belongs
     into the fields. The owner calls `flush` about once a second, so that the count of the last burst is written too.
     """
 
-    def __init__(
-        self, now_ms: Callable[[], float], logger: logging.Logger | None = None, lines_max: int = LINES_MAX
-    ) -> None:
+    def __init__(self, now_ms: Callable[[], float], lines_max: int = LINES_MAX) -> None:
         self._now_ms = now_ms
-        self._logger = logger or logging.getLogger("oncelog.doors")
         self._lines_max = lines_max
         self._windows: dict[str, _Window] = {}
 
     def log(self, level: int, message: str, **fields: Any) -> None:
         """Write a line, or count it as suppressed."""
-        if not self._logger.isEnabledFor(level):
+        if not logger.isEnabledFor(level):
             return
         now_ms = self._now_ms()
         window = self._windows.get(message)
@@ -74,4 +72,4 @@ class LogLimiter:
                     self._write(window.level, message, window.fields, window.suppressed - 1)
 
     def _write(self, level: int, message: str, fields: dict[str, Any], suppressed: int) -> None:
-        self._logger.log(level, message, extra={**fields, "suppressed": suppressed} if suppressed else fields)
+        logger.log(level, message, extra={**fields, "suppressed": suppressed} if suppressed else fields)

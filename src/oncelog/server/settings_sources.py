@@ -122,7 +122,7 @@ class _WrongValueError(Exception):
 
 
 def _decode(kind: Any, value: object, is_text: bool) -> object:
-    if _is_optional(kind):
+    if get_origin(kind) in (Union, types.UnionType):
         # An empty variable resets a setting of the file.
         return None if is_text and value == "" else _decode(get_args(kind)[0], value, is_text)
     if get_origin(kind) is tuple:
@@ -130,10 +130,6 @@ def _decode(kind: Any, value: object, is_text: bool) -> object:
     if get_origin(kind) is Literal:
         return _decode_choice(kind, value)
     return _DECODERS[kind](value, is_text)
-
-
-def _is_optional(kind: Any) -> bool:
-    return get_origin(kind) in (Union, types.UnionType)
 
 
 def _decode_integer(value: object, is_text: bool) -> int:
@@ -163,14 +159,10 @@ def _decode_text(value: object, is_text: bool) -> str:  # noqa: ARG001 - as all 
 
 
 def _decode_choice(kind: Any, value: object) -> object:
-    if value not in get_args(kind):
-        raise _WrongValueError(_describe_choices(kind))
+    *others, last = choices = get_args(kind)
+    if value not in choices:
+        raise _WrongValueError(f"{', '.join(others)} or {last}")
     return value
-
-
-def _describe_choices(kind: Any) -> str:
-    *others, last = get_args(kind)
-    return f"{', '.join(others)} or {last}"
 
 
 def _decode_list(kind: Any, value: object, is_text: bool) -> tuple[object, ...]:

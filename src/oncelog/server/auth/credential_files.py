@@ -125,32 +125,24 @@ class CredentialUser(ABC):
                 logger.exception("a listener of credential events failed", extra={"act": event.act, "key": event.id})
 
 
-class CredentialFile:
+class CredentialFile(Struct, eq=False):
     """A polled file: how to parse it, the user of its content, and the state of its last reload."""
 
-    def __init__(
-        self,
-        kind: str,
-        path: str,
-        bytes_max: int,
-        parse: Callable[[FileContents], Any],
-        user: CredentialUser,
-        source: Hashable,
-    ) -> None:
-        self.kind = kind
-        self.path = path
-        self.bytes_max = bytes_max
-        self.parse = parse
-        self.user = user
-        self.source = source
-        self.version: FileVersion | None = None
-        """The state of the file when it was last read; None if it was missing."""
-        self.is_settled = False
-        self.digest: bytes | None = None
-        """Hash of the content in use; None if the newest content is not in use."""
-        self.error: str | None = None
-        """Why the newest content is not in use."""
-        self.reported: tuple[FileVersion | None, str] | None = None
+    kind: str
+    path: str
+    bytes_max: int
+    parse: Callable[[FileContents], LoadedKeys]
+    user: CredentialUser
+    source: Hashable
+    version: FileVersion | None = None
+    """The state of the file when it was last read; None if it was missing."""
+    is_settled: bool = False
+    digest: bytes | None = None
+    """Hash of the content in use; None if the newest content is not in use."""
+    error: str | None = None
+    """Why the newest content is not in use."""
+    reported: tuple[FileVersion | None, str] | None = None
+    """Version and error of the last failure that was reported."""
 
 
 class FileRead(Struct, frozen=True, eq=False):
