@@ -13,7 +13,8 @@ from bench.server_report import Series
 from bench.wire import Slice
 from bench.ws_load import Connection
 from oncelog.core.chat import encode_message
-from oncelog.server.chat.decode import Send, decode_fast
+from oncelog.server.chat.messages import ChatMessages, Send
+from oncelog.server.limits import ApiLimits
 
 
 def test_chat_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +28,8 @@ def test_chat_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_messages_are_plain_and_of_the_size_of_events() -> None:
     for content in CONTENTS:
         assert 280 <= len(encode_message(content, "text/plain")) <= 320
-    found = decode_fast(sending("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:], 4096)
+    frame = sending("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:]
+    found = ChatMessages(ApiLimits()).decode_fast(frame)
     assert isinstance(found, Send)
     assert found.chat_id == "hot"
 

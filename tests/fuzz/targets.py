@@ -33,17 +33,17 @@ from oncelog.server import http_requests
 from oncelog.server.api_service import decode_page_token
 from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.tokens import Tokens
-from oncelog.server.chat import decode as chat_reading
+from oncelog.server.chat.messages import ChatMessages
 from oncelog.server.deltas import service as deltas_door
 from oncelog.server.errors import ApiError
-from oncelog.server.events import decode
-from oncelog.server.events.dialect import NATIVE, Dialect
+from oncelog.server.events.dialect import Dialect
 from oncelog.server.events.insieme_dialect import InsiemeDialect, detect_dialect
+from oncelog.server.events.native_dialect import NATIVE, declare_submission, decode_fast, to_submit
 from oncelog.server.events.projects import parse_project
 from oncelog.server.http_fast_path import HEAD_BYTES_MAX, HttpFastPath
-from oncelog.server.json_fields import decode_object, parse_json
 from oncelog.server.ledger import codec, grpc_codec
 from oncelog.server.ledger import reads as ledger_reads
+from oncelog.server.limits import ApiLimits
 from oncelog.server.request_gate import find_dialect
 from server.auth.auth_material import NOW_MS, tokens
 
@@ -51,7 +51,7 @@ CORPUS: Final = Path(__file__).with_name("corpus")
 ACTOR: Final = "user:ada"
 CLIENT: Final = "ada-1"
 EVENTS_MAX: Final = 100
-MESSAGE_BYTES_MAX: Final = 4096
+CHAT_MESSAGES: Final = ChatMessages(ApiLimits(message_bytes_max=4096))
 BODY_BYTES_MAX: Final = 256 * 1024
 EPOCH: Final = "3f2a9c"
 LANES: Final = 4
@@ -89,10 +89,10 @@ def _events_frame(dialect: Dialect, data: bytes) -> None:
 
 
 def _native_frame(data: bytes) -> None:
-    quick = decode.decode_fast(data, ACTOR, CLIENT, EVENTS_MAX)
+    quick = decode_fast(data, ACTOR, CLIENT, EVENTS_MAX)
     if quick is not None:
-        message = decode.decode_message(data)
-        assert quick == (message.msg_id, decode.decode_submit(message.payload, ACTOR, CLIENT, EVENTS_MAX))
+        message = NATIVE.decode_message(data)
+        assert quick == (message.msg_id, NATIVE.decode_submit(message.payload, ACTOR, CLIENT, EVENTS_MAX))
     _events_frame(NATIVE, data)
 
 
@@ -101,10 +101,10 @@ def _insieme_frame(data: bytes) -> None:
 
 
 def _chat_frame(data: bytes) -> None:
-    quick = chat_reading.decode_fast(data, MESSAGE_BYTES_MAX)
+    quick = CHAT_MESSAGES.decode_fast(data)
     exact: object = None
     try:
-        exact = chat_reading.decode_frame(data, MESSAGE_BYTES_MAX)
+        exact = CHAT_MESSAGES.decode_frame(data)
     finally:
         assert quick is None or quick == exact
 
@@ -113,10 +113,8 @@ def _chat_frame(data: bytes) -> None:
 
 
 def _events_body(data: bytes) -> None:
-    payload = decode.decode_body(data)
-    with suppress(ApiError):
-        decode.get_client_id(payload)
-    decode.decode_submit(payload, ACTOR, CLIENT, EVENTS_MAX, "$")
+    _, items = declare_submission(EVENTS_MAX).decode_body(data)
+    to_submit(items, ACTOR, CLIENT)
 
 
 def _ledger_body(data: bytes) -> None:
@@ -135,10 +133,10 @@ def _deltas_body(data: bytes) -> None:
 
 
 def _chat_body(data: bytes) -> None:
-    members = decode_object(parse_json(data), "$")
-    with suppress(ApiError):
-        chat_reading.get_acked_sequence(members)
-    chat_reading.decode_send(members, "general", MESSAGE_BYTES_MAX, None)
+    for message in (CHAT_MESSAGES.new_chat, CHAT_MESSAGES.new_member, CHAT_MESSAGES.acknowledgement):
+        with suppress(ApiError):
+            message.decode_body(data)
+    CHAT_MESSAGES.decode_new_message(data)
 
 
 def _compressed_body(data: bytes) -> None:

@@ -6,12 +6,11 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncelog import error_codes
 from oncelog.core.values import Rate
 from oncelog.engine.log import Log
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.endpoint import Parameter
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import field_error
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_schemas import integer_schema
 from oncelog.server.limits import ApiLimits
@@ -72,4 +71,4 @@ def decode_page_token(token: str, field: str, decoder: msgspec.json.Decoder[T]) 
             return position
     except (ValueError, msgspec.MsgspecError):
         pass
-    raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be one that a page has given", field=field)
+    raise field_error(field, "must be one that a page has given")

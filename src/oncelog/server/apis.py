@@ -17,10 +17,10 @@ from oncelog.server.deltas.endpoints import DeltasEndpoints
 from oncelog.server.deltas.service import DeltasService
 from oncelog.server.deltas.session import DeltasSession
 from oncelog.server.endpoint import Endpoint
-from oncelog.server.events.dialect import NativeDialect
 from oncelog.server.events.endpoints import EventsEndpoints
 from oncelog.server.events.hub import EventsHub
 from oncelog.server.events.insieme_dialect import InsiemeDialect
+from oncelog.server.events.native_dialect import NativeDialect
 from oncelog.server.events.service import EventsService
 from oncelog.server.events.session import EventsSession
 from oncelog.server.ledger.endpoints import LedgerEndpoints

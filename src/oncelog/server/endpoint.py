@@ -14,12 +14,12 @@ from aiohttp import web
 from msgspec import Struct
 
 from oncelog import error_codes
-from oncelog.errors import OncelogError
+from oncelog.errors import CanonicalError, OncelogError
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, to_api_error
+from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, field_error, to_api_error
 from oncelog.server.http_requests import JSON, check_json, get_credential, get_path_name, parse_query, read_body
 from oncelog.server.json_schemas import Schema
 from oncelog.server.limits import LONG_FRAME_BYTES
@@ -42,7 +42,7 @@ class Parameter(Struct, frozen=True, kw_only=True):
     """JSON Schema with a description. Repeated parameters are arrays."""
     place: Literal["query", "path", "header"] = "query"
     parse: Callable[[Any, str], Any] = keep
-    """Converts the text (a list, if repeated) of the parameter of that name. Raises ApiError."""
+    """Converts the text (a list, if repeated) of the parameter of that name. Raises ApiError or CanonicalError."""
     default: Any = None
     """Value of a parameter that is left out."""
     example: Any = None
@@ -244,4 +244,7 @@ def _parse_parameter(call: Call, parameter: Parameter, sent: Mapping[str, Any]) 
         if not parameter.is_required:
             return parameter.default
         value = [] if parameter.is_repeated else ""
-    return parameter.parse(value, call.get_sent_name(name))
+    try:
+        return parameter.parse(value, call.get_sent_name(name))
+    except CanonicalError as error:
+        raise field_error(error.path, error.reason) from None

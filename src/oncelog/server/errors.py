@@ -44,6 +44,12 @@ class ApiError(Exception):
         self.details = details
 
 
+def field_error(field: str, reason: str, code: str = BAD_REQUEST, **details: Any) -> ApiError:
+    """Return the error for a value of a request: the path of the field, and what is wrong with it."""
+    field = field.encode("utf-8", "replace").decode()  # a path may have lone surrogates, which cannot be sent
+    return ApiError(code, f"{field}: {reason}", field=field, **details)
+
+
 class MalformedMessageError(ApiError):
     """A malformed message of a WebSocket. `reply_to` is what the error repeats of it, as far as that was readable."""
 
@@ -106,9 +112,9 @@ class StoreFailures:
 store_failures: Final = StoreFailures()
 
 
-def shutdown_error() -> ApiError:
-    """What new writes are told by a server that is about to end."""
-    return ApiError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
+def shutdown_error(code: str = SERVER_BUSY) -> ApiError:
+    """Return the error for new requests while the server is being stopped."""
+    return ApiError(code, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
 
 
 _ERRORS: Final[Mapping[type[OncelogError], tuple[str, str]]] = {

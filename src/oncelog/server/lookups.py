@@ -15,7 +15,7 @@ from oncelog.engine.log import Log
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status
 from oncelog.proof import encode as encode_document
 from oncelog.proof import proof_document
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, field_error
 from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, object_schema, schema_ref, with_optional
 
 _NO_KEY: Final = "committed without a key: it is known by its client's sequence alone"
@@ -56,7 +56,7 @@ async def describe_outcome(
 
 def unknown_error(field: str, reason: str = NEVER_COMMITTED) -> ApiError:
     """Return the error for an id without a record that the caller may read."""
-    return ApiError(error_codes.NOT_FOUND, f"{field}: {reason}", field=field)
+    return field_error(field, reason, error_codes.NOT_FOUND)
 
 
 def outcome_schema(**content: Schema) -> Schema:

@@ -10,12 +10,12 @@ from typing import Any, Final
 from oncelog import error_codes
 from oncelog.server import operator_endpoints
 from oncelog.server.audit import endpoints as audit
-from oncelog.server.chat import message_schemas as chat
-from oncelog.server.deltas import message_schemas as deltas
+from oncelog.server.chat import codec as chat
+from oncelog.server.deltas import codec as deltas
 from oncelog.server.endpoint import Endpoint, Parameter
-from oncelog.server.events import message_schemas as events
+from oncelog.server.events import native_dialect as events
 from oncelog.server.json_schemas import JSON, Schema, problem_response, problem_schema, schema_ref
-from oncelog.server.ledger import message_schemas as ledger
+from oncelog.server.ledger import codec as ledger
 from oncelog.server.limits import ApiLimits
 
 _DESCRIPTION: Final = """\

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from oncelog.core.canonical import canonical
 from oncelog.core.chat import encode_message
-from oncelog.server.chat.decode import Send, decode_fast, decode_frame
+from oncelog.server.chat.messages import ChatMessages, Send
 from oncelog.server.errors import MalformedMessageError
+from oncelog.server.limits import ApiLimits
 from server.chat.chat_servers import SharedServer, message_uuid
+
+MESSAGES = ChatMessages(ApiLimits(message_bytes_max=4096))
 
 
 @pytest.mark.rule("CH-3", "CH-10", "CO-33")
@@ -152,19 +155,19 @@ def test_fast_decoder_agrees_with_the_full_one_or_declines(
     pairs = [*(_PLAIN.items() if is_plain else ()), *members]
     text = ",".join(f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=is_ascii)}" for name, value in pairs)
     data = f"{{{text}}}".encode("utf-8", "replace")
-    quick = decode_fast(data, 4096)
+    quick = MESSAGES.decode_fast(data)
     if quick is not None:
-        assert decode_frame(data, 4096) == quick
+        assert MESSAGES.decode_frame(data) == quick
 
 
 @pytest.mark.rule("CO-3")
 def test_repeated_member_is_refused_by_both_decoders() -> None:
     data = json.dumps(_PLAIN).encode()
-    assert isinstance(decode_fast(data, 4096), Send)
+    assert isinstance(MESSAGES.decode_fast(data), Send)
     twice = data[:-1] + b',"content":"other"}'
-    assert decode_fast(twice, 4096) is None
+    assert MESSAGES.decode_fast(twice) is None
     with pytest.raises(MalformedMessageError):
-        decode_frame(twice, 4096)
+        MESSAGES.decode_frame(twice)
 
 
 @pytest.mark.rule("CO-1", "CO-4")

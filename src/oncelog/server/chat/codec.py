@@ -4,17 +4,31 @@ A message is stored as bytes and served as bytes: its content is spliced into wh
 frame, whatever the number of its readers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from oncelog import error_codes
 from oncelog.core.chat import format_message_id, parse_chat_scope
-from oncelog.core.values import Receipt, Record
+from oncelog.core.values import Committed, Record, Replayed
+from oncelog.server.chat.messages import ROLE, UUID4, ChatMessages, Send
 from oncelog.server.errors import ApiError
+from oncelog.server.json_schemas import (
+    TEXT_SCHEMA,
+    Schema,
+    integer_schema,
+    object_schema,
+    page_schema,
+    positive_integer_schema,
+    schema_ref,
+    with_optional,
+)
+from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import outcome_schema
 from oncelog.server.problems import ProblemDialect
 from oncelog.server.websocket_frames import encode_frame, encode_json_text
 from oncelog.storage.store import MemberChange, Membership, StreamMember
@@ -76,29 +90,44 @@ def encode_message_frame(record: Record) -> bytes:
 # --- answers ------------------------------------------------------------------------------------------
 
 
-def encode_sent(
-    client_message_id: str, chat_id: str, receipt: Receipt, *, duplicate: bool, mismatch: bool, erased: bool
-) -> bytes:
-    """What became of a message, without the braces. Its id is as it was sent: a UUID, which needs no escapes."""
+class MessagePage(Struct, frozen=True):
+    """A page of the messages of a chat."""
+
+    records: list[Record]
+    has_more: bool
+    following: int
+    """Sequence after which the next page begins."""
+    newest: int
+    is_ahead: bool = False
+    """Whether the cursor is beyond the end of the chat."""
+    beginning: int = 1
+    """Sequence before which the previous page ends."""
+
+
+def encode_sent(send: Send, verdict: Committed | Replayed) -> bytes:
+    """Encode the answer to a message, without the braces. Its id is a UUID, which needs no escapes."""
+    receipt = verdict.receipt
+    assert receipt is not None  # noqa: S101 - the record of a known key has a sequence
+    is_known = isinstance(verdict, Replayed)
+    mismatch = _MISMATCH if isinstance(verdict, Replayed) and verdict.mismatch else ""
+    erased = _ERASED if isinstance(verdict, Replayed) and verdict.erased else ""
     return (
-        f'"client_message_id":"{client_message_id}","chat_id":{encode_json_text(chat_id)},'
+        f'"client_message_id":"{send.client_message_id}","chat_id":{encode_json_text(send.chat_id)},'
         f'"message_id":"{format_message_id(receipt.lane, receipt.position)}","sequence":{receipt.sequence},'
-        f'"created_at":"{format_time(receipt.log_time_ms)}","duplicate":{"true" if duplicate else "false"}'
-        f"{_MISMATCH if mismatch else ''}{_ERASED if erased else ''}"
+        f'"created_at":"{format_time(receipt.log_time_ms)}","duplicate":{"true" if is_known else "false"}'
+        f"{mismatch}{erased}"
     ).encode()
 
 
-def encode_batch(
-    chat_id: str, records: Iterable[Record], *, has_more: bool, following: int, newest: int, is_ahead: bool
-) -> bytes:
-    """A page of messages, without the braces."""
+def encode_batch(scope: str, page: MessagePage) -> bytes:
+    """Encode a page of messages, without the braces."""
     return b'"chat_id":%b,"messages":[%b],"has_more":%b,"next_sequence":%d,"last_sequence":%d%b' % (
-        encode_json_text(chat_id).encode(),
-        b",".join(map(encode_message, records)),
-        b"true" if has_more else b"false",
-        following,
-        newest,
-        b',"cursor_ahead":true' if is_ahead else b"",
+        encode_json_text(parse_chat_scope(scope)).encode(),
+        b",".join(map(encode_message, page.records)),
+        b"true" if page.has_more else b"false",
+        page.following,
+        page.newest,
+        b',"cursor_ahead":true' if page.is_ahead else b"",
     )
 
 
@@ -182,3 +211,88 @@ def to_chats(memberships: Sequence[Membership]) -> list[dict[str, Any]]:
         }
         for membership in memberships
     ]
+
+
+# --- JSON schemas of the OpenAPI document ------------------------------------------------------------
+
+_TIME: Final[Schema] = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\\.[0-9]{3}Z$"}
+MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": "^msg_[0-9a-f]{26}$"}
+
+
+def build_schemas(limits: ApiLimits) -> Schema:
+    """Return the schemas of requests and answers."""
+    messages = ChatMessages(limits)
+    members = {"type": "array", "maxItems": limits.page_messages_max, "items": _member_schema()}
+    mine = object_schema(
+        chat_id=TEXT_SCHEMA, last_sequence=integer_schema(), last_acked_sequence=integer_schema(), role=ROLE
+    )
+    chats = page_schema(chats={"type": "array", "maxItems": limits.page_messages_max, "items": mine})
+    return {
+        "NewChat": messages.new_chat.to_schema(),
+        "Chat": page_schema(chat_id=TEXT_SCHEMA, last_sequence=integer_schema(), members=members),
+        "Chats": chats,
+        "Delivery": page_schema(chat_id=TEXT_SCHEMA, members=members),
+        "NewMember": messages.new_member.to_schema(),
+        "Member": with_optional(
+            object_schema(chat_id=TEXT_SCHEMA, user_id=TEXT_SCHEMA, present={"type": "boolean"}), role=ROLE
+        ),
+        "NewMessage": messages.new_message.to_schema(),
+        "Sent": with_optional(
+            object_schema(
+                client_message_id={**UUID4, "description": "As it was sent."},
+                chat_id=TEXT_SCHEMA,
+                message_id=MESSAGE_ID,
+                sequence=positive_integer_schema(),
+                created_at=_TIME,
+                duplicate={"type": "boolean"},
+            ),
+            content_mismatch={"const": True},
+            erased={"const": True},
+        ),
+        "Message": _message_schema(),
+        "MessageOutcome": outcome_schema(message=schema_ref("Message")),
+        "Batch": with_optional(
+            object_schema(
+                chat_id=TEXT_SCHEMA,
+                messages={"type": "array", "maxItems": limits.page_messages_max, "items": schema_ref("Message")},
+                has_more={"type": "boolean"},
+                next_sequence={**integer_schema("As `next_after`."), "deprecated": True},
+                next_after=integer_schema("Read on after this."),
+                last_sequence=integer_schema("The newest of the chat."),
+            ),
+            next_before=integer_schema("Read on before this."),
+            cursor_ahead={"const": True, "description": "The cursor is beyond the chat's end."},
+        ),
+        "Acknowledgement": _acknowledgement_schema(),
+        "Acknowledged": object_schema(chat_id=TEXT_SCHEMA, changed={"type": "boolean"}),
+    }
+
+
+def _member_schema() -> Schema:
+    return object_schema(
+        user_id=TEXT_SCHEMA, last_acked_sequence=integer_schema("All up to this was received."), role=ROLE
+    )
+
+
+def _message_schema() -> Schema:
+    schema = object_schema(
+        message_id=MESSAGE_ID,
+        chat_id=TEXT_SCHEMA,
+        sequence=positive_integer_schema(),
+        sender_id=TEXT_SCHEMA,
+        client_message_id=UUID4,
+        content={"type": ["string", "null"], "description": "null if it was erased."},
+        content_type={"type": ["string", "null"]},
+        created_at=_TIME,
+    )
+    return with_optional(schema, erased={"const": True})
+
+
+def _acknowledgement_schema() -> Schema:
+    older = object_schema(last_acked_seq=integer_schema("The same under an older name."))
+    return {
+        "anyOf": [
+            ChatMessages.acknowledgement.to_schema(),
+            {**older, "not": {"required": ["last_acked_sequence"]}},
+        ]
+    }

@@ -5,26 +5,16 @@ from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
+from msgspec.structs import replace
 
-from oncelog import error_codes
-from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Replayed
-from oncelog.server.auth.principal import Principal
 from oncelog.server.chat import codec
-from oncelog.server.chat.decode import (
-    decode_chat_id,
-    decode_only_if_member,
-    decode_role,
-    decode_send,
-    decode_user_id,
-    get_acked_sequence,
-)
-from oncelog.server.chat.message_schemas import CHAT_ID, CLIENT_MESSAGE_ID, MESSAGE_ID, USER_ID
+from oncelog.server.chat.codec import MESSAGE_ID
+from oncelog.server.chat.messages import CHAT_ID, USER_ID, UUID4, decode_chat_id, decode_user_id
 from oncelog.server.chat.service import ChatService, ChatView
 from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import field_error
 from oncelog.server.http_requests import parse_number
-from oncelog.server.json_fields import bad_request, decode_object, parse_json, type_error
 from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, problem_response, schema_response
 from oncelog.server.lookups import describe_outcome
 
@@ -32,34 +22,7 @@ WEBSOCKET_PATH: Final = "/v1/chat"
 _CHATS: Final = "/v1/chats"
 _CHAT: Final = f"{_CHATS}/{{chat_id}}"
 _MEMBER: Final = f"{_CHAT}/members/{{user_id}}"
-_WEBSOCKET_DESCRIPTION: Final = (
-    "A WebSocket (docs/chat.md): the first frame says who has come, then messages are sent, synced, acknowledged and "
-    "delivered live. A plain request gets 426."
-)
-_CREATE_DESCRIPTION: Final = (
-    "The caller becomes its first member and its owner. The owners of an existing chat can add members with this; "
-    "other callers get 403. If two callers create it at once, one of them does."
-)
-_ADD_MEMBER_DESCRIPTION: Final = (
-    "For owners. Without a body, or without `role`, a new member is added as a plain member, and the role of an "
-    "existing member stays. The last owner cannot become a plain member: 409. With `only_if_member` a user that is not "
-    "a member is refused with 403 instead of added. A repeated request changes nothing."
-)
-_REMOVE_MEMBER_DESCRIPTION: Final = (
-    "For owners; every member may remove itself. When the last owner leaves, the member that joined first becomes an "
-    "owner. A repeated request changes nothing."
-)
-_HISTORY_DESCRIPTION: Final = (
-    "Without `after` and `before` the newest messages. Messages of a page are in ascending order. Forwards go on with "
-    "`after` = `next_after`, backwards with `before` = `next_before`, while `has_more`."
-)
-_SEND_DESCRIPTION: Final = (
-    "After any failure send it again under its id: what is known gets the answer that it had, and nothing is written. "
-    "Another content, content type or sender under the same id is told (`content_mismatch`)."
-)
-_EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
 _MESSAGE_EXAMPLE: Final = "2d8e6b3a-52a5-4c70-9c2e-5d1f0a7b3c91"
-_NEXT_AFTER: Final = "`next_after` of the page before."
 
 
 class ChatEndpoints:
@@ -71,13 +34,7 @@ class ChatEndpoints:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
-        limits = self._service.limits
-        limit_schema = {
-            **integer_schema(),
-            "default": min(limits.page_messages_default, limits.page_messages_max),
-            "description": f"How many at most. 0 is taken as 1, more than {limits.page_messages_max} as that.",
-        }
-        limit = Parameter(name="limit", schema=limit_schema, parse=parse_number)
+        messages, limit = self._service.messages, self._service.page_sizes.to_parameter()
         after_chat = Parameter(name="after", schema=_or_empty(CHAT_ID), parse=_parse_chat_id, default="")
         after_user = Parameter(name="after", schema=_or_empty(USER_ID), parse=_parse_user_id, default="")
         after = integer_schema("Messages behind this sequence.")
@@ -93,7 +50,10 @@ class ChatEndpoints:
                 api="chat",
                 name="connectChat",
                 summary="Chat over a WebSocket",
-                description=_WEBSOCKET_DESCRIPTION,
+                description=(
+                    "A WebSocket (docs/chat.md): the first frame says who has come, then messages are sent, synced, "
+                    "acknowledged and delivered live. A plain request gets 426."
+                ),
                 handle=_require_upgrade,
                 responses={
                     101: {"description": "A WebSocket."},
@@ -106,9 +66,14 @@ class ChatEndpoints:
                 path=_CHATS,
                 name="createChat",
                 summary="Make a chat",
-                description=_CREATE_DESCRIPTION,
+                description=(
+                    "The caller becomes its first member and its owner. The owners of an existing chat can add "
+                    "members with this; other callers get 403. If two callers create it at once, one of them does."
+                ),
                 body=RequestBody(
-                    schema="NewChat", decode=_decode_members, example={"chat_id": "tea", "members": ["user:ben"]}
+                    schema="NewChat",
+                    decode=messages.new_chat.decode_body,
+                    example={"chat_id": "tea", "members": ["user:ben"]},
                 ),
                 handle=self._create,
                 responses={
@@ -142,9 +107,17 @@ class ChatEndpoints:
                 method="PUT",
                 name="addMember",
                 summary="Add a member, or set its role",
-                description=_ADD_MEMBER_DESCRIPTION,
+                description=(
+                    "For owners. Without a body, or without `role`, a new member is added as a plain member, and the "
+                    "role of an existing member stays. The last owner cannot become a plain member: 409. With "
+                    "`only_if_member` a user that is not a member is refused with 403 instead of added. A repeated "
+                    "request changes nothing."
+                ),
                 body=RequestBody(
-                    schema="NewMember", decode=_decode_members, example={"role": "owner"}, is_required=False
+                    schema="NewMember",
+                    decode=messages.new_member.decode_body,
+                    example={"role": "owner"},
+                    is_required=False,
                 ),
                 authorize=self._authorize_write,
                 handle=self._add_member,
@@ -157,7 +130,10 @@ class ChatEndpoints:
                 method="DELETE",
                 name="removeMember",
                 summary="Remove a member, or oneself",
-                description=_REMOVE_MEMBER_DESCRIPTION,
+                description=(
+                    "For owners; every member may remove itself. When the last owner leaves, the member that joined "
+                    "first becomes an owner. A repeated request changes nothing."
+                ),
                 authorize=self._authorize_write,
                 handle=self._remove_member,
                 responses=done,
@@ -166,12 +142,22 @@ class ChatEndpoints:
                 path=f"{_CHAT}/messages",
                 name="getMessages",
                 summary="Read messages",
-                description=_HISTORY_DESCRIPTION,
+                description=(
+                    "Without `after` and `before` the newest messages. Messages of a page are in ascending order. "
+                    "Forwards go on with `after` = `next_after`, backwards with `before` = `next_before`, while "
+                    "`has_more`."
+                ),
                 parameters=(
                     _CHAT_PARAMETER,
                     Parameter(name="after", schema=after, parse=parse_number),
                     Parameter(name="before", schema=before, parse=parse_number),
-                    Parameter(name="epoch", schema=_EPOCH),
+                    Parameter(
+                        name="epoch",
+                        schema={
+                            **TEXT_SCHEMA,
+                            "description": "That of the history which the cursor is of. Another one gets 409.",
+                        },
+                    ),
                     limit,
                 ),
                 authorize=self._authorize_read,
@@ -183,11 +169,15 @@ class ChatEndpoints:
                 path=f"{_CHAT}/messages",
                 name="sendMessage",
                 summary="Send a message",
-                description=_SEND_DESCRIPTION,
+                description=(
+                    "After any failure send it again under its id: what is known gets the answer that it had, and "
+                    "nothing is written. Another content, content type or sender under the same id is told "
+                    "(`content_mismatch`)."
+                ),
                 parameters=(_CHAT_PARAMETER,),
                 body=RequestBody(
                     schema="NewMessage",
-                    decode=_decode_members,
+                    decode=messages.decode_new_message,
                     example={"client_message_id": _MESSAGE_EXAMPLE, "content": "Hello"},
                 ),
                 authorize=self._authorize_write,
@@ -204,7 +194,19 @@ class ChatEndpoints:
                 summary="Look a message up by its id",
                 description="By its `message_id` or `client_message_id`: whether it is in the chat, and whether a "
                 "retry is still answered; with the proof of its record.",
-                parameters=(_CHAT_PARAMETER, _MESSAGE_PARAMETER),
+                parameters=(
+                    _CHAT_PARAMETER,
+                    Parameter(
+                        name="message_id",
+                        place="path",
+                        schema={
+                            "anyOf": [MESSAGE_ID, UUID4],
+                            "description": "Id of the message, or its sender's id for it.",
+                        },
+                        is_required=True,
+                        example=_MESSAGE_EXAMPLE,
+                    ),
+                ),
                 authorize=self._authorize_read,
                 handle=self._get_message,
                 responses={200: schema_response("MessageOutcome", "What became of it.")},
@@ -227,7 +229,11 @@ class ChatEndpoints:
                 description="Says that all up to a sequence was received. It never moves back; beyond the chat's end "
                 "it gets 409.",
                 parameters=(_CHAT_PARAMETER,),
-                body=RequestBody(schema="Acknowledgement", decode=_decode_members, example={"last_acked_sequence": 1}),
+                body=RequestBody(
+                    schema="Acknowledgement",
+                    decode=messages.acknowledgement.decode_body,
+                    example={"last_acked_sequence": 1},
+                ),
                 authorize=self._authorize_read,
                 handle=self._ack,
                 responses={200: schema_response("Acknowledged", "It is kept.")},
@@ -248,23 +254,9 @@ class ChatEndpoints:
     # --- chats
 
     async def _create(self, call: Call) -> Reply:
-        chat_id = call.body.get("chat_id")
-        if chat_id is not None and type(chat_id) is not str:
-            raise type_error("$.chat_id", chat_id, "a string")
-        scope = None if chat_id is None else decode_chat_id(chat_id)
-        users = self._decode_users(call.body.get("members"))
+        scope, users = call.body
         chat, is_new = await self._service.create(scope, users, call.principal)
         return Reply(201 if is_new else 200, _to_json(chat))
-
-    def _decode_users(self, value: JsonValue) -> list[str]:
-        if value is None:
-            return []
-        if type(value) is not list:
-            raise type_error("$.members", value, "an array")
-        members_max = self._service.limits.request_members_max
-        if len(value) > members_max:
-            raise bad_request("$.members", f"must be at most {members_max}, not {len(value)}")
-        return [decode_user_id(user, f"$.members[{index}]") for index, user in enumerate(value)]
 
     async def _list_chats(self, call: Call) -> Mapping[str, Any]:
         page = await self._service.list_chats(call.principal, call["after"], call["limit"])
@@ -278,16 +270,12 @@ class ChatEndpoints:
         return {name: value for name, value in (await self._get_chat(call)).items() if name != "last_sequence"}
 
     async def _add_member(self, call: Call) -> Mapping[str, Any]:
-        members = call.body or {}
-        role = await self._service.add_member(
-            call.scope,
-            call["user_id"],
-            call.principal,
-            decode_role(members.get("role")),
-            only_if_member=decode_only_if_member(members.get("only_if_member")),
+        role, only_if_member = call.body or (None, False)
+        found = await self._service.add_member(
+            call.scope, call["user_id"], call.principal, role, only_if_member=only_if_member
         )
         answer = {"chat_id": call["chat_id"], "user_id": call["user_id"], "present": True}
-        return answer if role is None else {**answer, "role": role.value}
+        return answer if found is None else {**answer, "role": found.value}
 
     async def _remove_member(self, call: Call) -> Mapping[str, Any]:
         await self._service.remove_member(call.scope, call["user_id"], call.principal)
@@ -298,62 +286,36 @@ class ChatEndpoints:
     async def _get_history(self, call: Call) -> bytes:
         after, before, limit = call["after"], call["before"], call["limit"]
         if after is not None and before is not None:
-            raise ApiError(error_codes.BAD_REQUEST, "before: cannot stand beside after", field="before")
+            raise field_error("before", "cannot stand beside after")
         scope, service = call.scope, self._service
         if after is not None:
-            batch = await service.load_after(scope, call.principal, after, limit)
+            page = await service.load_after(scope, call.principal, after, limit)
         else:
-            batch = await service.load_before(scope, call.principal, before, limit)
+            page = await service.load_before(scope, call.principal, before, limit)
         service.check_epoch(call["epoch"])
-        members = codec.encode_batch(
-            call["chat_id"],
-            batch.records,
-            has_more=batch.has_more,
-            following=batch.following,
-            newest=batch.newest,
-            is_ahead=batch.is_ahead,
-        )
-        is_backwards = after is None
-        next_before = b',"next_before":%d' % batch.beginning if is_backwards and batch.has_more else b""
-        return b'{%b,"next_after":%d%b}' % (members, batch.following, next_before)
+        next_before = b',"next_before":%d' % page.beginning if after is None and page.has_more else b""
+        return b'{%b,"next_after":%d%b}' % (codec.encode_batch(scope, page), page.following, next_before)
 
     async def _get_message(self, call: Call) -> Mapping[str, Any]:
         outcome = await self._service.find_message(call.scope, call["message_id"], call.principal)
         return await describe_outcome(self._service.log, outcome, "message", codec.encode_message)
 
     async def _send(self, call: Call) -> Reply:
-        chat_id = call["chat_id"]
-        send = decode_send(call.body, chat_id, self._service.limits.message_bytes_max, None)
+        send = replace(call.body, scope=call.scope)
         verdict = await self._service.send(send, call.principal)
-        receipt = verdict.receipt
-        assert receipt is not None  # noqa: S101 - a key that is remembered has a place
-        is_known = isinstance(verdict, Replayed)
-        answer = codec.encode_sent(
-            send.client_message_id,
-            chat_id,
-            receipt,
-            duplicate=is_known,
-            mismatch=isinstance(verdict, Replayed) and verdict.mismatch,
-            erased=isinstance(verdict, Replayed) and verdict.erased,
-        )
-        return Reply(200 if is_known else 201, b"{%b}" % answer)
+        return Reply(200 if isinstance(verdict, Replayed) else 201, b"{%b}" % codec.encode_sent(send, verdict))
 
     async def _ack(self, call: Call) -> Mapping[str, Any]:
-        sequence = get_acked_sequence(call.body)
-        changed = await self._service.acknowledge(call.scope, sequence, call.principal)
+        changed = await self._service.acknowledge(call.scope, call.body, call.principal)
         return {"chat_id": call["chat_id"], "changed": changed}
 
 
 async def _require_upgrade(_: Call) -> web.StreamResponse:
-    raise ApiError(error_codes.BAD_REQUEST, "Upgrade: must be websocket", field="Upgrade", status=426)
-
-
-def _decode_members(body: bytes, _: Principal) -> Mapping[str, JsonValue]:
-    return decode_object(parse_json(body), "$")
+    raise field_error("Upgrade", "must be websocket", status=426)
 
 
 def _or_empty(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "string", "maxLength": 0}], "description": _NEXT_AFTER}
+    return {"anyOf": [schema, {"type": "string", "maxLength": 0}], "description": "`next_after` of the page before."}
 
 
 def _parse_chat_id(text: str, name: str) -> str:
@@ -370,13 +332,6 @@ _CHAT_PARAMETER: Final = Parameter(
     schema={**CHAT_ID, "description": "Which chat. In NFC."},
     is_required=True,
     example="tea",
-)
-_MESSAGE_PARAMETER: Final = Parameter(
-    name="message_id",
-    place="path",
-    schema={"anyOf": [MESSAGE_ID, CLIENT_MESSAGE_ID], "description": "Id of the message, or its sender's id for it."},
-    is_required=True,
-    example=_MESSAGE_EXAMPLE,
 )
 _USER_PARAMETER: Final = Parameter(
     name="user_id",

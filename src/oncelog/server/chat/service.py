@@ -21,7 +21,6 @@ from oncelog.core.values import (
     Item,
     Mode,
     OpenStream,
-    Rate,
     Reason,
     Record,
     Refused,
@@ -33,20 +32,15 @@ from oncelog.core.values import (
 )
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
-from oncelog.errors import HistoryChangedError, OncelogError
+from oncelog.errors import HistoryChangedError
+from oncelog.server.api_service import ApiService, PageSizes, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.chat.decode import Send, decode_message_key
-from oncelog.server.errors import (
-    RETRY_AFTER_MS,
-    RETRYABLE_CODES,
-    ApiError,
-    retryable_error,
-    to_api_error,
-    translate_errors,
-)
+from oncelog.server.chat.codec import MessagePage
+from oncelog.server.chat.messages import ChatMessages, Send, decode_message_key
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, shutdown_error, translate_errors
 from oncelog.server.limits import ApiLimits
-from oncelog.server.lookups import find_outcome, unknown_error
+from oncelog.server.lookups import find_outcome, load_outcome, unknown_error
 from oncelog.server.metrics import Counts
 from oncelog.storage.store import MemberPage, Membership
 
@@ -65,19 +59,6 @@ _ERROR_CODES: Final = {
 """Error codes of the Chat API by the reason of a refusal. The others can be retried (`RETRYABLE_CODES`)."""
 
 
-class MessagePage(Struct, frozen=True):
-    """A page of a chat's messages."""
-
-    records: list[Record]
-    has_more: bool
-    following: int
-    """After which to read on."""
-    newest: int
-    is_ahead: bool = False
-    beginning: int = 1
-    """Before which to read on, backwards."""
-
-
 class ChatPage(Struct, frozen=True):
     """Some chats of a member."""
 
@@ -94,19 +75,16 @@ class ChatView(Struct, frozen=True):
     page: MemberPage
 
 
-class ChatService:
-    """One for a server. Every call raises ApiError for what is no success."""
+class ChatService(ApiService):
+    """The Chat API of a server. Calls raise ApiError, or OncelogError if the log fails."""
 
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
-        self.log = log
-        self.auth_gate = auth_gate
-        self.clock = auth_gate.clock
-        self.limits = limits
-        self.counts = counts
-        self._rate = _new_rate(limits.user_messages_per_second_max)
-        self._stream_rate = _new_rate(limits.chat_messages_per_second_max)
-        self._new_chats_rate = _new_rate(limits.user_chats_per_second_max, burst=limits.user_chats_burst_max)
-        self.is_closing = False
+        super().__init__(log, auth_gate, limits=limits, counts=counts)
+        self.messages = ChatMessages(limits)
+        self.page_sizes = PageSizes(limits.page_messages_default, limits.page_messages_max)
+        self._rate = new_rate(limits.user_messages_per_second_max)
+        self._stream_rate = new_rate(limits.chat_messages_per_second_max)
+        self._new_chats_rate = new_rate(limits.user_chats_per_second_max, burst=limits.user_chats_burst_max)
 
     # --- rights
 
@@ -123,7 +101,7 @@ class ChatService:
     def check_not_stopping(self) -> None:
         """Raises ApiError once the server is being stopped."""
         if self.is_closing:
-            raise shutdown_error()
+            raise shutdown_error(error_codes.SERVER_STOPPING)
 
     # --- send
 
@@ -157,10 +135,9 @@ class ChatService:
     # --- read
 
     async def load_membership(self, scope: str, principal: Principal) -> Membership:
-        """A chat as one of its members sees it. Raises ApiError for everybody else."""
+        """Return a chat as one of its members sees it. Raises ApiError for other principals."""
         self.check_readable(scope, principal)
-        with translate_errors():
-            found = await self.log.state.find_membership(scope, principal.actor)
+        found = await self.log.state.find_membership(scope, principal.actor)
         if found is None:
             raise membership_error()
         return found
@@ -169,16 +146,13 @@ class ChatService:
         """Return what became of a message, by its id or its sender's. Raises ApiError if the chat has none."""
         await self.load_membership(scope, principal)
         place = parse_message_id(message_id)
-        with translate_errors():
-            if place is None:
-                outcome = await self.log.lookup(decode_message_key(message_id), policy=CHAT, scope=scope)
-                if outcome.record is not None:
-                    return outcome
-            elif place[0] == self.log.state.lane(scope):
-                record = await self.log.state.record(*place)
-                if record is not None and (record.scope, record.policy) == (scope, CHAT.name):
-                    return await find_outcome(self.log, record)
-        raise unknown_error("message_id")
+        if place is None:
+            key = decode_message_key(message_id)
+            return await load_outcome(self.log, "message_id", key, policy=CHAT, scope=scope)
+        record = await self.log.state.record(*place) if place[0] == self.log.state.lane(scope) else None
+        if record is None or (record.scope, record.policy) != (scope, CHAT.name):
+            raise unknown_error("message_id")
+        return await find_outcome(self.log, record)
 
     def check_epoch(self, epoch: str | None) -> None:
         """Raises ApiError for a reader of another history (CO-40)."""
@@ -187,41 +161,34 @@ class ChatService:
             raise ApiError(error_codes.HISTORY_CHANGED, message, epoch=self.log.epoch)
 
     async def load_after(self, scope: str, principal: Principal, after: int, limit: int | None) -> MessagePage:
-        """Messages after a sequence, in order (CH-6). A cursor ahead of the chat gets none, and is told so."""
-        membership = await self.load_membership(scope, principal)
-        if after > membership.newest:
-            return MessagePage([], has_more=False, following=membership.newest, newest=membership.newest, is_ahead=True)
-        with translate_errors():
-            try:
-                page = await self.log.read(stream=scope, after=after, limit=self.get_page_size(limit))
-            except HistoryChangedError:  # put back to an earlier state in between
-                return MessagePage([], has_more=False, following=0, newest=0, is_ahead=True)
+        """Return messages after a sequence, in order (CH-6). A cursor ahead of the chat gets none, and is told so."""
+        newest = (await self.load_membership(scope, principal)).newest
+        if after > newest:
+            return MessagePage([], has_more=False, following=newest, newest=newest, is_ahead=True)
+        try:
+            page = await self.log.read(stream=scope, after=after, limit=self.page_sizes.clamp(limit))
+        except HistoryChangedError:  # the log was restored to an earlier state meanwhile
+            return MessagePage([], has_more=False, following=0, newest=0, is_ahead=True)
         return MessagePage(self._select_messages(page.records), page.has_more, page.cursor.position, page.newest)
 
     async def load_before(self, scope: str, principal: Principal, before: int | None, limit: int | None) -> MessagePage:
-        """The messages right before a sequence, or the newest, in order too."""
-        membership = await self.load_membership(scope, principal)
-        upto = membership.newest if before is None else max(0, min(before - 1, membership.newest))
-        size = self.get_page_size(limit)
+        """Return the messages right before a sequence, or the newest, in ascending order."""
+        newest = (await self.load_membership(scope, principal)).newest
+        upto = newest if before is None else max(0, min(before - 1, newest))
+        size = self.page_sizes.clamp(limit)
         records: list[Record] = []
-        with translate_errors():
-            after = begin = await self.log.state.sequence_before(scope, upto, size + 1)
-            has_more = upto > begin
-            while has_more:  # a page may end early where messages are long
-                page = await self.log.read(stream=scope, after=after, upto=upto, limit=size)
-                records += page.records
-                after, has_more = page.cursor.position, page.has_more
-        return MessagePage(self._select_messages(records), begin > 0, upto, membership.newest, beginning=begin + 1)
+        after = begin = await self.log.state.sequence_before(scope, upto, size + 1)
+        has_more = upto > begin
+        while has_more:  # a page ends early where messages are long
+            page = await self.log.read(stream=scope, after=after, upto=upto, limit=size)
+            records += page.records
+            after, has_more = page.cursor.position, page.has_more
+        return MessagePage(self._select_messages(records), begin > 0, upto, newest, beginning=begin + 1)
 
     def _select_messages(self, records: Sequence[Record]) -> list[Record]:
         found = [record for record in records if record.policy == CHAT.name]
         self.counts.deliveries += len(found)
         return found
-
-    def get_page_size(self, requested: int | None) -> int:
-        """How many a page has."""
-        limits = self.limits
-        return max(1, min(limits.page_messages_default if requested is None else requested, limits.page_messages_max))
 
     # --- chats and members
 
@@ -249,18 +216,15 @@ class ChatService:
         return ChatView(parse_chat_scope(scope), newest, page), is_new
 
     async def load_chat(self, scope: str, principal: Principal, after: str, limit: int | None) -> ChatView:
-        """A chat with some of its members, and how far each has received it (CH-8)."""
+        """Return a chat with some of its members, and how far each has received it (CH-8)."""
         membership = await self.load_membership(scope, principal)
-        with translate_errors():
-            page = await self.log.state.members(scope, after=after, limit=self.get_page_size(limit))
+        page = await self.log.state.members(scope, after=after, limit=self.page_sizes.clamp(limit))
         return ChatView(parse_chat_scope(scope), membership.newest, page)
 
     async def list_chats(self, principal: Principal, after: str, limit: int | None) -> ChatPage:
-        """The chats of the caller that he may read."""
-        with translate_errors():
-            page = await self.log.state.memberships(
-                principal.actor, prefix=CHAT_PREFIX, after=after, limit=self.get_page_size(limit)
-            )
+        """Return chats of the principal that its grants let it read."""
+        size = self.page_sizes.clamp(limit)
+        page = await self.log.state.memberships(principal.actor, prefix=CHAT_PREFIX, after=after, limit=size)
         readable = [membership for membership in page.memberships if principal.grants.may_read(membership.scope)]
         return ChatPage(readable, parse_chat_scope(page.memberships[-1].scope) if page.has_more else "")
 
@@ -293,10 +257,7 @@ class ChatService:
 
     async def _submit(self, item: Item) -> Verdict:
         self.check_not_stopping()
-        try:
-            return await self.log.submit(item)
-        except OncelogError as error:
-            raise to_api_error(error) from error
+        return await self.log.submit(item)
 
 
 def refusal_error(verdict: Verdict) -> ApiError:
@@ -321,12 +282,3 @@ def refusal_error(verdict: Verdict) -> ApiError:
 def membership_error() -> ApiError:
     """One text for all: no grant, no member, no more a member, no such chat."""
     return ApiError(error_codes.NOT_A_MEMBER, "only members of the chat may do this")
-
-
-def shutdown_error() -> ApiError:
-    """What new requests are told by a server that is about to end."""
-    return ApiError(error_codes.SERVER_STOPPING, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
-
-
-def _new_rate(per_second: int, burst: int = 0) -> Rate | None:
-    return Rate(per_second, burst=burst or per_second) if per_second else None

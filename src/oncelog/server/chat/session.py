@@ -8,15 +8,14 @@ from typing import ClassVar, Final
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Replayed, Verdict
-from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.chat import codec
 from oncelog.server.chat.ack_queue import AckQueue, PendingAck
-from oncelog.server.chat.decode import Ack, Connect, Frame, Ping, Send, SyncRequest, decode_fast, decode_frame
 from oncelog.server.chat.hub import ChatHub
+from oncelog.server.chat.messages import Ack, Connect, Frame, Ping, Send, SyncRequest
 from oncelog.server.chat.service import ChatService, refusal_error
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import UNREADABLE, ApiError, to_api_error
+from oncelog.server.errors import UNREADABLE, ApiError, to_api_error, translate_errors
 from oncelog.server.send_queue import SessionTransport
 from oncelog.server.websocket_frames import CloseCode
 from oncelog.server.websocket_session import PendingWrite, WebSocketSession
@@ -69,8 +68,8 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
     # --- frames in
 
     def _decode(self, data: bytes) -> Frame:
-        bytes_max = self.service.limits.message_bytes_max
-        return decode_fast(data, bytes_max) or decode_frame(data, bytes_max)
+        messages = self.service.messages
+        return messages.decode_fast(data) or messages.decode_frame(data)
 
     def _get_kind(self, message: Frame) -> type[Frame]:
         return type(message)
@@ -99,35 +98,21 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self._count_request("ok")
 
     async def _join(self) -> None:
-        """Before the client is told that it is connected: what is sent after that reaches it."""
-        try:
+        """Join the hub before the answer to `connect`, so that all messages sent after the answer are delivered."""
+        with translate_errors():
             await self.hub.join(self)
-        except OncelogError as error:
-            raise to_api_error(error, UNREADABLE) from error
-        if self._is_closing:  # it has gone meanwhile
+        if self._is_closing:  # it has disconnected meanwhile
             self.hub.leave(self)
 
     async def _sync(self, request: SyncRequest) -> None:
         service = self.service
-        try:
-            service.check_readable(request.scope, self._get_principal())
-            await self.send_queue.drain()
-            batch = await service.load_after(request.scope, self._get_principal(), request.after, request.limit)
-            # After the membership: whoever is a stranger learns not even whether his epoch is that of the log.
-            service.check_epoch(request.epoch)
-            service.check_readable(request.scope, self._get_principal())
-        except ApiError as error:
-            self._send_error(error, self._get_reply_to(request))
-            return
-        members = codec.encode_batch(
-            request.chat_id,
-            batch.records,
-            has_more=batch.has_more,
-            following=batch.following,
-            newest=batch.newest,
-            is_ahead=batch.is_ahead,
-        )
-        self._enqueue(codec.encode_reply("message_batch", members, request.request_id))
+        service.check_readable(request.scope, self._get_principal())
+        await self.send_queue.drain()
+        page = await service.load_after(request.scope, self._get_principal(), request.after, request.limit)
+        # After the membership: a client that is no member does not learn whether its epoch is that of the log.
+        service.check_epoch(request.epoch)
+        service.check_readable(request.scope, self._get_principal())
+        self._enqueue(codec.encode_reply("message_batch", codec.encode_batch(request.scope, page), request.request_id))
         self._count_request("ok")
 
     def _acknowledge(self, request: Ack) -> None:
@@ -177,22 +162,11 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             self.fail_write(pending, refusal_error(outcome))
 
     def _send_reply(self, send: Send, verdict: Committed | Replayed) -> None:
-        receipt = verdict.receipt
-        assert receipt is not None  # noqa: S101 - a key that is remembered has a place
         self.service.count_verdict(verdict)
         self._count_request("ok")
-        is_known = isinstance(verdict, Replayed)
-        if is_known:
+        if isinstance(verdict, Replayed):
             self.hub.cancel_expected(send.scope, send.key, self)
-        members = codec.encode_sent(
-            send.client_message_id,
-            send.chat_id,
-            receipt,
-            duplicate=is_known,
-            mismatch=isinstance(verdict, Replayed) and verdict.mismatch,
-            erased=isinstance(verdict, Replayed) and verdict.erased,
-        )
-        self._enqueue(codec.encode_reply("send_message_ack", members, send.request_id))
+        self._enqueue(codec.encode_reply("send_message_ack", codec.encode_sent(send, verdict), send.request_id))
 
     def fail_write(self, pending: _PendingSend, error: ApiError) -> None:
         """As the base says."""

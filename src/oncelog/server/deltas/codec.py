@@ -4,14 +4,33 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import orjson
-from msgspec import Struct
 
 from oncelog import error_codes
-from oncelog.core.merge import NEVER, Row, Stamp
+from oncelog.core.deltas import (
+    IDENTIFIER_CHARACTERS_MAX,
+    PUSH_DELTAS_MAX,
+    ROW_ID_CHARACTERS_MAX,
+)
+from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_COLUMNS_MAX
+from oncelog.core.merge import NEVER, Op, Row, Stamp
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Compacted
 from oncelog.server.api_service import encode_page_token
 from oncelog.server.errors import ApiError
+from oncelog.server.json_schemas import (
+    NO_NUL,
+    TEXT_SCHEMA,
+    Schema,
+    integer_schema,
+    object_schema,
+    page_schema,
+    positive_integer_schema,
+    schema_ref,
+    timestamp_schema,
+    with_optional,
+)
+from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import outcome_schema
 from oncelog.server.problems import ProblemDialect
 
 _TOO_LARGE_STATUS: Final = 413
@@ -57,25 +76,6 @@ PushResult = tuple[str, int, bool]
 """Id and sequence of a pushed delta, and whether it was known."""
 
 
-class PulledPage(Struct, frozen=True):
-    """A page of deltas. It is empty where only a snapshot has them."""
-
-    deltas: list[Record]
-    cursor: int
-    has_more: bool
-    is_snapshot: bool = False
-
-
-class SnapshotPage(Struct, frozen=True):
-    """A page of rows with their stamps, and the cursor to pull from when all pages have been read."""
-
-    rows: list[tuple[str, str, Row]]
-    cursor: int
-    following: str
-    horizon: int | None
-    """The tombstone horizon: None if no deleted row was ever dropped."""
-
-
 def encode_push(results: Sequence[PushResult], epoch: str, previous_epochs: Sequence[str], time_ms: int) -> bytes:
     """Encode the answer to a push."""
     texts = [
@@ -99,20 +99,21 @@ def encode_deltas(deltas: Iterable[Record]) -> bytes:
     return b"[%b]" % b",".join(map(encode_delta, deltas))
 
 
-def encode_pull(page: PulledPage, epoch: str) -> bytes:
-    """Encode a page of deltas."""
+def encode_pull(deltas: Iterable[Record], cursor: int, epoch: str, *, has_more: bool, is_snapshot: bool) -> bytes:
+    """Encode a page of deltas. It is empty where only a snapshot has them."""
     return b'{"deltas":%b,%b"cursor":%d,"hasMore":%b,"epoch":%b}' % (
-        encode_deltas(page.deltas),
-        b'"snapshot":true,' if page.is_snapshot else b"",
-        page.cursor,
-        b"true" if page.has_more else b"false",
+        encode_deltas(deltas),
+        b'"snapshot":true,' if is_snapshot else b"",
+        cursor,
+        b"true" if has_more else b"false",
         orjson.dumps(epoch),
     )
 
 
 def encode_rows(rows: Iterable[tuple[str, Row]], following: str) -> bytes:
-    """Encode a page of merged rows."""
-    return b'{"rows":[%b],%b}' % (b",".join([_encode_row(*row) for row in rows]), _encode_page_members(following))
+    """Encode a page of merged rows, without the deleted ones."""
+    shown = b",".join([_encode_row(*row) for row in rows if row[1].exists])
+    return b'{"rows":[%b],%b}' % (shown, _encode_page_members(following))
 
 
 def _encode_page_members(following: str) -> bytes:
@@ -125,13 +126,18 @@ def _encode_row(row_id: str, row: Row) -> bytes:
     return b'{"rowId":%b,"columns":{%b},"hlc":"%d"}' % (orjson.dumps(row_id), columns, row.written[0])
 
 
-def encode_snapshot(page: SnapshotPage, epoch: str) -> bytes:
-    """Encode a page of rows with all that a merge needs."""
+def encode_snapshot(
+    rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str, horizon: int | None
+) -> bytes:
+    """Encode a page of rows with all that a merge needs, and the cursor to pull from when all pages have been read.
+
+    The tombstone horizon is None if no deleted row was ever dropped.
+    """
     return b'{"rows":[%b],"cursor":%d,%b,"horizon":%b,"epoch":%b}' % (
-        b",".join([_encode_state(*row) for row in page.rows]),
-        page.cursor,
-        _encode_page_members(page.following),
-        orjson.dumps(None if page.horizon is None else str(page.horizon)),
+        b",".join([_encode_state(*row) for row in rows]),
+        cursor,
+        _encode_page_members(following),
+        orjson.dumps(None if horizon is None else str(horizon)),
         orjson.dumps(epoch),
     )
 
@@ -169,3 +175,136 @@ def _encode_state(table: str, row_id: str, row: Row) -> bytes:
 def _to_stamp(stamp: Stamp) -> dict[str, str]:
     hlc, client, delta_id = stamp
     return {"hlc": str(hlc), "clientId": client.decode("utf-16-be", "surrogatepass"), "deltaId": delta_id.hex()}
+
+
+# --- JSON schemas of the OpenAPI document ------------------------------------------------------------
+
+IDENTIFIER: Final[Schema] = {
+    "type": "string",
+    "pattern": f"^[A-Za-z_][A-Za-z0-9_]{{0,{IDENTIFIER_CHARACTERS_MAX - 1}}}$",
+}
+DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_HLC: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,19})$"}
+_NEXT: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `nextAfter`; empty at the end."}
+_PAGE_NAMES: Final = ("hasMore", "nextAfter")
+_ANY_JSON: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 would change, such as 2^53+1."}
+
+
+def build_schemas(limits: ApiLimits) -> Schema:
+    """Return the schemas of requests and answers."""
+    deltas = {"type": "array", "maxItems": PUSH_DELTAS_MAX, "items": schema_ref("NewDelta")}
+    known = object_schema(deltaId=DELTA_ID, sequence=positive_integer_schema(), duplicate={"type": "boolean"})
+    pulled = object_schema(
+        deltas={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Delta")},
+        cursor=integer_schema("Read on after this."),
+        hasMore={"type": "boolean"},
+        epoch=TEXT_SCHEMA,
+    )
+    pulled["properties"]["snapshot"] = {"const": True, "description": "The deltas have been compacted."}
+    row = object_schema(rowId=TEXT_SCHEMA, columns={"type": "object", "propertyNames": IDENTIFIER}, hlc=_HLC)
+    stamp = {"hlc": _HLC, "clientId": TEXT_SCHEMA, "deltaId": DELTA_ID}
+    stamped = {"anyOf": [object_schema(**stamp), {"type": "null"}]}
+    state = object_schema(
+        table=IDENTIFIER,
+        rowId=TEXT_SCHEMA,
+        columns={"type": "array", "items": object_schema(column=IDENTIFIER, value=_ANY_JSON, **stamp)},
+        written=stamped,
+        deleted=stamped,
+    )
+    return {
+        "Push": object_schema(deltas=deltas),
+        "NewDelta": _new_delta_schema(limits),
+        "Pushed": object_schema(
+            committed=integer_schema(),
+            duplicates=integer_schema(),
+            epoch=TEXT_SCHEMA,
+            previousEpochs={"type": "array", "items": TEXT_SCHEMA},
+            serverTime=timestamp_schema(),
+            results={"type": "array", "items": known},
+        ),
+        "Delta": _delta_schema(),
+        "DeltaOutcome": outcome_schema(delta={"anyOf": [schema_ref("Delta"), {"type": "null"}]}),
+        "Pulled": pulled,
+        "Rows": page_schema(
+            *_PAGE_NAMES,
+            rows={"type": "array", "maxItems": limits.page_events_max, "items": row},
+            next=_NEXT,
+        ),
+        "Snapshot": page_schema(
+            *_PAGE_NAMES,
+            rows={"type": "array", "maxItems": limits.page_events_max, "items": state},
+            cursor=integer_schema("To pull from when all pages have been read."),
+            next=_NEXT,
+            horizon={
+                "anyOf": [_HLC, {"type": "null"}],
+                "description": "Not null once compaction has dropped deleted rows: a row that no page has is deleted.",
+            },
+            epoch=TEXT_SCHEMA,
+        ),
+        "Compaction": {
+            "oneOf": [
+                _compaction_schema(upto=integer_schema("The last sequence to compact.")),
+                _compaction_schema(keep=integer_schema("How many of the newest to keep.")),
+            ]
+        },
+        "Compacted": _compaction_result_schema(),
+    }
+
+
+def _compaction_schema(**which: Schema) -> Schema:
+    schema = object_schema(**which)
+    more = {
+        "tombstoneAgeMs": integer_schema(
+            "Drop rows that were deleted this long ago. Default: `limits.tombstone_age_ms`."
+        ),
+        "after": {**TEXT_SCHEMA, "description": "`nextAfter` of the answer before. Nothing else."},
+        "page": {**TEXT_SCHEMA, "deprecated": True, "description": "As `after`."},
+    }
+    return {**schema, "properties": {**schema["properties"], **more}, "additionalProperties": False}
+
+
+def _compaction_result_schema() -> Schema:
+    consumer = object_schema(
+        consumer=TEXT_SCHEMA, cursor=integer_schema(), lag=integer_schema("How many deltas it has not read.")
+    )
+    schema = object_schema(
+        compacted=integer_schema("Deltas whose bodies were dropped."),
+        upto=integer_schema(),
+        hasMore={"type": "boolean"},
+        droppedRows=integer_schema("Deleted rows that were dropped."),
+        next=_NEXT,
+        heldBy={
+            "anyOf": [consumer, {"type": "null"}],
+            "description": "The slowest named consumer, if deleted rows stay because it has not read them.",
+        },
+    )
+    next_after = {**TEXT_SCHEMA, "description": "If there are more rows to read: send it as `after`."}
+    return with_optional(schema, nextAfter=next_after)
+
+
+def _new_delta_schema(limits: ApiLimits) -> Schema:
+    value = {**_ANY_JSON, "description": f"At most {limits.column_value_bytes_max} bytes in canonical JSON."}
+    column = {**object_schema(column=IDENTIFIER, value=value), "additionalProperties": False}
+    name = {"type": "string", "minLength": 1, "pattern": NO_NUL}
+    return object_schema(
+        deltaId={**DELTA_ID, "description": "SHA-256 of the canonical `{clientId, columns, hlc, rowId, table}`."},
+        op={"enum": [op.value for op in Op]},
+        table=IDENTIFIER,
+        rowId={**name, "maxLength": ROW_ID_CHARACTERS_MAX},
+        clientId={**name, "maxLength": NAME_CHARACTERS_MAX, "description": "That of the credential."},
+        columns={"type": "array", "maxItems": ROW_COLUMNS_MAX, "items": column, "description": "Each column once."},
+        hlc={**_HLC, "description": "64 bits: 48 of milliseconds, 16 of counter."},
+    )
+
+
+def _delta_schema() -> Schema:
+    return object_schema(
+        sequence=positive_integer_schema(),
+        deltaId=DELTA_ID,
+        op={"enum": [op.value for op in Op]},
+        table=IDENTIFIER,
+        rowId=TEXT_SCHEMA,
+        clientId=TEXT_SCHEMA,
+        columns={"type": "array", "items": object_schema(column=IDENTIFIER, value=_ANY_JSON)},
+        hlc=_HLC,
+    )

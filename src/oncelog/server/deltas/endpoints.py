@@ -1,23 +1,22 @@
 """The Deltas API over HTTP and JSON, under /v1/sync/{gateway}/. Live delivery by server-sent events or a WebSocket."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from aiohttp import web
 
-from oncelog import error_codes
 from oncelog.core.deltas import GATEWAY_CHARACTERS_MAX, ROW_ID_CHARACTERS_MAX, is_identifier
 from oncelog.core.values import Record
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.deltas import codec
-from oncelog.server.deltas.message_schemas import DELTA_ID, IDENTIFIER
+from oncelog.server.deltas.codec import DELTA_ID, IDENTIFIER
 from oncelog.server.deltas.service import DeltasService
 from oncelog.server.deltas.session import DeltasSession
 from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, keep
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import field_error
 from oncelog.server.http_requests import get_credential, get_path_name, parse_number
 from oncelog.server.json_schemas import (
     NO_NUL,
@@ -30,7 +29,6 @@ from oncelog.server.json_schemas import (
 )
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
 from oncelog.server.live_streams import LiveStreams, encode_event
-from oncelog.server.lookups import describe_outcome
 from oncelog.server.websocket import WebSocketSessions
 
 PATH: Final = "/v1/sync/{gateway}/"
@@ -39,58 +37,23 @@ _DELTA_ID_PATTERN: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 def _parse_delta_id(text: str, name: str) -> str:
     if _DELTA_ID_PATTERN.fullmatch(text) is None:
-        raise ApiError(error_codes.BAD_REQUEST, f"{name}: must have 64 hexadecimal digits, in lower case", field=name)
+        raise field_error(name, "must have 64 hexadecimal digits, in lower case")
     return text
 
 
 def _parse_table(name: str, field: str) -> str:
     if not is_identifier(name):
-        message = f"{field}: must be an identifier (letters, digits and _, no digit first)"
-        raise ApiError(error_codes.BAD_REQUEST, message, field=field)
+        raise field_error(field, "must be an identifier (letters, digits and _, no digit first)")
     return name
 
 
 def _parse_row_id(row_id: str, field: str) -> str:
     if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
-        message = f"{field}: must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
-        raise ApiError(error_codes.BAD_REQUEST, message, field=field, limit=ROW_ID_CHARACTERS_MAX)
+        reason = f"must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
+        raise field_error(field, reason, limit=ROW_ID_CHARACTERS_MAX)
     return row_id
 
 
-_PUSH_DESCRIPTION: Final = (
-    "All deltas are taken, or none. One that the gateway knows is acknowledged again and changes nothing, so after any "
-    "failure push everything again that has no answer."
-)
-_COMPACT_DESCRIPTION: Final = (
-    "Drops the bodies of old deltas, then rows that were deleted long ago; rows that exist, ids and hashes stay. One "
-    f"request compacts at most {COMPACT_DELTAS_MAX} deltas and reads at most {COMPACT_ROWS_MAX} rows: ask again while "
-    "`hasMore` is true or there is a `nextAfter`."
-)
-_PULL_DESCRIPTION: Final = (
-    "In the order of arrival at the gateway, which never changes. Ask again with `since` = `cursor` while `hasMore`. "
-    "With `snapshot` the deltas have been compacted: read the snapshot, and go on from its cursor."
-)
-_LIVE_DESCRIPTION: Final = (
-    "Server-sent events. First `connected`, with the epoch; then every delta after the cursor, and those to come. The "
-    "id of each is its `sequence`, so a browser resumes by itself where it was. An event `snapshot` says that the "
-    "cursor is older than the compaction, an event `error` why the server ends the stream. The same address is a "
-    "WebSocket too (docs/deltas.md)."
-)
-_GATEWAY: Final[Schema] = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": GATEWAY_CHARACTERS_MAX,
-    "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
-    "description": "Which gateway. In NFC, without control characters, and neither `.` nor `..`.",
-}
-_TABLE: Final = {**IDENTIFIER, "description": "Of which table."}
-_SINCE: Final = {**integer_schema("The cursor: deltas after it. A `sequence`, or a `cursor`."), "default": 0}
-_EPOCH: Final = {**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."}
-_SNAPSHOT_AFTER: Final = {**TEXT_SCHEMA, "description": "`nextAfter` of the page before. Nothing else."}
-_TABLE_PARAMETER: Final = Parameter(
-    name="table", place="path", schema=_TABLE, parse=_parse_table, is_required=True, example="products"
-)
-_SNAPSHOT_AFTER_PARAMETER: Final = Parameter(name="after", schema=_SNAPSHOT_AFTER, default="", previous_name="page")
 _DELTA_EXAMPLE: Final = {
     "deltaId": "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847",
     "op": "UPDATE",
@@ -100,18 +63,31 @@ _DELTA_EXAMPLE: Final = {
     "columns": [{"column": "name", "value": "Tea"}],
     "hlc": "116000000000000000",
 }
-_DELTA_ID_PARAMETER: Final = Parameter(
-    name="deltaId",
+_GATEWAY_PARAMETER: Final = Parameter(
+    name="gateway",
     place="path",
-    schema={**DELTA_ID, "description": "Id of the delta."},
-    parse=_parse_delta_id,
+    schema={
+        "type": "string",
+        "minLength": 1,
+        "maxLength": GATEWAY_CHARACTERS_MAX,
+        "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
+        "description": "Which gateway. In NFC, without control characters, and neither `.` nor `..`.",
+    },
     is_required=True,
-    example=_DELTA_EXAMPLE["deltaId"],
+    example="shop",
 )
-_GATEWAY_PARAMETER: Final = Parameter(name="gateway", place="path", schema=_GATEWAY, is_required=True, example="shop")
 _CURSOR_PARAMETERS: Final = (
-    Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
-    Parameter(name="epoch", schema=_EPOCH, default=""),
+    Parameter(
+        name="since",
+        schema={**integer_schema("The cursor: deltas after it. A `sequence`, or a `cursor`."), "default": 0},
+        parse=parse_number,
+        default=0,
+    ),
+    Parameter(
+        name="epoch",
+        schema={**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."},
+        default="",
+    ),
 )
 
 
@@ -125,7 +101,8 @@ class DeltasEndpoints:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
-        limit = self.service.page_sizes.to_parameter()
+        service = self.service
+        limit = service.page_sizes.to_parameter()
         resumed = Parameter(
             name="Last-Event-ID", place="header", schema=last_event_id_schema("sequence"), parse=parse_number
         )
@@ -136,17 +113,25 @@ class DeltasEndpoints:
             default="",
         )
         row_id = Parameter(name="rowId", schema=_row_id_schema("Only this row."), parse=_parse_row_id)
-        read = partial(Endpoint, method="GET", api="deltas", authorize=self._authorize_read)
+        read = partial(
+            Endpoint,
+            method="GET",
+            api="deltas",
+            authorize=lambda call: service.check_readable(call["gateway"], call.principal),
+        )
         write = partial(Endpoint, method="POST", api="deltas", parameters=(_GATEWAY_PARAMETER,))
         return [
             write(
                 path=f"{PATH}push",
                 name="pushDeltas",
                 summary="Push deltas",
-                description=_PUSH_DESCRIPTION,
+                description=(
+                    "All deltas are taken, or none. One that the gateway knows is acknowledged again and changes "
+                    "nothing, so after any failure push everything again that has no answer."
+                ),
                 body=RequestBody(schema="Push", decode=keep, example={"deltas": [_DELTA_EXAMPLE]}),
-                authorize=lambda call: self.service.check_writable(call["gateway"], call.principal),
-                handle=self._push,
+                authorize=lambda call: service.check_writable(call["gateway"], call.principal),
+                handle=lambda call: service.push(call.scope, call.body, call.principal),
                 responses={200: schema_response("Pushed", "What became of each delta, in the order of the request.")},
                 errors=(409, 422, 507),
             ),
@@ -154,9 +139,13 @@ class DeltasEndpoints:
                 path=f"{PATH}pull",
                 name="pullDeltas",
                 summary="Read deltas",
-                description=_PULL_DESCRIPTION,
+                description=(
+                    "In the order of arrival at the gateway, which never changes. Ask again with `since` = `cursor` "
+                    "while `hasMore`. With `snapshot` the deltas have been compacted: read the snapshot, and go on "
+                    "from its cursor."
+                ),
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, limit),
-                handle=self._pull,
+                handle=lambda call: service.pull(call.scope, call["since"], call["limit"], call["epoch"]),
                 responses={200: schema_response("Pulled", "A page.")},
                 errors=(409,),
             ),
@@ -165,8 +154,23 @@ class DeltasEndpoints:
                 name="getRows",
                 summary="Read the rows of a table",
                 description="Those that exist, merged, by `rowId`. A page may be empty though there are more.",
-                parameters=(_GATEWAY_PARAMETER, _TABLE_PARAMETER, after, limit, row_id),
-                handle=self._get_rows,
+                parameters=(
+                    _GATEWAY_PARAMETER,
+                    Parameter(
+                        name="table",
+                        place="path",
+                        schema={**IDENTIFIER, "description": "Of which table."},
+                        parse=_parse_table,
+                        is_required=True,
+                        example="products",
+                    ),
+                    after,
+                    limit,
+                    row_id,
+                ),
+                handle=lambda call: service.load_rows(
+                    call.scope, call["table"], call["rowId"], call["after"], call["limit"]
+                ),
                 responses={200: schema_response("Rows", "A page.")},
             ),
             read(
@@ -174,8 +178,18 @@ class DeltasEndpoints:
                 name="getDelta",
                 summary="Look a delta up by its id",
                 description="Whether it was committed, and where; with the proof of its record.",
-                parameters=(_GATEWAY_PARAMETER, _DELTA_ID_PARAMETER),
-                handle=self._get_delta,
+                parameters=(
+                    _GATEWAY_PARAMETER,
+                    Parameter(
+                        name="deltaId",
+                        place="path",
+                        schema={**DELTA_ID, "description": "Id of the delta."},
+                        parse=_parse_delta_id,
+                        is_required=True,
+                        example=_DELTA_EXAMPLE["deltaId"],
+                    ),
+                ),
+                handle=lambda call: service.find_delta(call.scope, call["deltaId"]),
                 responses={200: schema_response("DeltaOutcome", "What became of it.")},
                 errors=(404,),
             ),
@@ -184,8 +198,19 @@ class DeltasEndpoints:
                 name="getSnapshot",
                 summary="Read all rows with their stamps",
                 description="For whoever's cursor is older than the compaction: all pages, then a pull from `cursor`.",
-                parameters=(_GATEWAY_PARAMETER, _SNAPSHOT_AFTER_PARAMETER, limit),
-                handle=self._get_snapshot,
+                parameters=(
+                    _GATEWAY_PARAMETER,
+                    Parameter(
+                        name="after",
+                        schema={**TEXT_SCHEMA, "description": "`nextAfter` of the page before. Nothing else."},
+                        default="",
+                        previous_name="page",
+                    ),
+                    limit,
+                ),
+                handle=lambda call: service.load_snapshot(
+                    call.scope, call["after"], call["limit"], call.get_sent_name("after")
+                ),
                 responses={200: schema_response("Snapshot", "A page.")},
                 errors=(409,),
             ),
@@ -193,7 +218,12 @@ class DeltasEndpoints:
                 path=f"{PATH}live",
                 name="followDeltas",
                 summary="Follow deltas",
-                description=_LIVE_DESCRIPTION,
+                description=(
+                    "Server-sent events. First `connected`, with the epoch; then every delta after the cursor, and "
+                    "those to come. The id of each is its `sequence`, so a browser resumes by itself where it was. An "
+                    "event `snapshot` says that the cursor is older than the compaction, an event `error` why the "
+                    "server ends the stream. The same address is a WebSocket too (docs/deltas.md)."
+                ),
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resumed),
                 handle=self._follow,
                 responses={200: SSE_RESPONSE},
@@ -205,45 +235,17 @@ class DeltasEndpoints:
                 path=f"{PATH}compact",
                 name="compactDeltas",
                 summary="Compact a gateway",
-                description=_COMPACT_DESCRIPTION,
+                description=(
+                    "Drops the bodies of old deltas, then rows that were deleted long ago; rows that exist, ids and "
+                    f"hashes stay. One request compacts at most {COMPACT_DELTAS_MAX} deltas and reads at most "
+                    f"{COMPACT_ROWS_MAX} rows: ask again while `hasMore` is true or there is a `nextAfter`."
+                ),
                 body=RequestBody(schema="Compaction", decode=keep, example={"keep": 1000}),
-                authorize=lambda call: self.service.check_compactable(call["gateway"], call.principal),
-                handle=self._compact,
+                authorize=lambda call: service.check_compactable(call["gateway"], call.principal),
+                handle=lambda call: service.compact(call.scope, call.body, call.principal.actor),
                 responses={200: schema_response("Compacted", "How far it is.")},
             ),
         ]
-
-    def _authorize_read(self, call: Call) -> str:
-        return self.service.check_readable(call["gateway"], call.principal)
-
-    # --- writing
-
-    async def _push(self, call: Call) -> bytes:
-        service = self.service
-        results = await service.push(call.scope, call.body, call.principal)
-        previous = await service.load_previous_epochs()
-        return codec.encode_push(results, service.log.epoch, previous, service.auth_gate.clock.wall_ms())
-
-    async def _compact(self, call: Call) -> bytes:
-        return codec.encode_compaction(await self.service.compact(call.scope, call.body, call.principal.actor))
-
-    # --- reading
-
-    async def _pull(self, call: Call) -> bytes:
-        page = await self.service.pull(call.scope, call["since"], call["limit"], call["epoch"])
-        return codec.encode_pull(page, self.service.log.epoch)
-
-    async def _get_rows(self, call: Call) -> bytes:
-        page = await self.service.load_rows(call.scope, call["table"], call["rowId"], call["after"], call["limit"])
-        return codec.encode_rows(*page)
-
-    async def _get_delta(self, call: Call) -> Mapping[str, Any]:
-        outcome = await self.service.find_delta(call.scope, call["deltaId"])
-        return await describe_outcome(self.service.log, outcome, "delta", codec.encode_delta)
-
-    async def _get_snapshot(self, call: Call) -> bytes:
-        page = await self.service.load_snapshot(call.scope, call["after"], call["limit"], call.get_sent_name("after"))
-        return codec.encode_snapshot(page, self.service.log.epoch)
 
     # --- live
 

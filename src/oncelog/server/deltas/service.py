@@ -6,8 +6,8 @@ says.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import lru_cache
 from typing import Annotated, Any, Final, TypeVar
 
@@ -34,21 +34,20 @@ from oncelog.core.deltas import (
 )
 from oncelog.core.hlc import parse_hlc, wall_ms
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
-from oncelog.core.merge import Row
 from oncelog.core.policy import DELTAS
 from oncelog.core.values import Committed, Mode, Reason, Record, Refused, Remembered, Replayed, Submission, Verdict
 from oncelog.engine.committer import count_payload_bytes
 from oncelog.engine.log import Log
-from oncelog.engine.outcome import Outcome
-from oncelog.engine.read_results import Compacted
+from oncelog.engine.read_results import Reading
 from oncelog.errors import CanonicalError, HistoryChangedError
 from oncelog.server.api_service import ApiService, decode_page_token, encode_page_token, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.deltas.codec import PulledPage, PushResult, SnapshotPage
-from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, translate_errors
+from oncelog.server.deltas import codec
+from oncelog.server.deltas.codec import PushResult
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, translate_errors
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, LONG_FRAME_BYTES, ApiLimits
-from oncelog.server.lookups import load_outcome
+from oncelog.server.lookups import describe_outcome, load_outcome
 from oncelog.server.metrics import Counts
 
 COMPACT_GRANT: Final = "compact"
@@ -81,12 +80,7 @@ class DeltasService(ApiService):
         # A push is taken as a whole: a smaller burst than its size would refuse a large push forever.
         self._rate = new_rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX))
         self._previous_epochs: tuple[str, ...] | None = None
-
-    async def load_previous_epochs(self) -> tuple[str, ...]:
-        """Return the epochs that this history continues. They are read once: an open log keeps its epoch."""
-        if self._previous_epochs is None:
-            self._previous_epochs = await self.log.previous_epochs()
-        return self._previous_epochs
+        """Epochs that this history continues."""
 
     # --- rights
 
@@ -106,8 +100,14 @@ class DeltasService(ApiService):
 
     # --- push
 
-    async def push(self, scope: str, body: bytes, principal: Principal) -> list[PushResult]:
-        """Commit all deltas of a push, or none."""
+    async def push(self, scope: str, body: bytes, principal: Principal) -> bytes:
+        """Commit all deltas of a push, or none. Return the answer."""
+        results = await self._push(scope, body, principal)
+        if self._previous_epochs is None:  # read once: an open log keeps its epoch
+            self._previous_epochs = await self.log.previous_epochs()
+        return codec.encode_push(results, self.log.epoch, self._previous_epochs, self.clock.wall_ms())
+
+    async def _push(self, scope: str, body: bytes, principal: Principal) -> list[PushResult]:
         own = self.auth_gate.get_client_id(principal)
         plain = await _run_long(len(body), lambda: decode_canonical_push(body))
         if plain is not None:
@@ -170,25 +170,26 @@ class DeltasService(ApiService):
 
     # --- read
 
-    async def pull(self, scope: str, since: int, limit: int | None, epoch: str) -> PulledPage:
+    async def pull(self, scope: str, since: int, limit: int | None, epoch: str) -> bytes:
         """Return the deltas after a sequence, in the order of their arrival (DE-9)."""
         self._check_epoch(epoch)
-        with _translate_history_errors():
-            page = await self.log.read(stream=scope, after=since, limit=self.page_sizes.clamp(limit))
-        deltas, is_snapshot = split_at_compaction(page.records)
-        if is_snapshot and not deltas:
-            await self._check_tombstones(scope, since)
-            return PulledPage([], since, has_more=True, is_snapshot=True)
+        page = await self._read(scope, since, limit=self.page_sizes.clamp(limit))
+        deltas, is_compacted = split_at_compaction(page.records)
         self.counts.deliveries += len(deltas)
-        if is_snapshot:
-            return PulledPage(deltas, deltas[-1].sequence, has_more=True)
-        return PulledPage(deltas, page.cursor.position, page.has_more)
+        if not is_compacted:
+            cursor, has_more = page.cursor.position, page.has_more
+        elif deltas:
+            cursor, has_more = deltas[-1].sequence, True
+        else:
+            await self._check_tombstones(scope, since)
+            cursor, has_more = since, True
+        is_snapshot = is_compacted and not deltas
+        return codec.encode_pull(deltas, cursor, self.log.epoch, has_more=has_more, is_snapshot=is_snapshot)
 
     async def check_cursor(self, scope: str, since: int, epoch: str) -> None:
         """Raise ApiError for a cursor of another history."""
         self._check_epoch(epoch)
-        with _translate_history_errors():
-            await self.log.read(stream=scope, after=since, upto=since, limit=1)
+        await self._read(scope, since, upto=since, limit=1)
 
     async def follow(self, scope: str, since: int) -> AsyncGenerator[Sequence[Record] | None, None]:
         """Yield deltas after a sequence, then those to come. Yields None, and ends, where only a snapshot has them."""
@@ -212,29 +213,27 @@ class DeltasService(ApiService):
         """
         newest, horizon = await self.log.state.newest_and_horizon(scope)
         if since and horizon is not None:
-            message = (
-                "since: is older than the compaction, which has dropped deleted rows; replace all rows by those of the "
+            reason = (
+                "is older than the compaction, which has dropped deleted rows; replace all rows by those of the "
                 "snapshot, and go on from its cursor"
             )
-            details = {"epoch": self.log.epoch, "newest": newest, "snapshot": True}
-            raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details)
+            raise self._history_error("since", reason, newest=newest, snapshot=True)
 
-    async def load_rows(
-        self, scope: str, table: str, row_id: str | None, after: str, limit: int | None
-    ) -> tuple[list[tuple[str, Row]], str]:
-        """Return existing rows of a table, or only one, and the id after which the next page begins ("" at the end)."""
+    async def load_rows(self, scope: str, table: str, row_id: str | None, after: str, limit: int | None) -> bytes:
+        """Return a page of the existing rows of a table, or only one row."""
         if row_id is not None:
             row = await self.log.state.row(scope, table, row_id)
-            return [] if row is None or not row.exists else [(row_id, row)], ""
+            return codec.encode_rows([] if row is None else [(row_id, row)], "")
         page = await self.log.state.rows(scope, table=table, after=(table, after), limit=self.page_sizes.clamp(limit))
-        existing = [(found_id, row) for _, found_id, row in page.rows if row.exists]
-        return existing, page.rows[-1][1] if page.has_more else ""
+        rows = [(found_id, found) for _, found_id, found in page.rows]
+        return codec.encode_rows(rows, rows[-1][0] if page.has_more else "")
 
-    async def find_delta(self, scope: str, delta_id: str) -> Outcome:
+    async def find_delta(self, scope: str, delta_id: str) -> Mapping[str, Any]:
         """Return what became of a delta. Raises ApiError if the gateway has no such delta."""
-        return await load_outcome(self.log, "deltaId", bytes.fromhex(delta_id), policy=DELTAS, scope=scope)
+        outcome = await load_outcome(self.log, "deltaId", bytes.fromhex(delta_id), policy=DELTAS, scope=scope)
+        return await describe_outcome(self.log, outcome, "delta", codec.encode_delta)
 
-    async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> SnapshotPage:
+    async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> bytes:
         """Return a page of all rows, deleted ones too, with the cursor of the first page: rows may be newer than it.
 
         Raises ApiError if tombstones were dropped since the first page: a reader that misses one of them would restore
@@ -248,39 +247,39 @@ class DeltasService(ApiService):
             cursor, horizon = await state.newest_and_horizon(scope)
         page = await state.rows(scope, after=(table, row_id), limit=self.page_sizes.clamp(limit))
         if await state.horizon(scope) != horizon:
-            message = "deleted rows were dropped while the snapshot was read; read it again from its first page"
-            details = {"field": field, "epoch": self.log.epoch, "snapshot": True}
-            raise ApiError(error_codes.HISTORY_CHANGED, f"{field}: {message}", **details)
+            reason = "deleted rows were dropped while the snapshot was read; read it again from its first page"
+            raise self._history_error(field, reason, snapshot=True)
         following = encode_page_token(cursor, horizon, *page.rows[-1][:2]) if page.has_more else ""
-        return SnapshotPage(page.rows, cursor, following, horizon)
+        return codec.encode_snapshot(page.rows, cursor, following, self.log.epoch, horizon)
 
     # --- compaction
 
-    async def compact(self, scope: str, body: bytes, actor: str) -> Compacted:
+    async def compact(self, scope: str, body: bytes, actor: str) -> bytes:
         """Drop the bodies of old deltas, then old deleted rows; at most as many as one request may."""
         request = _decode_compact(body)
         with translate_errors():
-            return await self.log.compact(
+            compacted = await self.log.compact(
                 scope, **request, limit=COMPACT_DELTAS_MAX, rows_max=COMPACT_ROWS_MAX, actor=actor
             )
+        return codec.encode_compaction(compacted)
 
     # --- cursors
 
     def _check_epoch(self, epoch: str) -> None:
         if epoch and epoch != self.log.epoch:
-            message = "epoch: is that of another history; read the snapshot, and go on from its cursor"
-            raise ApiError(error_codes.HISTORY_CHANGED, message, field="epoch", epoch=self.log.epoch)
+            reason = "is that of another history; read the snapshot, and go on from its cursor"
+            raise self._history_error("epoch", reason)
 
+    def _history_error(self, field: str, reason: str, **details: Any) -> ApiError:
+        return field_error(field, reason, error_codes.HISTORY_CHANGED, epoch=self.log.epoch, **details)
 
-@contextmanager
-def _translate_history_errors() -> Iterator[None]:
-    """Raise ApiError for a cursor ahead of the log."""
-    try:
-        yield
-    except HistoryChangedError as error:
-        message = f"since: must be at most {error.newest}, the newest; read the snapshot, and go on from its cursor"
-        details = {"epoch": error.epoch, "newest": error.newest}
-        raise ApiError(error_codes.HISTORY_CHANGED, message, field="since", **details) from error
+    async def _read(self, scope: str, since: int, **bounds: Any) -> Reading:
+        """Read the stream of a gateway. Raises ApiError for a cursor ahead of the log."""
+        try:
+            return await self.log.read(stream=scope, after=since, **bounds)
+        except HistoryChangedError as error:
+            reason = f"must be at most {error.newest}, the newest; read the snapshot, and go on from its cursor"
+            raise self._history_error("since", reason, newest=error.newest) from error
 
 
 async def _run_long(size: int, function: Callable[[], T]) -> T:
@@ -289,7 +288,7 @@ async def _run_long(size: int, function: Callable[[], T]) -> T:
 
 
 def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:
-    """The deltas of a push, whose ids are made here (DE-3). Raises ApiError."""
+    """Return the deltas of a push with their ids, which are computed here (DE-3). Raises ApiError."""
     if plain is not None and has_canonical_columns(plain.deltas):
         return plain
     try:
@@ -300,7 +299,7 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
     for index, (delta, key) in enumerate(zip(decoded.deltas, decoded.keys, strict=True)):
         if delta.delta_id != key.hex():
             try:
-                to_row_delta(delta, key, "")  # what it says may be no delta at all: that is told first
+                to_row_delta(delta, key, "")  # a malformed delta gets that error first
                 check_delta_id(delta, key, "")
             except CanonicalError as error:
                 raise _delta_error(error, index) from error
@@ -310,18 +309,18 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
 def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
     """Raise ApiError for too many deltas, and for one of another client than `own_client` (None: any client)."""
     if len(deltas) > PUSH_DELTAS_MAX:
-        message = f"deltas: must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
-        raise ApiError(error_codes.TOO_LARGE, message, field="deltas", limit=PUSH_DELTAS_MAX)
+        reason = f"must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
+        raise field_error("deltas", reason, error_codes.TOO_LARGE, limit=PUSH_DELTAS_MAX)
     if own_client is None:
         return
     for index, delta in enumerate(deltas):
         if delta.client_id != own_client:
-            message = f"deltas[{index}].clientId: must be that of the credential"
-            raise ApiError(error_codes.FORBIDDEN, message, field=f"deltas[{index}].clientId", index=index)
+            field = f"deltas[{index}].clientId"
+            raise field_error(field, "must be that of the credential", error_codes.FORBIDDEN, index=index)
 
 
 def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
-    """The deltas among them up to the first without a body, and whether there is one."""
+    """Return the deltas up to the first one without a body, and whether there is such a delta."""
     deltas: list[Record] = []
     for record in records:
         if record.policy != DELTAS.name:
@@ -332,61 +331,54 @@ def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
     return deltas, False
 
 
-@lru_cache(maxsize=4096)  # the same come again and again
+@lru_cache(maxsize=4096)
 def parse_gateway(name: str) -> str:
-    """The stream of a gateway. Raises ApiError."""
+    """Return the stream of a gateway. Raises ApiError. Cached: few gateways get most requests."""
     problem = find_gateway_fault(name)
     if problem is not None:
-        raise ApiError(error_codes.BAD_REQUEST, f"gateway: {problem}", field="gateway", limit=GATEWAY_CHARACTERS_MAX)
+        raise field_error("gateway", problem, limit=GATEWAY_CHARACTERS_MAX)
     return deltas_scope(name)
 
 
 def _refusal_error(
     verdicts: Sequence[Verdict], deltas: Sequence[DeltaJson], submissions: Sequence[Submission]
 ) -> ApiError:
-    """What is told of the one at fault; the others were not looked at."""
+    """Return the error for the delta at fault; the others were not decided."""
     index, refused = next(
         (index, verdict)
         for index, verdict in enumerate(verdicts)
         if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED
     )
-    if refused.field == "items":  # none of them is at fault: they are more than the log takes at once
-        return ApiError(error_codes.TOO_LARGE, f"deltas: {refused.message.removeprefix('items ')}", field="deltas")
-    if refused.reason is Reason.MALFORMED and refused.field == "body":  # all are told it, and one is too long
+    if refused.field == "items":  # the log takes fewer at once
+        return field_error("deltas", refused.message.removeprefix("items "), error_codes.TOO_LARGE)
+    if refused.reason is Reason.MALFORMED and refused.field == "body":  # all are refused, because one is too long
         index = max(range(len(submissions)), key=lambda place: count_payload_bytes(submissions[place]))
         return ApiError(error_codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
     reason = refused.reason
     if reason is Reason.UNSTORABLE and len(deltas) > 1:
-        # The store does not say which one. Clients of all versions divide a push that gets this code without an index.
-        message = (
-            f"deltas: the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer at a time: "
-            "pushed alone, the delta at fault is refused with its index"
+        # The store does not say which delta. Clients of all versions divide a push with this code and no index.
+        advice = (
+            f"the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer at a time: pushed "
+            "alone, the delta at fault is refused with its index"
         )
-        return ApiError(error_codes.TOO_LARGE, message, field="deltas")
+        return field_error("deltas", advice, error_codes.TOO_LARGE)
     if reason in RETRYABLE_CODES:
         return retryable_error(refused)
     code = _ERROR_CODES.get(reason, error_codes.BAD_REQUEST)
     if reason is Reason.CLOCK_DRIFT:
         ahead_ms = wall_ms(parse_hlc(deltas[index].hlc)) - refused.current
-        return ApiError(
-            code,
-            f"deltas[{index}].hlc: {refused.message}",
-            field=f"deltas[{index}].hlc",
-            index=index,
-            server_time_ms=refused.current,
-            retry_after_ms=max(1, ahead_ms - CLOCK_DRIFT_MS_MAX),
-        )
-    separator = "." if reason is Reason.INVALID else ": "  # a schema names the member, as the path goes on
+        details = {"server_time_ms": refused.current, "retry_after_ms": max(1, ahead_ms - CLOCK_DRIFT_MS_MAX)}
+        return field_error(f"deltas[{index}].hlc", refused.message, code, index=index, **details)
+    separator = "." if reason is Reason.INVALID else ": "  # the message of a schema begins with a member
     return ApiError(code, f"deltas[{index}]{separator}{refused.message}", field=f"deltas[{index}]", index=index)
 
 
 def _delta_error(error: CanonicalError, index: int) -> ApiError:
-    """The same of one that is no delta: its path is that inside the delta."""
+    """Return the error for a malformed delta. The path of `error` begins at the delta."""
     field = f"deltas[{index}]{error.path}"
-    message = f"{field}: {error.reason}"
     if isinstance(error, WrongIdError):
-        return ApiError(error_codes.DELTA_ID_MISMATCH, message, field=field, index=index, expected=error.expected)
-    return ApiError(error_codes.BAD_REQUEST, message, field=field, index=index)
+        return field_error(field, error.reason, error_codes.DELTA_ID_MISMATCH, index=index, expected=error.expected)
+    return field_error(field, error.reason, index=index)
 
 
 def _body_error(error: CanonicalError) -> ApiError:
@@ -402,7 +394,7 @@ _INDEX: Final = re.compile(r"deltas\[(\d+)\]")
 def _check_right(gateway: str, may: Callable[[str], bool], action: str) -> str:
     scope = parse_gateway(gateway)
     if not may(scope):
-        raise ApiError(error_codes.FORBIDDEN, f"gateway: may {action}", field="gateway")
+        raise field_error("gateway", f"may {action}", error_codes.FORBIDDEN)
     return scope
 
 
@@ -435,10 +427,9 @@ def _decode_compact(body: bytes) -> dict[str, Any]:
         raise ApiError(error_codes.BAD_REQUEST, "body: must have one of upto and keep")
     for name, number in numbers.items():
         if not 0 <= number <= INTEGER_MAX:
-            field = names[name]
-            raise ApiError(error_codes.BAD_REQUEST, f"{field}: must be a whole number from 0 to 2^53−1", field=field)
+            raise field_error(names[name], "must be a whole number from 0 to 2^53−1")
     if request.after and request.page:
-        raise ApiError(error_codes.BAD_REQUEST, "page: cannot stand beside after", field="page")
+        raise field_error("page", "cannot stand beside after")
     field, token = ("page", request.page) if request.page else ("after", request.after)
     after_row = decode_page_token(token, field, SNAPSHOT_POSITION)[2:] if token else ("", "")
     return {**numbers, "after_row": after_row}

@@ -1,165 +1,253 @@
-"""What a connection speaks: a dialect reads its frames and writes what it is told, and decides nothing.
+"""Dialects of the Events API: each decodes the frames of a connection and encodes the frames for it.
 
-The Events API has two. They differ in the names of fields and in the form of a record; sessions, subscribers and the
-hub are the same for both. The native one uses `codec` and `decode`; the other is in `insieme_dialect`.
+The Events API has two dialects (`native_dialect`, `insieme_dialect`). They differ in the names of members and in the
+form of an event; sessions, subscribers and the hub are the same for both.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final
 
-from oncelog.core.canonical import JsonValue
-from oncelog.core.values import Receipt, Record
-from oncelog.server.errors import ApiError, MalformedMessageError
-from oncelog.server.events import codec
-from oncelog.server.events.codec import ItemResult
-from oncelog.server.events.decode import (
-    Connect,
-    Envelope,
-    Submit,
-    Sync,
-    decode_connect,
-    decode_fast,
-    decode_message,
-    decode_submit,
-    decode_sync,
+import orjson
+from msgspec import Struct
+
+from oncelog.core.canonical import INTEGER_MAX, JsonValue
+from oncelog.core.values import Committed, Receipt, Record
+from oncelog.error_codes import PROTOCOL_VERSION, VERSION_UNSUPPORTED
+from oncelog.server.auth.principal import parse_client_id
+from oncelog.server.errors import ApiError, MalformedMessageError, field_error
+from oncelog.server.events.projects import Project
+from oncelog.server.events.results import ItemResult, Submit
+from oncelog.server.json_fields import (
+    decode_array,
+    decode_integer,
+    decode_number,
+    decode_object,
+    decode_text,
+    get_required,
+    get_text,
+    parse_json,
 )
-from oncelog.server.websocket_frames import encode_frame
-from oncelog.storage.store import RecordView, RecordViewPage
+from oncelog.server.json_schemas import Schema
+from oncelog.server.messages import Field
+from oncelog.server.websocket_frames import encode_frame_header
+from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
+
+MSG_ID_CHARACTERS_MAX: Final = 256
 
 
-class Dialect(Protocol):
-    """One for a connection; several may share one."""
+class Envelope(Struct, frozen=True, gc=False):
+    """A frame with a valid envelope."""
 
-    @property
-    def is_project_bound(self) -> bool:
-        """Whether its readers follow one project: all that follow the same one are shown a record alike."""
+    type: str
+    payload: Mapping[str, JsonValue]
+    msg_id: bytes
+    """In JSON, for the reply; empty if there was none."""
 
-    # --- what comes in
+
+class Connect(Struct, frozen=True):
+    """Authenticates a connection. Its repr does not show the token."""
+
+    token: str | None
+    client_id: str
+    project: Project | None = None
+    """Project of the connection, in the second dialect."""
+
+    def __repr__(self) -> str:
+        return f"Connect({self.client_id!r})"
+
+
+class Sync(Struct, frozen=True):
+    """A request for a page."""
+
+    partitions: tuple[str, ...]
+    since: int
+    limit: int | None = None
+    epoch: str | None = None
+    upto: int | None = None
+    """Over HTTP: the bound of a paging that has begun."""
+
+
+# --- fields ------------------------------------------------------------------------------------------
+
+TOKEN: Final = Field(name="token", decode=decode_text)
+LIMIT: Final = Field(name="limit", decode=decode_integer)
+
+
+def client_id_field(name: str, *, is_required: bool = True, schema: Schema | None = None) -> Field:
+    """Return the field of the id of a client."""
+    return Field(name=name, decode=parse_client_id, is_required=is_required, schema=schema or {})
+
+
+def since_field(name: str) -> Field:
+    """Return the field of a cursor."""
+    return Field(name=name, decode=decode_number, is_required=True)
+
+
+def decode_events(value: JsonValue, path: str, events_max: int) -> list[JsonValue]:
+    """Return the events of a submission, not decoded yet. Raises ApiError for none, or too many."""
+    events = decode_array(value, path)
+    if not 1 <= len(events) <= events_max:
+        raise field_error(path, f"must have 1 to {events_max} events, not {len(events)}")
+    return events
+
+
+def check_unique_ids(ids: Sequence[str], keys: Sequence[object], path: str) -> None:
+    """Raise ApiError if two events of a request have one key. The error shows the id."""
+    firsts: dict[object, int] = {}
+    for index, key in enumerate(keys):
+        first = firsts.setdefault(key, index)
+        if first != index:
+            shown = ids[index].encode("utf-8", "replace").decode()
+            raise field_error(f"{path}[{index}].id", f"is the id of events[{first}] too: {shown}")
+
+
+# --- envelopes ---------------------------------------------------------------------------------------
+
+
+class EnvelopeNames(Struct, frozen=True):
+    """Names of the members of an envelope, and whether a `msg_id` may be a number."""
+
+    msg_id: str = "msg_id"
+    version: str = "protocol_version"
+    has_numbers: bool = True
+
+
+_VERSION_MISSING: Final = (
+    'is missing: every frame has "protocol_version" (the native dialect) or "protocolVersion" (the dialect of the npm '
+    "package insieme), whichever the first frame of the connection had"
+)
+
+
+class Dialect(ABC):
+    """The dialect of a connection; several connections may share one."""
+
+    names: ClassVar[EnvelopeNames]
+    is_project_bound: ClassVar[bool]
+    """Whether the readers follow one project: all readers of one project get the same form of a record."""
+
+    def __init__(self, *, shows_actor: bool = True) -> None:
+        self.shows_actor = shows_actor
+
+    # --- frames in
 
     def decode_message(self, data: bytes) -> Envelope:
-        """A frame. Raises MalformedMessageError."""
+        """Decode a frame. Raises MalformedMessageError."""
+        names, msg_id = self.names, b""
+        try:
+            members = decode_object(parse_json(data), "$")
+            msg_id = _get_msg_id(members, names)
+            kind = get_text(members, "type", "$")
+            _check_version(members, names)
+            return Envelope(kind, decode_object(get_required(members, "payload", "$"), "$.payload"), msg_id)
+        except ApiError as error:
+            raise MalformedMessageError(error, msg_id) from None
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
         """Decode a frame of an authenticated client: a submission with its `msg_id`, or another message.
 
         Raises MalformedMessageError.
         """
-
-    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
-        """Raises ApiError."""
-
-    def bind(self, connect: Connect) -> "Dialect":
-        """The dialect of the connection from now on."""
-
-    def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
-        """Raises ApiError."""
-
-    # --- what goes out: payloads, then frames
-
-    def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
-        """The answer to `connect`."""
-
-    def translate_error(self, error: ApiError) -> ApiError:
-        """The error in its words."""
-
-    def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int) -> bytes:
-        """The answer to a submission."""
-
-    def encode_events(self, views: Sequence[RecordView]) -> bytes:
-        """Some events of a page, with commas between them. Called in threads."""
-
-    def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
-        """The answer to `sync`, in parts."""
-
-    def encode_frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
-        """A message whose payload comes in parts, as a frame."""
-
-    def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
-        """The frame of an answer to a submission of one event that was committed."""
-
-    def encode_broadcast(self, record: Record, now_ms: int) -> bytes | None:
-        """The frame of a broadcast. None if the dialect cannot show such a record."""
-
-
-class NativeDialect:
-    """The native dialect: names with underscores, any partitions, an event with a `type` and whatever else."""
-
-    is_project_bound: Final = False
-
-    def __init__(self, *, shows_actor: bool = True) -> None:
-        self.shows_actor = shows_actor
-
-    def decode_message(self, data: bytes) -> Envelope:
-        """As `Dialect` says."""
-        return decode_message(data)
-
-    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
-        """As `Dialect` says."""
-        decoded = decode_fast(data, actor, client, events_max)
-        if decoded is not None:
-            return decoded
-        message = decode_message(data)
+        message = self.decode_message(data)
         if message.type != "submit_events":
             return message
         try:
-            return message.msg_id, decode_submit(message.payload, actor, client, events_max)
+            return message.msg_id, self.decode_submit(message.payload, actor, client, events_max)
         except ApiError as error:
             raise MalformedMessageError(error, message.msg_id) from None
 
-    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
-        """As `Dialect` says."""
-        return decode_connect(payload)
+    @abstractmethod
+    def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
+        """Decode a submission. Raises ApiError if all of it is refused."""
 
-    def bind(self, connect: Connect) -> Dialect:  # noqa: ARG002 - there is nothing to be bound to
-        """As `Dialect` says."""
+    @abstractmethod
+    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
+        """Decode the payload of `connect`. Raises ApiError."""
+
+    def bind(self, connect: Connect) -> "Dialect":  # noqa: ARG002 - for the dialect with projects
+        """Return the dialect of the connection from now on."""
         return self
 
+    @abstractmethod
     def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
-        """As `Dialect` says."""
-        return decode_sync(payload)
+        """Decode the payload of `sync`. Raises ApiError."""
 
+    # --- payloads out
+
+    @abstractmethod
     def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
-        """As `Dialect` says."""
-        return codec.encode_connected(client_id, actor if self.shows_actor else None, last_committed_id, epoch)
+        """Encode the answer to `connect`. Readers of its events see this client id and actor."""
 
     def translate_error(self, error: ApiError) -> ApiError:
-        """As `Dialect` says."""
+        """Return the error in terms of the dialect."""
         return error
 
-    def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int) -> bytes:  # noqa: ARG002 - no time in it
-        """As `Dialect` says."""
-        return codec.encode_results(ids, results)
+    @abstractmethod
+    def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int = 0) -> bytes:
+        """Encode the answer to a submission: one result for each event, in the order of the request (EV-8)."""
+
+    @abstractmethod
+    def encode_view(self, view: RecordView) -> str | None:
+        """Encode an event. None if the dialect cannot show such a record."""
 
     def encode_events(self, views: Sequence[RecordView]) -> bytes:
-        """As `Dialect` says."""
-        return codec.encode_events(views, shows_actor=self.shows_actor)
+        """Encode some events of a page, with commas between them. Called in threads."""
+        return ",".join(filter(None, map(self.encode_view, views))).encode()
 
+    @abstractmethod
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
-        """As `Dialect` says. A client may be ahead of what has been delivered here."""
-        return codec.encode_page_parts(
-            sync.partitions,
-            page.encoded,
-            following=page.next,
-            has_more=page.has_more,
-            upto=max(page.upto, sync.since),
-            epoch=epoch,
-        )
+        """Encode the answer to `sync`, in parts: it is large, and is copied once."""
+
+    # --- frames out
 
     def encode_frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
-        """As `Dialect` says."""
-        return codec.encode_frame_parts(kind, parts, now_ms, msg_id)
+        """Encode a message, whose payload comes in parts, as a frame. `msg_id` is that of the request, in JSON."""
+        names = self.names
+        head = b'{"type":"%b","%b":"1.0",%b"timestamp":%d,"payload":' % (
+            kind,
+            names.version.encode(),
+            b'"%b":%b,' % (names.msg_id.encode(), msg_id) if msg_id else b"",
+            now_ms,
+        )
+        return b"".join((encode_frame_header(len(head) + sum(map(len, parts)) + 1), head, *parts, b"}"))
 
     def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
-        """As `Dialect` says."""
-        return codec.encode_committed_frame(id_text, receipt, now_ms, msg_id)
+        """Encode the frame of an answer to a submission of one event that was committed."""
+        results = self.encode_results([id_text], [Committed(receipt)], now_ms)
+        return self.encode_frame(b"submit_events_result", [results], now_ms, msg_id)
 
-    def encode_broadcast(self, record: Record, now_ms: int) -> bytes:
-        """As `Dialect` says."""
-        return encode_frame(codec.encode_envelope(b"event_broadcast", self.encode_event(record), now_ms))
-
-    def encode_event(self, record: Record) -> bytes:
-        """An event as the stream of server-sent events has it."""
-        return codec.encode_event(record, shows_actor=self.shows_actor)
+    def encode_broadcast(self, record: Record, now_ms: int) -> bytes | None:
+        """Encode the frame of a broadcast. None if the dialect cannot show such a record."""
+        text = self.encode_view(to_record_view(record))
+        return None if text is None else self.encode_frame(b"event_broadcast", [text.encode()], now_ms)
 
 
-NATIVE: Final = NativeDialect()
+def join_with_commas(parts: Sequence[bytes]) -> list[bytes]:
+    """Return the parts with a comma between each two."""
+    joined: list[Any] = [b","] * (2 * len(parts) - 1)
+    joined[::2] = parts
+    return joined
+
+
+def _get_msg_id(members: Mapping[str, JsonValue], names: EnvelopeNames) -> bytes:
+    path = f"$.{names.msg_id}"
+    value = members.get(names.msg_id)
+    if value is None:
+        return b""
+    if type(value) is str and len(value) <= MSG_ID_CHARACTERS_MAX:
+        try:
+            return b"%b" % orjson.dumps(value)  # a copy: the result of orjson occupies 4 KiB
+        except orjson.JSONEncodeError:
+            raise field_error(path, "lone surrogate in a string") from None
+    if names.has_numbers and type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX:
+        return b"%d" % value
+    numbers = ", or a whole number" if names.has_numbers else ""
+    raise field_error(path, f"must be a string of at most {MSG_ID_CHARACTERS_MAX} characters{numbers}")
+
+
+def _check_version(members: Mapping[str, JsonValue], names: EnvelopeNames) -> None:
+    if names.version not in members:
+        raise field_error(f"$.{names.version}", _VERSION_MISSING)
+    if get_text(members, names.version, "$") != PROTOCOL_VERSION:
+        message = f"{names.version} must be {PROTOCOL_VERSION!r}"
+        raise ApiError(VERSION_UNSUPPORTED, message, supported=[PROTOCOL_VERSION])

@@ -7,24 +7,19 @@ from aiohttp import web
 
 from oncelog.core.builders import parse_uuid
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
-from oncelog.core.values import Record, Submission, Verdict
-from oncelog.errors import CanonicalError, OncelogError
+from oncelog.core.values import Record, Verdict
 from oncelog.server.auth.principal import Principal
 from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, WebSocketHandler
-from oncelog.server.errors import to_api_error
-from oncelog.server.events import codec
-from oncelog.server.events.codec import ItemResult, RejectedItem
-from oncelog.server.events.decode import Submit, Sync, decode_body, decode_partitions, decode_submit, get_client_id
+from oncelog.server.events.dialect import Sync
 from oncelog.server.events.hub import is_event
-from oncelog.server.events.message_schemas import UUID_SCHEMA
-from oncelog.server.events.service import EventsService, merge_results
+from oncelog.server.events.native_dialect import UUID_SCHEMA, declare_submission, decode_partitions, to_submit
+from oncelog.server.events.results import Submit, find_request_error, merge_results, select_submissions
+from oncelog.server.events.service import EventsService
 from oncelog.server.http_requests import parse_number
-from oncelog.server.json_fields import bad_request
 from oncelog.server.json_schemas import (
     NO_NUL,
     SSE_RESPONSE,
     TEXT_SCHEMA,
-    Schema,
     integer_schema,
     last_event_id_schema,
     schema_response,
@@ -32,67 +27,38 @@ from oncelog.server.json_schemas import (
 from oncelog.server.live_streams import LiveStreams, encode_event
 from oncelog.server.lookups import describe_outcome
 
-
-def _parse_id(text: str, name: str) -> bytes:
-    try:
-        return parse_uuid(text)
-    except CanonicalError as error:
-        raise bad_request(name, error.reason) from None
-
-
-_SUBMIT_DESCRIPTION: Final = (
-    "Each event is committed once, however often it is sent: a retry gets the answer of the first time. One that is "
-    "rejected does not stop the others. The same id twice in a request refuses all of it."
-)
-_PAGE_DESCRIPTION: Final = (
-    "Events that touch any of the partitions, ascending, each once. To read all there is: ask again with `since` = "
-    "`next_since_committed_id` and `to` = `sync_to_committed_id` while `has_more`. The bound `to` stays as it was at "
-    "the first page, so this ends however fast the log grows."
-)
-_STREAM_DESCRIPTION: Final = (
-    "Server-sent events. First `connected`, with the epoch; then every event after the cursor, and those to come. The "
-    "id of each is its `committed_id`, so a browser resumes by itself where it was. A comment comes when nothing else "
-    "has for a while. An event `error` says why the server ends the stream; without one it is being stopped."
-)
-_PARTITIONS: Final[Schema] = {
-    "type": "array",
-    "minItems": 1,
-    "items": {"type": "string", "minLength": 1, "maxLength": PARTITION_CHARACTERS_MAX, "pattern": NO_NUL},
-    "description": f"Once for each partition. At most {PARTITIONS_MAX} different ones, in Unicode's normal form C.",
-}
-_SINCE: Final = {
-    **integer_schema("The cursor: events after it. A `committed_id`, or `next_since_committed_id`."),
-    "default": 0,
-}
-_EPOCH: Final = {
-    **TEXT_SCHEMA,
-    "description": "That of the history which the cursor is of. Another one gets 409.",
-}
-_LOOKUP_DESCRIPTION: Final = (
-    "Whether the event was committed, where, and whether its id is still remembered; with the proof of its record, "
-    "unless actors are not shown (`show_actors`). An event that touches none of the partitions gets 404, like an "
-    "unknown one."
-)
 _EVENT_ID: Final = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a17"
-_EVENT: Final = {"type": "order.placed", "total": 12}
-_SUBMIT_EXAMPLE: Final = {"events": [{"id": _EVENT_ID, "partitions": ["orders/1"], "event": _EVENT}]}
 _PARTITION_PARAMETER: Final = Parameter(
-    name="partition", schema=_PARTITIONS, parse=decode_partitions, is_required=True, example=["orders/1"]
-)
-_ID_PARAMETER: Final = Parameter(
-    name="id",
-    place="path",
-    schema={**UUID_SCHEMA, "description": "Id of the event."},
-    parse=_parse_id,
+    name="partition",
+    schema={
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "string", "minLength": 1, "maxLength": PARTITION_CHARACTERS_MAX, "pattern": NO_NUL},
+        "description": f"Once for each partition. At most {PARTITIONS_MAX} different ones, in Unicode's normal form C.",
+    },
+    parse=decode_partitions,
     is_required=True,
-    example=_EVENT_ID,
+    example=["orders/1"],
 )
 _SCOPE_PARAMETERS: Final = (
     _PARTITION_PARAMETER,
-    Parameter(name="since", schema=_SINCE, parse=parse_number, default=0),
-    Parameter(name="epoch", schema=_EPOCH),
+    Parameter(
+        name="since",
+        schema={
+            **integer_schema("The cursor: events after it. A `committed_id`, or `next_since_committed_id`."),
+            "default": 0,
+        },
+        parse=parse_number,
+        default=0,
+    ),
+    Parameter(
+        name="epoch",
+        schema={
+            **TEXT_SCHEMA,
+            "description": "That of the history which the cursor is of. Another one gets 409.",
+        },
+    ),
 )
-_TO: Final = integer_schema("The bound of a paging that has begun: `sync_to_committed_id` of its first page.")
 
 
 class EventsEndpoints:
@@ -105,12 +71,7 @@ class EventsEndpoints:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
-        limits = self._service.limits
-        limit = {
-            **integer_schema(),
-            "default": min(limits.page_events_default, limits.page_events_max),
-            "description": f"Events of a page at most. 0 is taken as 1, more than {limits.page_events_max} as that.",
-        }
+        limit = self._service.page_sizes.to_parameter("Events of a page at most.")
         resumed = last_event_id_schema("committed_id")
         return [
             Endpoint(
@@ -119,11 +80,21 @@ class EventsEndpoints:
                 api="events",
                 name="page",
                 summary="Read a page of events",
-                description=_PAGE_DESCRIPTION,
+                description=(
+                    "Events that touch any of the partitions, ascending, each once. To read all there is: ask again "
+                    "with `since` = `next_since_committed_id` and `to` = `sync_to_committed_id` while `has_more`. The "
+                    "bound `to` stays as it was at the first page, so this ends however fast the log grows."
+                ),
                 parameters=(
                     *_SCOPE_PARAMETERS,
-                    Parameter(name="limit", schema=limit, parse=parse_number),
-                    Parameter(name="to", schema=_TO, parse=parse_number),
+                    limit,
+                    Parameter(
+                        name="to",
+                        schema=integer_schema(
+                            "The bound of a paging that has begun: `sync_to_committed_id` of its first page."
+                        ),
+                        parse=parse_number,
+                    ),
                 ),
                 authorize=self._authorize_read,
                 handle=self._get_page,
@@ -137,8 +108,22 @@ class EventsEndpoints:
                 api="events",
                 name="getEvent",
                 summary="Look an event up by its id",
-                description=_LOOKUP_DESCRIPTION,
-                parameters=(_ID_PARAMETER, _PARTITION_PARAMETER),
+                description=(
+                    "Whether the event was committed, where, and whether its id is still remembered; with the proof "
+                    "of its record, unless actors are not shown (`show_actors`). An event that touches none of the "
+                    "partitions gets 404, like an unknown one."
+                ),
+                parameters=(
+                    Parameter(
+                        name="id",
+                        place="path",
+                        schema={**UUID_SCHEMA, "description": "Id of the event."},
+                        parse=parse_uuid,
+                        is_required=True,
+                        example=_EVENT_ID,
+                    ),
+                    _PARTITION_PARAMETER,
+                ),
                 authorize=self._authorize_lookup,
                 handle=self._get_event,
                 responses={200: schema_response("EventOutcome", "What became of it.")},
@@ -150,8 +135,24 @@ class EventsEndpoints:
                 api="events",
                 name="submit",
                 summary="Submit events",
-                description=_SUBMIT_DESCRIPTION,
-                body=RequestBody(schema="Submission", decode=self._decode, example=_SUBMIT_EXAMPLE),
+                description=(
+                    "Each event is committed once, however often it is sent: a retry gets the answer of the first "
+                    "time. One that is rejected does not stop the others. The same id twice in a request refuses all "
+                    "of it."
+                ),
+                body=RequestBody(
+                    schema="Submission",
+                    decode=self._decode,
+                    example={
+                        "events": [
+                            {
+                                "id": _EVENT_ID,
+                                "partitions": ["orders/1"],
+                                "event": {"type": "order.placed", "total": 12},
+                            }
+                        ]
+                    },
+                ),
                 handle=self._submit,
                 responses={200: schema_response("Results", "What became of each event, in the order of the request.")},
                 errors=(507,),
@@ -162,7 +163,12 @@ class EventsEndpoints:
                 api="events",
                 name="follow",
                 summary="Follow events",
-                description=_STREAM_DESCRIPTION,
+                description=(
+                    "Server-sent events. First `connected`, with the epoch; then every event after the cursor, and "
+                    "those to come. The id of each is its `committed_id`, so a browser resumes by itself where it "
+                    "was. A comment comes when nothing else has for a while. An event `error` says why the server "
+                    "ends the stream; without one it is being stopped."
+                ),
                 parameters=(
                     *_SCOPE_PARAMETERS,
                     Parameter(name="Last-Event-ID", place="header", schema=resumed, parse=parse_number),
@@ -178,36 +184,29 @@ class EventsEndpoints:
     # --- submit
 
     async def _submit(self, call: Call) -> bytes:
+        service = self._service
         client_id, submit = call.body
         if client_id is None:
-            raise self._service.auth_gate.reject_client(call.caller, "another")
-        items = self._service.authorize(submit, call.principal)
-        results = await self._submit_items(items)
-        error = codec.find_request_error(results)
+            raise service.auth_gate.reject_client(call.caller, "another")
+        items = service.authorize(submit, call.principal)
+        new = select_submissions(items)
+        if len(new) == 1:
+            verdicts: Sequence[Verdict] = [await service.log.submit(new[0])]
+        else:
+            verdicts = await service.log.submit_many(new, is_admitted_whole=True)
+        results = merge_results(items, verdicts)
+        error = find_request_error(results)
         if error is not None:
             raise error
-        self._service.count_results(results)
-        return codec.encode_results(submit.ids, results)
+        service.count_results(results)
+        return service.native.encode_results(submit.ids, results)
 
     def _decode(self, body: bytes, principal: Principal) -> tuple[str | None, Submit]:
         """Return the client id of the events (None if the principal may not use it) and the events."""
-        members = decode_body(body)
-        client_id = self._service.auth_gate.get_event_client(principal, get_client_id(members))
-        return client_id, decode_submit(
-            members, principal.actor, client_id or "", self._service.limits.request_events_max, "$"
-        )
-
-    async def _submit_items(self, items: Sequence[Submission | RejectedItem]) -> Sequence[ItemResult]:
-        new = [item for item in items if isinstance(item, Submission)]
-        verdicts: Sequence[Verdict]
-        try:
-            log = self._service.log
-            verdicts = (
-                [await log.submit(new[0])] if len(new) == 1 else await log.submit_many(new, is_admitted_whole=True)
-            )
-        except OncelogError as error:
-            raise to_api_error(error) from error
-        return merge_results(items, verdicts)
+        service = self._service
+        requested, items = declare_submission(service.limits.request_events_max).decode_body(body)
+        client_id = service.auth_gate.get_event_client(principal, requested)
+        return client_id, to_submit(items, principal.actor, client_id or "")
 
     # --- read
 

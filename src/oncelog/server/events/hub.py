@@ -15,7 +15,8 @@ from typing import Protocol
 
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Record, Submission
-from oncelog.server.events.dialect import NATIVE, Dialect
+from oncelog.server.events.dialect import Dialect
+from oncelog.server.events.native_dialect import NATIVE
 from oncelog.server.metrics import Counts
 from oncelog.server.reply_queue import Reply, ReplyQueue
 from oncelog.server.send_queue import SendQueue, WriteCoalescer

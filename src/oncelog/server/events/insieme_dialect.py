@@ -7,7 +7,7 @@ What a project, its partitions and its ids are in the first dialect is in `proje
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 import orjson
@@ -18,30 +18,28 @@ from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical_at
 from oncelog.core.identity import check_object, check_text, fingerprint
 from oncelog.core.identity import get_required as required_field
 from oncelog.core.policy import EVENTS
-from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission
+from oncelog.core.values import Committed, Mode, Reason, Refused, Replayed, Submission
 from oncelog.errors import CanonicalError
-from oncelog.server.errors import ApiError, MalformedMessageError
-from oncelog.server.events import codec
-from oncelog.server.events.codec import ItemResult, RejectedItem
-from oncelog.server.events.decode import Connect, Envelope, EnvelopeNames, Submit, Sync, decode_message
-from oncelog.server.events.dialect import Dialect
-from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, Project, parse_project
-from oncelog.server.json_fields import (
-    bad_request,
-    decode_client_id,
-    decode_committed_id,
-    decode_object,
-    get_events,
-    get_limit,
-    get_required,
-    get_text,
-    get_token,
-    parse_json,
+from oncelog.server.errors import ApiError, field_error
+from oncelog.server.events.dialect import (
+    LIMIT,
+    TOKEN,
+    Connect,
+    Dialect,
+    EnvelopeNames,
+    Sync,
+    check_unique_ids,
+    client_id_field,
+    decode_events,
+    join_with_commas,
+    since_field,
 )
+from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, Project, parse_project
+from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
+from oncelog.server.json_fields import decode_object, decode_text, get_required, get_text, parse_json
+from oncelog.server.messages import Field, Message
 from oncelog.server.websocket_frames import encode_json_text
-from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
-
-ENVELOPE: Final = EnvelopeNames(msg_id="msgId", version="protocolVersion", has_numbers=False)
+from oncelog.storage.store import RecordView, RecordViewPage
 
 _ERROR_CODES: Final = {
     error_codes.VERSION_UNSUPPORTED: "protocolVersion_unsupported",
@@ -57,70 +55,75 @@ _FIELD_NAMES: Final = {"key": "id", "body": "payload", "fingerprint": "payload",
 
 
 def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | None:
-    """The dialect of a first frame, one of the two; None if it does not say."""
+    """Return the dialect that a first frame names; None if it names none."""
     try:
         members = decode_object(parse_json(data), "$")
     except ApiError:
         return None
-    if "protocol_version" in members:
-        return native
-    return insieme if ENVELOPE.version in members else None
+    return next((dialect for dialect in (native, insieme) if dialect.names.version in members), None)
 
 
-class InsiemeDialect:
+def _decode_project(value: JsonValue, path: str) -> Project:
+    project_id = decode_text(value, path)
+    try:
+        return parse_project(check_text(project_id, "$"))
+    except CanonicalError as error:
+        raise field_error(path, error.reason) from None
+
+
+_CONNECT: Final = Message(
+    Connect,
+    TOKEN,
+    client_id_field("clientId"),
+    Field(name="projectId", decode=_decode_project, is_required=True),
+)
+_SYNC: Final = Message(
+    lambda *values: values,
+    Field(name="projectId", decode=decode_text, is_required=True),
+    since_field("sinceCommittedId"),
+    LIMIT,
+)
+
+
+class InsiemeDialect(Dialect):
     """The dialect of a connection; before `connect`, without a project."""
 
-    is_project_bound: Final = True
+    names: ClassVar = EnvelopeNames(msg_id="msgId", version="protocolVersion", has_numbers=False)
+    is_project_bound: ClassVar = True
 
     def __init__(self, project: Project | None, requested_id: str = "", *, shows_actor: bool = True) -> None:
+        super().__init__(shows_actor=shows_actor)
         self._project = project
         self._requested_id = requested_id
         """The `clientId` of `connect`. Events may have it in `meta`, also if the server stores a longer one."""
-        self._shows_actor = shows_actor
 
-    # --- what comes in
+    # --- frames in
 
-    def decode_message(self, data: bytes) -> Envelope:
-        """As `Dialect` says."""
-        return decode_message(data, ENVELOPE)
-
-    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
-        """As `Dialect` says."""
-        message = decode_message(data, ENVELOPE)
-        if message.type != "submit_events":
-            return message
-        try:
-            events = get_events(message.payload, events_max, "$.payload")
-            ids = [_get_event_id(value, f"$.payload.events[{index}]") for index, value in enumerate(events)]
-            _check_unique_ids(ids)
-        except ApiError as error:
-            raise MalformedMessageError(error, message.msg_id) from None
+    def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
+        """As the base says."""
+        path = "$.payload.events"
+        events = decode_events(get_required(payload, "events", "$.payload"), path, events_max)
+        ids = [_get_event_id(value, f"{path}[{index}]") for index, value in enumerate(events)]
+        check_unique_ids(ids, ids, path)
         names = (client, self._requested_id)
-        items = [_decode_item(value, self.project, actor, names) for value in events]
-        return message.msg_id, Submit(ids, items, Mode.UNTIL_REFUSED)
+        items = [_decode_item(decode_object(value, path), self.project, actor, names) for value in events]
+        return Submit(ids, items, Mode.UNTIL_REFUSED)
 
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
-        """As `Dialect` says."""
-        path = "$.payload"
-        token = get_token(payload, path)
-        client_id = decode_client_id(get_required(payload, "clientId", path), f"{path}.clientId")
-        project_id = get_text(payload, "projectId", path)
-        try:
-            return Connect(token, client_id, parse_project(check_text(project_id, "$")))
-        except CanonicalError as error:
-            raise bad_request(f"{path}.projectId", error.reason) from None
+        """As the base says."""
+        return _CONNECT.decode(payload, "$.payload")
 
     def bind(self, connect: Connect) -> Dialect:
-        """As `Dialect` says."""
-        return InsiemeDialect(connect.project, connect.client_id, shows_actor=self._shows_actor)
+        """As the base says."""
+        return InsiemeDialect(connect.project, connect.client_id, shows_actor=self.shows_actor)
 
     def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
-        """As `Dialect` says."""
-        path = "$.payload"
-        if get_text(payload, "projectId", path) != self.project.id:
-            raise ApiError(error_codes.FORBIDDEN, f"{path}.projectId: {_OTHER_PROJECT}", field=f"{path}.projectId")
-        since = decode_committed_id(get_required(payload, "sinceCommittedId", path), f"{path}.sinceCommittedId")
-        return Sync((self.project.partition,), since, get_limit(payload, path))
+        """As the base says."""
+        project_id, since, limit = _SYNC.decode(payload, "$.payload")
+        if project_id != self.project.id:
+            path = "$.payload.projectId"
+            raise ApiError(error_codes.FORBIDDEN, f"{path}: {_OTHER_PROJECT}", field=path)
+        return Sync((self.project.partition,), since, limit)
 
     @property
     def project(self) -> Project:
@@ -129,64 +132,43 @@ class InsiemeDialect:
             raise ApiError(error_codes.BAD_REQUEST, "the first message must be connect")
         return self._project
 
-    # --- what goes out
+    # --- payloads out
 
-    def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:  # noqa: ARG002 - no epoch here
-        """As `Dialect` says."""
+    def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:  # noqa: ARG002 - has no epoch
+        """As the base says."""
         payload = {"clientId": client_id, "projectId": self.project.id, "projectLastCommittedId": last_committed_id}
-        return orjson.dumps({**payload, "actor": actor} if self._shows_actor else payload)
+        return orjson.dumps({**payload, "actor": actor} if self.shows_actor else payload)
 
     def translate_error(self, error: ApiError) -> ApiError:
-        """As `Dialect` says."""
+        """As the base says."""
         details = {_to_camel_case(name): value for name, value in error.details.items()}
         code = _ERROR_CODES.get(error.code, error.code)
         if code == error_codes.RATE_LIMITED and self._project is not None:
-            code = (
-                error_codes.SERVER_ERROR
-            )  # before `connect` it is about credentials: sending them again does not help
+            # Before `connect` the rate is that of credentials: sending them again does not help.
+            code = error_codes.SERVER_ERROR
         return ApiError(code, error.message, **details)
 
-    def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int) -> bytes:
-        """As `Dialect` says."""
+    def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int = 0) -> bytes:
+        """As the base says."""
         payload = {"results": [_to_result(ids, index, result, now_ms) for index, result in enumerate(results)]}
         try:
             return orjson.dumps(payload)
-        except orjson.JSONEncodeError:  # an id with half a character is echoed too: escaped
+        except orjson.JSONEncodeError:  # an id with a lone surrogate is echoed too: escaped
             return json.dumps(payload).encode()
 
-    def encode_events(self, views: Sequence[RecordView]) -> bytes:
-        """As `Dialect` says."""
-        return ",".join(filter(None, (self._encode_event(view) for view in views))).encode()
+    def encode_view(self, view: RecordView) -> str | None:
+        """As the base says."""
+        return encode_event_text(view, self.project, shows_actor=self.shows_actor)
 
-    def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - not told here
-        """As `Dialect` says. What is not shown is passed over: the cursor moves on."""
+    def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - has no epoch
+        """As the base says. Events that the dialect cannot show are left out: the cursor moves past them."""
         tail = b'],"nextSinceCommittedId":%d,"hasMore":%b,"syncToCommittedId":%d}' % (
             page.next,
             b"true" if page.has_more else b"false",
             max(page.upto, sync.since),
         )
         head = b'{"projectId":%b,"events":[' % encode_json_text(self.project.id).encode()
-        return [head, b",".join(filter(None, page.encoded)), tail]
-
-    def encode_frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
-        """As `Dialect` says."""
-        reply = b'"msgId":%b,' % msg_id if msg_id else b""
-        head = b'{"type":"%b","protocolVersion":"1.0",%b"timestamp":%d,"payload":' % (kind, reply, now_ms)
-        return codec.join_frame(head, parts)
-
-    def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
-        """As `Dialect` says."""
-        return self.encode_frame(
-            b"submit_events_result", [self.encode_results([id_text], [Committed(receipt)], now_ms)], now_ms, msg_id
-        )
-
-    def encode_broadcast(self, record: Record, now_ms: int) -> bytes | None:
-        """As `Dialect` says."""
-        text = self._encode_event(to_record_view(record))
-        return None if text is None else self.encode_frame(b"event_broadcast", [text.encode()], now_ms)
-
-    def _encode_event(self, view: RecordView) -> str | None:
-        return encode_event_text(view, self.project, shows_actor=self._shows_actor)
+        return [head, *join_with_commas(list(filter(None, page.encoded))), tail]
 
 
 # --- items -------------------------------------------------------------------------------------------
@@ -207,15 +189,6 @@ def _check_id(id_text: str) -> None:
     check_text(id_text, "$.id")
     if not 1 <= len(id_text) <= EVENT_ID_CHARACTERS_MAX or "\0" in id_text:
         raise CanonicalError("$.id", f"must have 1 to {EVENT_ID_CHARACTERS_MAX} characters, and not U+0000")
-
-
-def _check_unique_ids(ids: Sequence[str]) -> None:
-    firsts: dict[str, int] = {}
-    for index, id_text in enumerate(ids):
-        first = firsts.setdefault(id_text, index)
-        if first != index:
-            shown = id_text.encode("utf-8", "replace").decode()
-            raise bad_request(f"$.payload.events[{index}].id", f"is the id of events[{first}] too: {shown}")
 
 
 def _decode_item(
@@ -295,7 +268,7 @@ def _to_result(ids: Sequence[str], index: int, result: ItemResult, now_ms: int) 
         return {**encoded, "status": "committed", "committedId": receipt.position, "serverTs": receipt.log_time_ms}
     if not isinstance(result, Refused | RejectedItem):
         raise TypeError(f"an event was answered with {result!r}")
-    reason = codec.get_reason(result)
+    reason = get_reason(result)
     if isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED:
         blocked = {"reason": reason, "blockedById": ids[result.index], "created": now_ms}
         return {**encoded, "status": "not_processed", **blocked}

@@ -5,37 +5,37 @@ not write a partition gets the same answer for every id, and nothing is looked u
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Final
 
 from msgspec.structs import replace
 
 from oncelog.core.policy import EVENTS
 from oncelog.core.tenants import Tenant, Tenants
-from oncelog.core.values import Committed, Mode, Rate, Reason, Refused, Replayed, Submission, Verdict
+from oncelog.core.values import Committed, Replayed, Submission
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
 from oncelog.error_codes import FORBIDDEN, HISTORY_CHANGED, VALIDATION_FAILED
-from oncelog.errors import HistoryChangedError, OncelogError
+from oncelog.errors import HistoryChangedError
+from oncelog.server.api_service import ApiService, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.errors import UNREADABLE, ApiError, to_api_error, translate_errors
-from oncelog.server.events.codec import ItemResult, RejectedItem, get_reason
-from oncelog.server.events.decode import Submit, Sync
-from oncelog.server.events.dialect import NATIVE, Dialect, NativeDialect
+from oncelog.server.errors import ApiError
+from oncelog.server.events.dialect import Dialect, Sync
 from oncelog.server.events.hub import EventsHub
 from oncelog.server.events.insieme_dialect import InsiemeDialect
+from oncelog.server.events.native_dialect import NATIVE, NativeDialect
+from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
 from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import unknown_error
 from oncelog.server.metrics import Counts
 from oncelog.storage.store import RecordViewPage
 
 KNOWN_PARTITIONS_MAX: Final = 1000
-"""Of one connection, so that grants need not be asked for each event."""
+"""Partitions of one connection whose grants are cached."""
 
 
-class EventsService:
-    """One for a server."""
+class EventsService(ApiService):
+    """The Events API of a server. Calls raise ApiError, or OncelogError if the log cannot be read."""
 
     def __init__(
         self,
@@ -48,16 +48,10 @@ class EventsService:
         native: NativeDialect = NATIVE,
         insieme: Dialect | None = None,
     ) -> None:
-        self.log = log
+        super().__init__(log, auth_gate, limits=limits, counts=counts)
         self.hub = hub
-        self.auth_gate = auth_gate
-        self.limits = limits
-        self.counts = counts
-        self.clock = auth_gate.clock
-        per_second = limits.new_events_per_second_max
-        self._rate = Rate(per_second, burst=per_second) if per_second else None
+        self._rate = new_rate(limits.new_events_per_second_max)
         self._body_bytes_max = log.limits.body_bytes_max
-        self.is_closing = False
         self.native = native
         self._tenants = Tenants(())
         self.insieme: Dialect = insieme or InsiemeDialect(None)
@@ -106,7 +100,7 @@ class EventsService:
         return True
 
     def count_results(self, results: Sequence[ItemResult]) -> None:
-        """What became of a request, for those who watch the server."""
+        """Count the results of a request, for the metrics."""
         counts = self.counts
         for result in results:
             kind = type(result)
@@ -120,37 +114,33 @@ class EventsService:
     # --- sync
 
     def check_readable(self, partitions: Sequence[str], principal: Principal) -> None:
-        """Raises ApiError unless all of them may be read (EV-11)."""
+        """Raise ApiError unless the principal may read all of them (EV-11)."""
         if not all(map(principal.grants.may_read, partitions)):
             raise ApiError(FORBIDDEN, "partitions: not all of them may be read", field="partitions")
 
     def check_project_access(self, partition: str, principal: Principal) -> None:
-        """Raises ApiError for a project in which the principal may do nothing at all."""
+        """Raise ApiError for a project that the principal may neither read nor write."""
         grants = principal.grants
         if not grants.may_read(partition) and not grants.may_write(partition):
             raise ApiError(FORBIDDEN, "the project may neither be read nor written", field="projectId")
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raises ApiError for a reader of another history (CO-40)."""
+        """Raise ApiError for a reader of another history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_error("the epoch is another one: read again from a point that you know, or from 0")
 
     async def load_page(self, sync: Sync, upto: int | None, dialect: Dialect | None = None) -> RecordViewPage:
-        """A page, up to a bound; without one, to the newest. Raises ApiError."""
-        limits = self.limits
-        limit = limits.page_events_default if sync.limit is None else sync.limit
+        """Return a page up to a bound, or to the newest event. Raises ApiError for a cursor ahead of the log."""
         try:
             return await self.log.read_views(
                 (dialect or self.native).encode_events,
                 partitions=sync.partitions,
                 after=sync.since,
                 upto=upto,
-                limit=max(1, min(limit, limits.page_events_max)),
+                limit=self.page_sizes.clamp(sync.limit),
             )
         except HistoryChangedError as error:
             raise self._history_error(str(error)) from error
-        except OncelogError as error:
-            raise to_api_error(error, UNREADABLE) from error
 
     async def find_event(self, key: bytes, partitions: Sequence[str]) -> Outcome:
         """Return what became of the event of that id in these partitions. Raises ApiError if they have no such event.
@@ -159,14 +149,13 @@ class EventsService:
         none of the partitions belongs to that tenant: all its scopes would have to be searched.
         """
         for scope in self._tenants.list_event_scopes(tuple(partitions)):
-            with translate_errors():
-                outcome = await self.log.lookup(key, policy=EVENTS, scope=scope)
+            outcome = await self.log.lookup(key, policy=EVENTS, scope=scope)
             if outcome.record is not None and not set(partitions).isdisjoint(outcome.record.partitions):
                 return outcome
         raise unknown_error("id")
 
     def encode_page(self, sync: Sync, page: RecordViewPage, dialect: Dialect | None = None) -> list[bytes]:
-        """The payload of its answer, in parts."""
+        """Encode the payload of the answer, in parts."""
         self.counts.deliveries += page.count
         return (dialect or self.native).encode_page(sync, page, self.log.epoch)
 
@@ -175,45 +164,4 @@ class EventsService:
         return ApiError(HISTORY_CHANGED, message, **details)
 
 
-_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # Python 3.11 takes long to find an enum's member
 _FORBIDDEN_ITEM: Final = RejectedItem(FORBIDDEN, "partitions", "not all of them may be written")
-
-
-def select_submissions(items: Sequence[Submission | RejectedItem], mode: Mode = Mode.EACH) -> list[Submission]:
-    """Return the items to submit: not those that the API refuses, nor those behind one that ends the request."""
-    if mode is _UNTIL_REFUSED:
-        items = list(takewhile(lambda item: type(item) is Submission, items))
-    return [item for item in items if type(item) is Submission]
-
-
-def merge_results(
-    items: Sequence[Submission | RejectedItem], verdicts: Sequence[Verdict], mode: Mode = Mode.EACH
-) -> Sequence[ItemResult]:
-    """Return one result for each item: the verdict of the log, or the refusal of the API."""
-    if len(verdicts) == len(items):
-        return verdicts
-    if mode is Mode.UNTIL_REFUSED:
-        return _merge_until_refused(items, verdicts)
-    following = iter(verdicts)
-    return [next(following) if isinstance(item, Submission) else item for item in items]
-
-
-def _merge_until_refused(
-    items: Sequence[Submission | RejectedItem], verdicts: Sequence[Verdict]
-) -> Sequence[ItemResult]:
-    """The same where one is the end: it is one of the verdicts, or the first item that the log was not asked about."""
-    refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
-    results: list[ItemResult] = list(verdicts)
-    if refused is None:
-        refused = len(verdicts)
-        results.append(items[refused])  # type: ignore[arg-type]  # `select_submissions` ends at what is no submission
-    skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
-    return [*results, *[skipped] * (len(items) - len(results))]
-
-
-def find_highest_position(results: Sequence[ItemResult]) -> int:
-    """The highest number that a client is told; 0 if none."""
-    numbers = [
-        result.receipt.position for result in results if isinstance(result, Committed | Replayed) and result.receipt
-    ]
-    return max(numbers, default=0)

@@ -17,13 +17,19 @@ from oncelog.core.values import Committed, Mode, Submission, Verdict
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError, MalformedMessageError, encode_error, shutdown_error, to_api_error
-from oncelog.server.events import codec
-from oncelog.server.events.codec import RejectedItem
-from oncelog.server.events.decode import Envelope, Submit
-from oncelog.server.events.dialect import Dialect
+from oncelog.server.events.dialect import Dialect, Envelope
 from oncelog.server.events.hub import PendingReply, to_reply_key
 from oncelog.server.events.insieme_dialect import detect_dialect
-from oncelog.server.events.service import EventsService, find_highest_position, merge_results, select_submissions
+from oncelog.server.events.results import (
+    CLOSING_CODES,
+    RejectedItem,
+    Submit,
+    find_highest_position,
+    find_request_error,
+    merge_results,
+    select_submissions,
+)
+from oncelog.server.events.service import EventsService
 from oncelog.server.events.subscriber import Subscriber, SubscriptionMode
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.reply_queue import CloseReason, ReplyQueue
@@ -155,25 +161,22 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self._send_reply(b"connected", payload, message.msg_id)
 
     async def _sync(self, message: Envelope) -> None:
-        try:
-            sync = self.dialect.decode_sync(message.payload)
+        sync = self.dialect.decode_sync(message.payload)
 
-            def check_allowed() -> None:
-                self.service.check_readable(sync.partitions, self._get_principal())
+        def check_allowed() -> None:
+            self.service.check_readable(sync.partitions, self._get_principal())
 
+        check_allowed()
+        self.service.check_epoch(sync.epoch)
+        if self.replies.count and not self.subscriber.is_paging:
+            # A page must not overtake the results of earlier requests. Those of an open cycle must: the results
+            # wait for its end.
+            await self.replies.wait_empty()
+            if self._is_refusing:
+                return
             check_allowed()
-            self.service.check_epoch(sync.epoch)
-            if self.replies.count and not self.subscriber.is_paging:
-                # A page must not overtake the results of earlier requests. Those of an open cycle must: the results
-                # wait for its end.
-                await self.replies.wait_empty()
-                if self._is_refusing:
-                    return
-                check_allowed()
-            await self.subscriber.send_page(sync, message.msg_id, check_allowed)
-            self._count_request("ok")
-        except ApiError as error:
-            self._send_error(error, message.msg_id)
+        await self.subscriber.send_page(sync, message.msg_id, check_allowed)
+        self._count_request("ok")
 
     def _submit(self, message: SubmitMessage) -> None:
         msg_id, submit = message
@@ -212,7 +215,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         else:
             verdicts = outcome if isinstance(outcome, list | tuple) else (outcome,)
             results = merge_results(pending.items, verdicts, pending.mode)
-            error = codec.find_request_error(results)
+            error = find_request_error(results)
             if error is not None:
                 self.fail_write(pending, error)
                 return
@@ -337,7 +340,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
 
 def _find_close_reason(error: ApiError, translated: ApiError) -> CloseReason | None:
     """Return how an error closes the connection, by itself or in the words of its dialect; None if it does not."""
-    if error.code in codec.CLOSING_CODES or translated.code in codec.CLOSING_CODES:
+    if error.code in CLOSING_CODES or translated.code in CLOSING_CODES:
         return _CLOSE_CODES.get(translated.code, CloseCode.POLICY), translated.code
     return None
 

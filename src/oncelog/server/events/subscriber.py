@@ -24,8 +24,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.server.events.decode import Sync
-from oncelog.server.events.dialect import Dialect
+from oncelog.server.events.dialect import Dialect, Sync
 from oncelog.server.events.hub import PendingReply, is_event
 from oncelog.server.events.own_positions import OwnPositions
 from oncelog.server.events.service import EventsService

@@ -24,7 +24,7 @@ from oncelog.server.json_schemas import (
     schema_response,
 )
 from oncelog.server.ledger import codec, reads
-from oncelog.server.ledger.message_schemas import IDEMPOTENCY_KEY, TX_ID
+from oncelog.server.ledger.codec import IDEMPOTENCY_KEY, TX_ID
 from oncelog.server.ledger.reads import Field, Read
 from oncelog.server.ledger.service import CLIENT_ID_CHARACTERS_MAX, SCOPE_NAME_CHARACTERS_MAX, LedgerService
 from oncelog.server.ledger.values import Members, Write, WriteAnswer
@@ -43,27 +43,6 @@ _EXAMPLE: Final = {
     "organization": "acme",
     "sequence": 1,
     "operations": [{"set_entity": {"key": "stock/apples", "value": "NDI="}}],
-}
-_WRITE_DESCRIPTION: Final = (
-    "A transaction is committed once, however often it is sent. The answer is the receipt. That of an earlier "
-    "commit which is not in memory any more has `already_committed`. A gap or a reused sequence or key gets 409, a "
-    "condition that is not met gets 412."
-)
-_RELATIONSHIPS_DESCRIPTION: Final = (
-    "In the order of resource, relation and subject, page by page. A relation needs a resource or a subject."
-)
-_OUTCOME_DESCRIPTION: Final = (
-    "Whether it was committed, where, and whether a retry under its key is still answered; with the proof of its "
-    "record."
-)
-_STREAM_DESCRIPTION: Final = (
-    "Server-sent events: every block of the scope's lane after a height, and those to come, each once and in order. "
-    "The id of each is its height, so a browser resumes by itself where it was."
-)
-_AFTER_HEIGHT: Final = {**integer_schema("The cursor: blocks above this height."), "default": 0}
-_EPOCH: Final = {
-    **TEXT_SCHEMA,
-    "description": "That of the block which the height is of. Another one gets 409.",
 }
 _AFTER: Final = {**TEXT_SCHEMA, "description": "`next_after` of the page before. Nothing else."}
 
@@ -90,13 +69,27 @@ class LedgerEndpoints:
                 api="ledger",
                 name="watchBlocks",
                 summary="Follow blocks",
-                description=_STREAM_DESCRIPTION,
+                description=(
+                    "Server-sent events: every block of the scope's lane after a height, and those to come, each once "
+                    "and in order. The id of each is its height, so a browser resumes by itself where it was."
+                ),
                 parameters=(
                     *_SCOPE_PARAMETERS,
                     Parameter(
-                        name="after", schema=_AFTER_HEIGHT, parse=parse_number, default=0, previous_name="after_height"
+                        name="after",
+                        schema={**integer_schema("The cursor: blocks above this height."), "default": 0},
+                        parse=parse_number,
+                        default=0,
+                        previous_name="after_height",
                     ),
-                    Parameter(name="epoch", schema=_EPOCH, default=""),
+                    Parameter(
+                        name="epoch",
+                        schema={
+                            **TEXT_SCHEMA,
+                            "description": "That of the block which the height is of. Another one gets 409.",
+                        },
+                        default="",
+                    ),
                     Parameter(
                         name="Last-Event-ID",
                         place="header",
@@ -130,7 +123,11 @@ class LedgerEndpoints:
             api="ledger",
             name=name,
             summary=f"Commit {what}, once",
-            description=_WRITE_DESCRIPTION,
+            description=(
+                "A transaction is committed once, however often it is sent. The answer is the receipt. That of an "
+                "earlier commit which is not in memory any more has `already_committed`. A gap or a reused sequence "
+                "or key gets 409, a condition that is not met gets 412."
+            ),
             body=RequestBody(schema=schema, decode=lambda body, _: decode(body), example=example),
             handle=self._write,
             responses={200: schema_response("WriteAnswer", "The receipt.")},
@@ -212,7 +209,13 @@ class LedgerEndpoints:
                 reads.RELATIONSHIPS,
                 "relationships",
                 "List relationships",
-                ("Relationships", _RELATIONSHIPS_DESCRIPTION),
+                (
+                    "Relationships",
+                    (
+                        "In the order of resource, relation and subject, page by page. A relation needs a resource or "
+                        "a subject."
+                    ),
+                ),
                 (*wanted, _declare_parameter(reads.RELATIONSHIP_AFTER, _AFTER), limit_parameter),
                 codec.encode_page,
             ),
@@ -237,7 +240,13 @@ class LedgerEndpoints:
                 reads.OUTCOME,
                 "outcome",
                 "Look a transaction up by its id or key",
-                ("TransactionOutcome", _OUTCOME_DESCRIPTION),
+                (
+                    "TransactionOutcome",
+                    (
+                        "Whether it was committed, where, and whether a retry under its key is still answered; with "
+                        "the proof of its record."
+                    ),
+                ),
                 (optional_tx_id, _declare_parameter(reads.IDEMPOTENCY_KEY, key_schema), client),
                 members,
                 errors=(404,),

@@ -22,13 +22,12 @@ from oncelog.error_codes import HISTORY_CHANGED, NOT_FOUND
 from oncelog.errors import CanonicalError
 from oncelog.server.api_service import decode_page_token, encode_page_token
 from oncelog.server.auth.principal import Principal
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import field_error
 from oncelog.server.ledger.codec import decode_key, encode_transaction
 from oncelog.server.ledger.service import (
     CLIENT_ID_CHARACTERS_MAX,
     SCOPE_NAME_CHARACTERS_MAX,
     LedgerService,
-    bad_request,
     check_key,
     check_name,
     check_text,
@@ -93,13 +92,13 @@ def _token_field(decoder: msgspec.json.Decoder[Any], first: tuple[str, ...]) -> 
 
 def _check_tx_id(tx_id: str, name: str) -> str:
     if parse_tx_id(tx_id) is None:
-        raise bad_request(name, "must have 16 hexadecimal digits, in lower case")
+        raise field_error(name, "must have 16 hexadecimal digits, in lower case")
     return tx_id
 
 
 def _check_height(height: int, name: str) -> int:
     if height < 1:
-        raise bad_request(name, f"must be from 1 on, not {height}")
+        raise field_error(name, f"must be from 1 on, not {height}")
     return height
 
 
@@ -168,7 +167,7 @@ def _to_entity_members(key: str, entity: Entity) -> Members:
 async def _list_relationships(ledger: LedgerService, scope: str, **values: Any) -> Members:
     query = RelationshipQuery(scope=scope, **{**values, "limit": ledger.get_page_size(values["limit"])})
     if query.relation and not (query.resource or query.subject):
-        raise bad_request("relation", "needs a resource or a subject beside it")
+        raise field_error("relation", "needs a resource or a subject beside it")
     page = await ledger.log.state.relationships(query)
     names = ("resource", "relation", "subject", "version")
     return {
@@ -211,7 +210,7 @@ async def _load_outcome(
 ) -> Members:
     """Return what became of a transaction, by its id or its idempotency key. Raises ApiError if it is unknown."""
     if bool(tx_id) == bool(idempotency_key):
-        raise bad_request("tx_id", "must be given, or idempotency_key in its place")
+        raise field_error("tx_id", "must be given, or idempotency_key in its place")
     log = ledger.log
     if tx_id:
         outcome = await find_outcome(log, await _load_record(ledger, scope, tx_id))
@@ -237,14 +236,14 @@ async def _load_record(ledger: LedgerService, scope: str, tx_id: str) -> Record:
     state = ledger.log.state
     record = await state.record(*place) if place[0] == state.lane(scope) else None
     if record is None or record.scope != scope or record.policy != LEDGER.name:
-        raise ApiError(NOT_FOUND, "tx_id: the scope has no such transaction", field="tx_id")
+        raise field_error("tx_id", "the scope has no such transaction", NOT_FOUND)
     return record
 
 
 async def _load_block(ledger: LedgerService, scope: str, height: int) -> Members:
     found = await ledger.log.state.blocks(scope, min(height, 2**62) - 1, 1)
     if not found or found[0].block.height != height:
-        raise ApiError(NOT_FOUND, "height: the scope's lane has no such block", field="height")
+        raise field_error("height", "the scope's lane has no such block", NOT_FOUND)
     return to_block_members(found[0], ledger.log.epoch)
 
 
@@ -262,11 +261,11 @@ async def check_height(
     lane = ledger.log.state.lane(scope)
     height = heads[lane].height if lane in heads else 0
     if (epoch and epoch != ledger.log.epoch) or after > height:
-        message = (
-            f"{after_field}: must be from 0 to {height}, the newest of the scope's lane, and of this history; "
+        reason = (
+            f"must be from 0 to {height}, the newest of the scope's lane, and of this history; "
             "read again from a height that you know"
         )
-        raise ApiError(HISTORY_CHANGED, message, field=after_field, epoch=ledger.log.epoch, height=height)
+        raise field_error(after_field, reason, HISTORY_CHANGED, epoch=ledger.log.epoch, height=height)
 
 
 async def follow_blocks(ledger: LedgerService, scope: str, after: int) -> AsyncGenerator[Sequence[Members], None]:

@@ -17,12 +17,12 @@ from oncelog.core.transactions import check_operations, format_tx_id, ledger_sco
 from oncelog.core.values import Committed, Reason, Receipt, Refused, Replayed, Submission, Verdict
 from oncelog.engine.answer_cache import Attestation
 from oncelog.engine.log import Log
-from oncelog.error_codes import BAD_REQUEST, FORBIDDEN
+from oncelog.error_codes import FORBIDDEN
 from oncelog.errors import CanonicalError, OncelogError
 from oncelog.server.api_service import ApiService, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, to_api_error
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, to_api_error
 from oncelog.server.ledger.values import Write, WriteAnswer, WriteError, WriteErrorCode, WriteSuccess
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
@@ -135,7 +135,7 @@ class LedgerService(ApiService):
         scope = parse_scope(request.organization, request.vault)
         client = self.check_client_id(request.client_id, principal)
         if not 1 <= request.sequence <= SEQUENCE_MAX:
-            raise bad_request("sequence", f"must be from 1 to {SEQUENCE_MAX}, not {request.sequence}")
+            raise field_error("sequence", f"must be from 1 to {SEQUENCE_MAX}, not {request.sequence}")
         key = request.key
         if key:
             check_key(key)
@@ -162,7 +162,7 @@ class LedgerService(ApiService):
         if own is None:
             return check_text(requested, "client_id", CLIENT_ID_CHARACTERS_MAX) or principal.actor.partition(":")[2]
         if requested and requested != own:
-            raise bad_request("client_id", "must be that of the credential, or be left out")
+            raise field_error("client_id", "must be that of the credential, or be left out")
         return own
 
     def to_answer(
@@ -226,8 +226,7 @@ class LedgerService(ApiService):
         if code is None:
             if reason in RETRYABLE_CODES:
                 raise retryable_error(refusal)
-            field = _FIELD_NAMES.get(refusal.field, refusal.field)
-            raise ApiError(BAD_REQUEST, f"{field}: {refusal.message}", field=field)
+            raise field_error(_FIELD_NAMES.get(refusal.field, refusal.field), refusal.message)
         self.counts.ledger_writes[code.name.lower()] += 1
         exists = reason in _CONDITION_REASONS and refusal.value is not None and may_read
         return WriteError(
@@ -255,20 +254,20 @@ def parse_scope(organization: str, vault: str) -> str:
     for field, name in (("organization", organization), ("vault", vault)):
         if not name.isascii() and nfc(name) != name:
             # Grants are compared in NFC: two spellings of a name would be two scopes with the same rights.
-            raise bad_request(field, "must be in NFC")
+            raise field_error(field, "must be in NFC")
     return ledger_scope(organization, vault)
 
 
 def value_error(error: CanonicalError) -> ApiError:
     """Return the error for a value that is not canonical."""
     field = error.path.removeprefix("$").removeprefix(".") or "body"
-    return bad_request(field, error.reason)
+    return field_error(field, error.reason)
 
 
 def check_name(name: str, field: str, characters_max: int) -> str:
     """Return a text that must not be empty. Raises ApiError."""
     if not name:
-        raise bad_request(field, f"must have 1 to {characters_max} characters, not 0", limit=characters_max)
+        raise field_error(field, f"must have 1 to {characters_max} characters, not 0", limit=characters_max)
     return check_text(name, field, characters_max)
 
 
@@ -276,23 +275,18 @@ def check_text(text: str, field: str, characters_max: int) -> str:
     """Return a text that every store can hold. Raises ApiError."""
     if len(text) > characters_max:
         message = f"must have at most {characters_max} characters, not {len(text)}"
-        raise bad_request(field, message, limit=characters_max)
+        raise field_error(field, message, limit=characters_max)
     if "\0" in text:
-        raise bad_request(field, "must not have U+0000")
+        raise field_error(field, "must not have U+0000")
     return text
 
 
 def check_key(key: bytes) -> None:
     """Raise ApiError for an idempotency key of another length, or of zeros."""
     if len(key) != KEY_BYTES:
-        raise bad_request("idempotency_key", f"must have {KEY_BYTES} bytes, not {len(key)}", limit=KEY_BYTES)
+        raise field_error("idempotency_key", f"must have {KEY_BYTES} bytes, not {len(key)}", limit=KEY_BYTES)
     if not any(key):
-        raise bad_request("idempotency_key", "must not be all zero")
-
-
-def bad_request(field: str, reason: str, **details: int) -> ApiError:
-    """Return the error for a value of a request."""
-    return ApiError(BAD_REQUEST, f"{field}: {reason}", field=field, **details)
+        raise field_error("idempotency_key", "must not be all zero")
 
 
 def forbidden_error(action: str) -> ApiError:

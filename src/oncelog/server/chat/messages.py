@@ -1,0 +1,396 @@
+"""Messages that the Chat API receives, over a WebSocket and over HTTP: their fields, and how they are decoded.
+
+A member that is repeated is an error: clients and servers could disagree on which one counts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.builders import parse_uuid
+from oncelog.core.canonical import JsonValue, is_storable, nfc
+from oncelog.core.chat import (
+    CHAT_ID_CHARACTERS_MAX,
+    CONTENT_TYPE_CHARACTERS_MAX,
+    CONTENT_TYPE_DEFAULT,
+    chat_scope,
+    encode_message,
+    is_message_key,
+    parse_chat_scope,
+)
+from oncelog.core.identity import CONTROL_CHARACTER
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.values import Role
+from oncelog.error_codes import INVALID_MESSAGE, MESSAGE_TOO_LARGE
+from oncelog.errors import CanonicalError
+from oncelog.server.errors import ApiError, MalformedMessageError, field_error
+from oncelog.server.json_fields import (
+    decode_array,
+    decode_boolean,
+    decode_integer,
+    decode_number,
+    decode_object,
+    decode_text,
+    get_text,
+    parse_json,
+)
+from oncelog.server.json_schemas import NO_NUL, Schema, integer_schema
+from oncelog.server.limits import ApiLimits
+from oncelog.server.messages import Field, Message
+
+REQUEST_ID_CHARACTERS_MAX: Final = 128
+DEVICE_ID_CHARACTERS_MAX: Final = 128
+_CONTENT_TYPE: Final = "[!-.0-~]+/[ -~]+"
+_ECHOED_FIELDS: Final = ("request_id", "client_message_id", "chat_id")
+CHAT_ID: Final[Schema] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": CHAT_ID_CHARACTERS_MAX,
+    "pattern": "^(?!\\.{1,2}$)[^/\\u0000-\\u001f\\u007f-\\u009f]*$",
+}
+USER_ID: Final[Schema] = {
+    "type": "string",
+    "maxLength": NAME_CHARACTERS_MAX,
+    "pattern": "^(user|client):[^\\u0000]+$",
+}
+ROLE: Final[Schema] = {"enum": [role.value for role in Role]}
+UUID4: Final[Schema] = {
+    "type": "string",
+    "pattern": "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$",
+}
+
+
+class Connect(Struct, frozen=True):
+    """Authenticates a connection. Its repr does not show the token."""
+
+    token: str | None
+    device_id: str
+    is_live: bool
+    """Whether the connection is to receive what happens in its chats."""
+    request_id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Connect({self.device_id!r})"
+
+
+class _OfChat(Struct, frozen=True):
+    """A message about one chat."""
+
+    scope: str
+
+    @property
+    def chat_id(self) -> str:
+        """Id of the chat."""
+        return parse_chat_scope(self.scope)
+
+
+class Send(_OfChat, frozen=True, gc=False):
+    """A message to be sent."""
+
+    client_message_id: str
+    """As the client wrote it."""
+    key: bytes
+    body: bytes
+    request_id: str | None = None
+
+
+class SyncRequest(_OfChat, frozen=True):
+    """A request for a page."""
+
+    after: int
+    limit: int | None
+    epoch: str | None
+    request_id: str | None = None
+
+
+class Ack(_OfChat, frozen=True, gc=False):
+    """The client has received all messages of a chat up to a sequence."""
+
+    sequence: int
+    request_id: str | None = None
+
+
+class Ping(Struct, frozen=True):
+    """A check that the server answers."""
+
+    request_id: str | None = None
+
+
+Frame = Connect | Send | SyncRequest | Ack | Ping
+
+
+# --- values -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8192)
+def decode_chat_id(chat_id: str, path: str) -> str:
+    """Return the stream of a chat. Raises ApiError for a text that no chat can have as its id. Cached: ids repeat."""
+    if not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
+        raise field_error(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
+    if "/" in chat_id or CONTROL_CHARACTER.search(chat_id) or not is_storable(chat_id):
+        raise field_error(path, "must have no slash and no control characters")
+    if chat_id in (".", ".."):  # HTTP clients remove them from a path
+        raise field_error(path, "must not be . or ..")
+    if not chat_id.isascii() and nfc(chat_id) != chat_id:
+        # Grants are compared in NFC: two spellings of a name would be two chats with the same rights.
+        raise field_error(path, "must be in NFC")
+    return chat_scope(chat_id)
+
+
+def decode_user_id(value: JsonValue, path: str) -> str:
+    """Return the actor of a member. Raises ApiError."""
+    user_id = decode_text(value, path)
+    kind, _, name = user_id.partition(":")
+    if kind not in ("user", "client") or not name:
+        raise field_error(path, "must be user:… (of a token) or client:… (of an API key)")
+    if len(user_id) > NAME_CHARACTERS_MAX or not is_storable(user_id):
+        raise field_error(path, f"must have at most {NAME_CHARACTERS_MAX} characters, and not U+0000")
+    return user_id
+
+
+def decode_message_key(client_message_id: str) -> bytes:
+    """Return the key of a message by its sender's id, in a path. Raises ApiError."""
+    try:
+        key = parse_uuid(client_message_id)
+    except CanonicalError:
+        key = b""
+    if not key or not is_message_key(key):
+        raise field_error("message_id", "must be msg_ and 26 hexadecimal digits, or a UUID of version 4")
+    return key
+
+
+def _decode_chat(value: JsonValue, path: str) -> str:
+    return decode_chat_id(decode_text(value, path), path)
+
+
+def _decode_client_message_id(value: JsonValue, path: str) -> tuple[str, bytes]:
+    """Return the id as it was written, and its key."""
+    text = decode_text(value, path)
+    key = parse_uuid(text, path)
+    if not is_message_key(key):
+        raise field_error(path, "must be a UUID of version 4")
+    return text, key
+
+
+def _decode_content_type(value: JsonValue, path: str) -> str:
+    if type(value) is str and len(value) <= CONTENT_TYPE_CHARACTERS_MAX and re.fullmatch(_CONTENT_TYPE, value):
+        return value
+    reason = f"must be a media type of at most {CONTENT_TYPE_CHARACTERS_MAX} characters, like text/plain"
+    raise field_error(path, reason)
+
+
+def _decode_request_id(value: JsonValue, path: str) -> str:
+    if type(value) is str and len(value) <= REQUEST_ID_CHARACTERS_MAX and is_storable(value):
+        return value
+    raise field_error(path, f"must be a string of at most {REQUEST_ID_CHARACTERS_MAX} characters")
+
+
+def _decode_device_id(value: JsonValue, path: str) -> str:
+    if type(value) is str and len(value) <= DEVICE_ID_CHARACTERS_MAX and not CONTROL_CHARACTER.search(value):
+        return value
+    raise field_error(path, f"must be a string of at most {DEVICE_ID_CHARACTERS_MAX} characters, none of control")
+
+
+def _decode_role(value: JsonValue, path: str) -> Role:
+    if value not in ROLE["enum"]:
+        raise field_error(path, f"must be one of {', '.join(map(repr, ROLE['enum']))}, not {value!r:.100}")
+    return Role(value)
+
+
+# --- fields -------------------------------------------------------------------------------------------
+
+_REQUEST_ID: Final = Message(lambda value: value, Field(name="request_id", decode=_decode_request_id))
+_CHAT: Final = Field(name="chat_id", decode=_decode_chat, is_required=True)
+_CLIENT_MESSAGE_ID: Final = Field(
+    name="client_message_id",
+    decode=_decode_client_message_id,
+    schema={**UUID4, "description": "A UUID of version 4, the sender's."},
+    is_required=True,
+)
+_CONTENT_TYPE_FIELD: Final = Field(
+    name="content_type",
+    decode=_decode_content_type,
+    schema={
+        "type": "string",
+        "maxLength": CONTENT_TYPE_CHARACTERS_MAX,
+        "pattern": f"^{_CONTENT_TYPE}$",
+        "description": "text/plain if it is not said.",
+    },
+    default=CONTENT_TYPE_DEFAULT,
+)
+_ACKED: Final = Field(
+    name="last_acked_sequence",
+    decode=decode_number,
+    schema=integer_schema("All up to this was received."),
+    is_required=True,
+    previous_name="last_acked_seq",
+)
+_CONNECT: Final = Message(
+    Connect,
+    Field(name="token", decode=decode_text),
+    Field(name="device_id", decode=_decode_device_id, default="", is_nullable=False),
+    Field(name="live", decode=decode_boolean, default=True, is_nullable=False),
+)
+_SYNC_REQUEST: Final = Message(
+    SyncRequest, _CHAT, _ACKED, Field(name="limit", decode=decode_integer), Field(name="epoch", decode=decode_text)
+)
+
+
+class ChatMessages:
+    """The messages of one server, within its limits."""
+
+    new_member: Final = Message(
+        lambda *values: values,
+        Field(name="role", decode=_decode_role, schema=ROLE),
+        Field(name="only_if_member", decode=decode_boolean, schema={"type": "boolean"}, default=False),
+    )
+    """Role (None: keep it), and whether a user that is not a member is refused instead of added."""
+    acknowledgement: Final = Message(int, _ACKED)
+
+    def __init__(self, limits: ApiLimits) -> None:
+        self._bytes_max = limits.message_bytes_max
+        self._members_max = limits.request_members_max
+        content_schema = {"type": "string", "minLength": 1, "maxLength": self._bytes_max, "pattern": NO_NUL}
+        content = Field(
+            name="content",
+            decode=self._decode_content,
+            schema={**content_schema, "description": f"1 to {self._bytes_max} bytes of text."},
+            is_required=True,
+        )
+        self.new_message: Message[Send] = Message(_build_send, _CLIENT_MESSAGE_ID, content, _CONTENT_TYPE_FIELD)
+        self.new_chat: Message[tuple[str | None, list[str]]] = Message(
+            lambda *values: values,
+            Field(
+                name="chat_id",
+                decode=_decode_chat,
+                schema={**CHAT_ID, "description": "Without it the server makes one. In NFC."},
+            ),
+            Field(
+                name="members",
+                decode=self._decode_users,
+                schema={"type": "array", "maxItems": self._members_max, "items": USER_ID},
+                default=[],
+            ),
+        )
+        """Stream and first members of a chat."""
+        self._frames: dict[str, Message[Any]] = {
+            "connect": _CONNECT,
+            "send_message": Message(_build_send, _CLIENT_MESSAGE_ID, content, _CONTENT_TYPE_FIELD, _CHAT),
+            "sync_request": _SYNC_REQUEST,
+            "ack": Message(Ack, _CHAT, _ACKED),
+            "ping": Message(Ping),
+        }
+
+    def _decode_content(self, value: JsonValue, path: str) -> str:
+        content = decode_text(value, path)
+        if not content:
+            raise field_error(path, "must not be empty")
+        if not is_storable(content):
+            raise field_error(path, "must not have lone surrogates or U+0000")
+        size = len(content.encode())
+        if size > self._bytes_max:
+            message = f"{path}: must have at most {self._bytes_max} bytes, not {size}"
+            raise ApiError(MESSAGE_TOO_LARGE, message, field=path, limit=self._bytes_max)
+        return content
+
+    def _decode_users(self, value: JsonValue, path: str) -> list[str]:
+        users = decode_array(value, path)
+        if len(users) > self._members_max:
+            raise field_error(path, f"must be at most {self._members_max}, not {len(users)}")
+        return [decode_user_id(user, f"{path}[{index}]") for index, user in enumerate(users)]
+
+    def decode_new_message(self, body: bytes, _: object = None) -> Send:
+        """Decode the body of a request to send a message. It names no chat. Raises ApiError."""
+        members = decode_object(parse_json(body), "$")
+        with _refuse_invalid_message():
+            return self.new_message.decode(members, "$", "")
+
+    def decode_frame(self, data: bytes) -> Frame:
+        """Decode a text frame. Raises MalformedMessageError."""
+        request_ids: dict[str, str] = {}
+        try:
+            members = decode_object(parse_json(data), "$")
+            for name in _ECHOED_FIELDS:
+                value = members.get(name)
+                if type(value) is str and len(value) <= CHAT_ID_CHARACTERS_MAX and value.isprintable():
+                    request_ids[name] = value
+            return self._decode_members(members)
+        except ApiError as error:
+            raise MalformedMessageError(error, request_ids) from None
+
+    def _decode_members(self, members: Mapping[str, JsonValue]) -> Frame:
+        request_id = _REQUEST_ID.decode(members)
+        kind = get_text(members, "type", "$")
+        message = self._frames.get(kind)
+        if message is None:
+            *others, last = self._frames
+            raise field_error("$.type", f"must be {', '.join(others)} or {last}")
+        with _refuse_invalid_message() if kind == "send_message" else nullcontext():
+            frame: Frame = message.decode(members, "$", request_id)
+        return frame
+
+    def decode_fast(self, data: bytes) -> Send | None:
+        """Decode a plain message, or return None; then `decode_frame` gives the same, or the error.
+
+        A message is plain if nothing in it is escaped: then an unknown or repeated member changes the number of
+        colons. Most frames of a busy server are plain messages.
+        """
+        if b"\\" in data:
+            return None
+        try:
+            found = _decode_fast_send(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        content, chat_id, request_id = found.content, found.chat_id, found.request_id
+        colons = _FAST_COLONS + content.count(":") + chat_id.count(":")
+        if found.content_type is not None:
+            return None
+        if request_id is not None:
+            if len(request_id) > REQUEST_ID_CHARACTERS_MAX:
+                return None
+            colons += 1 + request_id.count(":")
+        if colons != data.count(b":") or not content or len(content.encode()) > self._bytes_max:
+            return None
+        try:
+            key = parse_uuid(found.client_message_id)
+            scope = decode_chat_id(chat_id, "$.chat_id")
+        except (CanonicalError, ApiError):
+            return None
+        if not is_message_key(key):
+            return None
+        return Send(scope, found.client_message_id, key, encode_message(content, CONTENT_TYPE_DEFAULT), request_id)
+
+
+@contextmanager
+def _refuse_invalid_message() -> Iterator[None]:
+    """Give all faults of a message but its length one code (CH-3, CH-10)."""
+    try:
+        yield
+    except ApiError as error:
+        code = error.code if error.code == MESSAGE_TOO_LARGE else INVALID_MESSAGE
+        raise ApiError(code, error.message, **error.details) from None
+
+
+def _build_send(
+    client_message_id: tuple[str, bytes], content: str, content_type: str, scope: str, request_id: str | None = None
+) -> Send:
+    return Send(scope, *client_message_id, encode_message(content, content_type), request_id)
+
+
+class _FastSend(Struct, gc=False):
+    type: Literal["send_message"]
+    client_message_id: str
+    chat_id: str
+    content: str
+    content_type: str | None = None
+    request_id: str | None = None
+
+
+_decode_fast_send: Final = msgspec.json.Decoder(_FastSend).decode
+_FAST_COLONS: Final = 4
+"""Colons after the names type, client_message_id, chat_id and content."""

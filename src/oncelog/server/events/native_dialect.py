@@ -1,0 +1,455 @@
+"""The native dialect: names with underscores, any partitions, an event with a `type` and other members.
+
+A malformed request is refused as a whole (`bad_request`); a fault of one event rejects that event alone (EV-9).
+Records are stored as bytes and served as bytes: an event is spliced into its envelope and never parsed again.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
+import orjson
+from msgspec import Raw, Struct
+
+from oncelog import error_codes
+from oncelog.core.builders import event, parse_uuid
+from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical_plain
+from oncelog.core.identity import fingerprint, normal_partitions
+from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
+from oncelog.core.policy import EVENTS
+from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Submission
+from oncelog.error_codes import VALIDATION_FAILED
+from oncelog.errors import CanonicalError
+from oncelog.server.errors import field_error
+from oncelog.server.events.dialect import (
+    LIMIT,
+    MSG_ID_CHARACTERS_MAX,
+    TOKEN,
+    Connect,
+    Dialect,
+    Envelope,
+    EnvelopeNames,
+    Sync,
+    check_unique_ids,
+    client_id_field,
+    decode_events,
+    join_with_commas,
+    since_field,
+)
+from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
+from oncelog.server.json_fields import (
+    decode_array,
+    decode_number,
+    decode_object,
+    decode_text,
+    get_required,
+)
+from oncelog.server.json_schemas import (
+    NO_NUL,
+    TEXT_SCHEMA,
+    Schema,
+    integer_schema,
+    object_schema,
+    positive_integer_schema,
+    schema_ref,
+    timestamp_schema,
+)
+from oncelog.server.limits import ApiLimits
+from oncelog.server.lookups import outcome_schema
+from oncelog.server.messages import Field, Message
+from oncelog.server.websocket_frames import encode_frame_header, encode_json_text
+from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
+
+UUID_SCHEMA: Final[Schema] = {
+    "type": "string",
+    "pattern": "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$",
+}
+_FIELD_NAMES: Final = {
+    "key": "id",
+    "body": "event",
+    "fingerprint": "event",
+    "expected_position": "expected_committed_id",
+}
+"""Names in this dialect of the fields of a submission. Fields that are not listed keep their name."""
+
+
+class _Item(Struct, frozen=True, gc=False):
+    """An event of a request, as far as a fault refuses the whole request."""
+
+    id: tuple[str, bytes]
+    """As it was sent, and its bytes."""
+    partitions: list[JsonValue]
+    event: JsonValue
+    expected_position: int | None
+
+
+def _decode_id(value: JsonValue, path: str) -> tuple[str, bytes]:
+    key = parse_uuid(value, path)
+    return str(value), key
+
+
+NEW_EVENT: Final = Message(
+    _Item,
+    Field(
+        name="id",
+        decode=_decode_id,
+        schema={**UUID_SCHEMA, "description": "A UUID. Its letters' case does not matter."},
+        is_required=True,
+    ),
+    Field(
+        name="partitions",
+        decode=decode_array,
+        schema={
+            "type": "array",
+            "description": f"1 to {PARTITIONS_MAX} different strings of 1 to {PARTITION_CHARACTERS_MAX} "
+            "characters, or the event is rejected.",
+        },
+        is_required=True,
+    ),
+    Field(
+        name="event",
+        decode=lambda value, _: value,
+        schema={"description": "An object with a `type` that is a string and not empty, or it is rejected."},
+        is_required=True,
+    ),
+    Field(
+        name="expected_committed_id",
+        decode=decode_number,
+        schema=integer_schema("Commit only if nothing was committed to its partitions after this number."),
+    ),
+)
+
+
+_CLIENT_ID: Final = client_id_field(
+    "client_id",
+    is_required=False,
+    schema={
+        "type": "string",
+        "minLength": 1,
+        "maxLength": NAME_CHARACTERS_MAX - len("client:"),
+        "pattern": NO_NUL,
+        "description": "Whose events they are. Without it that of the credential.",
+    },
+)
+
+
+def _decode_items(value: JsonValue, path: str, *, events_max: int) -> list[_Item]:
+    events = decode_events(value, path, events_max)
+    items = [
+        NEW_EVENT.decode(decode_object(item, f"{path}[{index}]"), f"{path}[{index}]")
+        for index, item in enumerate(events)
+    ]
+    check_unique_ids([item.id[0] for item in items], [item.id[1] for item in items], path)
+    return items
+
+
+@lru_cache(maxsize=16)
+def declare_submission(events_max: int) -> Message[tuple[str | None, list[_Item]]]:
+    """Declare the body of a submission over HTTP: client id and events. Cached: a server has one limit."""
+    schema = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": events_max,
+        "uniqueItems": True,
+        "description": "No two with the same id.",
+        "items": schema_ref("NewEvent"),
+    }
+    decode_items = partial(_decode_items, events_max=events_max)
+    return Message(
+        lambda *values: values,
+        _CLIENT_ID,
+        Field(name="events", decode=decode_items, schema=schema, is_required=True),
+    )
+
+
+_CONNECT: Final = Message(Connect, TOKEN, client_id_field("client_id"))
+_SYNC: Final = Message(
+    Sync,
+    Field(
+        name="partitions",
+        decode=lambda value, path: decode_partitions(decode_array(value, path), path),
+        is_required=True,
+    ),
+    since_field("since_committed_id"),
+    LIMIT,
+    Field(name="epoch", decode=decode_text),
+)
+
+
+def decode_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, ...]:
+    """Return requested partitions in normal form. Raises ApiError, or CanonicalError with the path."""
+    normal = normal_partitions(partitions, path)
+    if not 1 <= len(normal) <= PARTITIONS_MAX:
+        raise field_error(path, f"must have 1 to {PARTITIONS_MAX} different partitions, not {len(normal)}")
+    if not all(1 <= len(name) <= PARTITION_CHARACTERS_MAX and "\0" not in name for name in normal):
+        raise field_error(path, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000")
+    return normal
+
+
+def to_submit(items: Sequence[_Item], actor: str, client: str) -> Submit:
+    """Return the submissions of a request's events."""
+    return Submit([item.id[0] for item in items], [_to_submission(item, actor, client) for item in items])
+
+
+def _to_submission(item: _Item, actor: str, client: str) -> Submission | RejectedItem:
+    try:
+        return event(
+            item.id[0],
+            item.event,
+            item.partitions,
+            actor=actor,
+            client=client,
+            expected_position=item.expected_position,
+        )
+    except CanonicalError as error:
+        return RejectedItem(VALIDATION_FAILED, error.path.removeprefix("$."), error.reason)
+
+
+class NativeDialect(Dialect):
+    """The native dialect of one server."""
+
+    names: ClassVar = EnvelopeNames()
+    is_project_bound: ClassVar = False
+
+    def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
+        """As the base says. Plain submissions are decoded by the fast decoder."""
+        return decode_fast(data, actor, client, events_max) or super().decode(data, actor, client, events_max)
+
+    def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
+        """As the base says."""
+        events = get_required(payload, "events", "$.payload")
+        return to_submit(_decode_items(events, "$.payload.events", events_max=events_max), actor, client)
+
+    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
+        """As the base says."""
+        return _CONNECT.decode(payload, "$.payload")
+
+    def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
+        """As the base says."""
+        return _SYNC.decode(payload, "$.payload")
+
+    def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
+        """As the base says."""
+        members = {"client_id": client_id, "actor": actor} if self.shows_actor else {"client_id": client_id}
+        return orjson.dumps({**members, "server_last_committed_id": last_committed_id, "epoch": epoch})
+
+    def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int = 0) -> bytes:  # noqa: ARG002 - shows no time
+        """As the base says."""
+        return b'{"results":[%b]}' % b",".join(map(_encode_result, ids, results))
+
+    def encode_view(self, view: RecordView) -> str:
+        """As the base says. An erased event is null; one with a text as its id has the UUID made of it (`projects`)."""
+        position, log_time_ms, actor, client, _, key, partitions, body = view
+        digits = key.hex()
+        uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        shown_actor = f',"actor":{encode_json_text(actor)}' if self.shows_actor else ""
+        erased = "" if body is not None else ',"erased":true'
+        return (
+            f'{{"id":"{uuid}","client_id":{encode_json_text(client)}{shown_actor},"partitions":{partitions},"committed_id":{position},'
+            f'"event":{"null" if body is None else body},"status_updated_at":{log_time_ms}{erased}}}'
+        )
+
+    def encode_event(self, record: Record) -> bytes:
+        """Encode a record as a stream of server-sent events shows it."""
+        return self.encode_view(to_record_view(record)).encode()
+
+    def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
+        """As the base says. A client may be ahead of what has been delivered here."""
+        tail = b'],"next_since_committed_id":%d,"has_more":%b,"sync_to_committed_id":%d,"epoch":"%b"}' % (
+            page.next,
+            b"true" if page.has_more else b"false",
+            max(page.upto, sync.since),
+            epoch.encode(),
+        )
+        head = b'{"partitions":%b,"events":[' % orjson.dumps(sync.partitions)
+        return [head, *join_with_commas(page.encoded), tail]
+
+    def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
+        """As the base says, in one step: most answers of a busy server are such frames."""
+        message = (
+            b'{"type":"submit_events_result","protocol_version":"1.0",%b"timestamp":%d,"payload":{"results":['
+            b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d}]}}'
+        ) % (
+            b'"msg_id":%b,' % msg_id if msg_id else b"",
+            now_ms,
+            id_text.encode(),
+            receipt.position,
+            receipt.log_time_ms,
+        )
+        return encode_frame_header(len(message)) + message
+
+
+NATIVE: Final = NativeDialect()
+
+
+def _encode_result(id_text: str, result: ItemResult) -> bytes:
+    """Encode the result of one event. The id is as it was sent (EV-9): a UUID, which needs no escapes."""
+    # All known events have a receipt: they are remembered forever.
+    if isinstance(result, Committed | Replayed) and (receipt := result.receipt) is not None:
+        return b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d%b}' % (
+            id_text.encode(),
+            receipt.position,
+            receipt.log_time_ms,
+            b',"erased":true' if isinstance(result, Replayed) and result.erased else b"",
+        )
+    if not isinstance(result, RejectedItem | Refused):
+        raise TypeError(f"an event was answered with {result!r}")
+    error: dict[str, Any] = {"field": _FIELD_NAMES.get(result.field, result.field), "message": result.message}
+    if isinstance(result, Refused) and result.reason is Reason.UNEXPECTED_POSITION:
+        error["current_committed_id"] = result.current
+    # The native dialect never skips items (`Mode.UNTIL_REFUSED`), so the reason is a code that clients know.
+    return orjson.dumps({"id": id_text, "status": "rejected", "reason": get_reason(result), "errors": [error]})
+
+
+# --- the fast decoder --------------------------------------------------------------------------------
+
+
+class _FastItem(Struct, gc=False):
+    id: str
+    partitions: list[str]
+    event: Raw
+    expected_committed_id: int | None = None
+
+
+class _FastPayload(Struct, gc=False):
+    events: list[_FastItem]
+
+
+class _FastMessage(Struct, gc=False):
+    type: Literal["submit_events"]
+    protocol_version: Literal["1.0"]
+    payload: _FastPayload
+    msg_id: str | None = None
+
+
+_decode_fast_message: Final = msgspec.json.Decoder(_FastMessage).decode
+_MESSAGE_COLONS: Final = 4
+"""Colons after the names type, protocol_version, payload and events."""
+_ITEM_COLONS: Final = 3
+
+
+def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | None:
+    """Decode a plain `submit_events` into its `msg_id` and submissions; return None for any other message.
+
+    The result is that of the full decoder: an unknown or repeated member changes the number of colons, and messages
+    with escapes or members of other types are not plain. Most messages of a busy server are, and this takes them half
+    the time.
+    """
+    if b"\\" in data:
+        return None
+    try:
+        message = _decode_fast_message(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    items = message.payload.events
+    if not 1 <= len(items) <= events_max:
+        return None
+    msg_id = message.msg_id
+    colons = _MESSAGE_COLONS + _ITEM_COLONS * len(items)
+    if msg_id is not None:
+        if len(msg_id) > MSG_ID_CHARACTERS_MAX:
+            return None
+        colons += 1 + msg_id.count(":")
+    submissions: list[Submission | RejectedItem] = []
+    ids: list[str] = []
+    for item in items:
+        submission = _to_fast_submission(item, actor, client)
+        if submission is None:
+            return None
+        submissions.append(submission)
+        ids.append(item.id)
+        # With one partition there are no repeated partitions that were left out.
+        colons += submission.body.count(b":") + item.partitions[0].count(":") + (item.expected_committed_id is not None)
+    if colons != data.count(b":") or (len(ids) > 1 and len({submission.key for submission in submissions}) != len(ids)):  # type: ignore[union-attr]
+        return None
+    # A plain message has nothing that needs escapes.
+    return b"" if msg_id is None else b'"%b"' % msg_id.encode(), Submit(ids, submissions)
+
+
+def _to_fast_submission(item: _FastItem, actor: str, client: str) -> Submission | None:
+    partitions = item.partitions
+    expected = item.expected_committed_id
+    if len(partitions) != 1 or not 1 <= len(partitions[0]) <= PARTITION_CHARACTERS_MAX or not partitions[0].isascii():
+        return None
+    if expected is not None and not 0 <= expected <= INTEGER_MAX:
+        return None
+    found = canonical_plain(bytes(item.event))
+    if found is None:
+        return None
+    value, body = found
+    kind = value.get("type") if type(value) is dict else None
+    if type(kind) is not str or not kind:
+        return None
+    normal = (partitions[0],)
+    try:
+        key = parse_uuid(item.id)
+    except CanonicalError:
+        return None
+    return Submission(
+        policy=EVENTS,
+        scope="",
+        key=key,
+        fingerprint=fingerprint(normal, body),
+        body=body,
+        actor=actor,
+        partitions=normal,
+        client=client,
+        expected_position=expected,
+    )
+
+
+# --- JSON schemas of the OpenAPI document ------------------------------------------------------------
+
+
+def build_schemas(limits: ApiLimits) -> Schema:
+    """Return the schemas of requests and answers."""
+    return {
+        "Submission": declare_submission(limits.request_events_max).to_schema(),
+        "NewEvent": NEW_EVENT.to_schema(),
+        "Results": object_schema(results={"type": "array", "minItems": 1, "items": _result_schema()}),
+        "Event": _event_schema(),
+        "EventOutcome": outcome_schema(event=schema_ref("Event")),
+        "Page": object_schema(
+            partitions={"type": "array", "items": TEXT_SCHEMA},
+            events={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Event")},
+            next_since_committed_id=integer_schema("Read on after this."),
+            has_more={"type": "boolean"},
+            sync_to_committed_id=integer_schema("The bound: `to` of the pages that follow."),
+            epoch=TEXT_SCHEMA,
+        ),
+    }
+
+
+def _result_schema() -> Schema:
+    identity = {**UUID_SCHEMA, "description": "As it was sent."}
+    fault = {
+        **object_schema(field=TEXT_SCHEMA, message=TEXT_SCHEMA),
+        "properties": {"field": TEXT_SCHEMA, "message": TEXT_SCHEMA, "current_committed_id": integer_schema()},
+    }
+    committed = object_schema(
+        id=identity,
+        status={"const": "committed"},
+        committed_id=positive_integer_schema(),
+        status_updated_at=timestamp_schema(),
+    )
+    committed["properties"]["erased"] = {"const": True}
+    reasons = {"enum": [error_codes.VALIDATION_FAILED, error_codes.FORBIDDEN]}
+    errors = {"type": "array", "minItems": 1, "items": fault}
+    rejected = object_schema(id=identity, status={"const": "rejected"}, reason=reasons, errors=errors)
+    return {"oneOf": [committed, rejected]}
+
+
+def _event_schema() -> Schema:
+    event = object_schema(
+        id=UUID_SCHEMA,
+        client_id=TEXT_SCHEMA,
+        partitions={"type": "array", "minItems": 1, "items": TEXT_SCHEMA},
+        committed_id=positive_integer_schema(),
+        event={"type": ["object", "null"], "description": "As it was submitted, in canonical form; null if erased."},
+        status_updated_at=timestamp_schema(),
+    )
+    event["properties"]["erased"] = {"const": True}
+    about = "The principal that wrote it, as the server knows it. Left out if `show_actors` is off."
+    event["properties"]["actor"] = {**TEXT_SCHEMA, "description": about}
+    return event

@@ -1,0 +1,90 @@
+"""Results of the events of one request: verdicts of the log, and events that the API rejects itself."""
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.values import Committed, Mode, Reason, Refused, Replayed, Submission, Verdict
+from oncelog.error_codes import AUTH_FAILED, RATE_LIMITED, SERVER_ERROR, VALIDATION_FAILED, VERSION_UNSUPPORTED
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error
+
+PRIOR_ITEM_FAILED: Final = "prior_item_failed"
+CLOSING_CODES: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
+"""After one of these errors the connection ends (EV-2)."""
+
+
+class RejectedItem(Struct, frozen=True, gc=False):
+    """An item that the API refuses before it submits anything to the log."""
+
+    reason: str
+    field: str
+    message: str
+
+
+ItemResult = Verdict | RejectedItem
+
+
+class Submit(Struct, frozen=True, gc=False):
+    """Events to be committed: the id of each as it was sent, and its submission or rejection."""
+
+    ids: list[str]
+    items: list[Submission | RejectedItem]
+    mode: Mode = Mode.EACH
+
+
+_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # Python 3.11 takes long to find an enum's member
+
+
+def get_reason(result: ItemResult) -> str:
+    """Return why an item was rejected, as a code of the Events API."""
+    if isinstance(result, RejectedItem):
+        return result.reason
+    is_skipped = isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED
+    return PRIOR_ITEM_FAILED if is_skipped else VALIDATION_FAILED
+
+
+def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
+    """Return the error in place of all results if one of the items was not decided: the client sends all again.
+
+    Clients take `rejected` as final, so an event that only came at a bad time would be lost.
+    """
+    for result in results:
+        if type(result) is Refused and result.reason in RETRYABLE_CODES:
+            return retryable_error(result)
+    return None
+
+
+def select_submissions(items: Sequence[Submission | RejectedItem], mode: Mode = Mode.EACH) -> list[Submission]:
+    """Return the items to submit: not those that the API refuses, nor those behind one that ends the request."""
+    if mode is _UNTIL_REFUSED:
+        items = list(takewhile(lambda item: type(item) is Submission, items))
+    return [item for item in items if type(item) is Submission]
+
+
+def merge_results(
+    items: Sequence[Submission | RejectedItem], verdicts: Sequence[Verdict], mode: Mode = Mode.EACH
+) -> Sequence[ItemResult]:
+    """Return one result for each item: the verdict of the log, or the rejection of the API."""
+    if len(verdicts) == len(items):
+        return verdicts
+    if mode is not _UNTIL_REFUSED:
+        following = iter(verdicts)
+        return [next(following) if isinstance(item, Submission) else item for item in items]
+    # The items behind the first refused one are skipped: behind a verdict, or the first item that was not submitted.
+    refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
+    results: list[ItemResult] = list(verdicts)
+    if refused is None:
+        refused = len(verdicts)
+        results.append(items[refused])  # type: ignore[arg-type]  # `select_submissions` ends at a rejected item
+    skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
+    return [*results, *[skipped] * (len(items) - len(results))]
+
+
+def find_highest_position(results: Sequence[ItemResult]) -> int:
+    """Return the highest position of the results; 0 if none has one."""
+    positions = [
+        result.receipt.position for result in results if isinstance(result, Committed | Replayed) and result.receipt
+    ]
+    return max(positions, default=0)
