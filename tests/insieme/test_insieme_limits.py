@@ -13,7 +13,7 @@ from databases import BOTH_STORES, log_at
 from deadlines import soon, until
 from insieme.clients import PROJECT, card, in_node
 from oncelog.core.tenants import Tenant
-from oncelog.server.events import own_positions
+from oncelog.server.events import subscriber
 from oncelog.server.limits import INSIEME_FRAME_BYTES
 from oncelog.testing.clock import ManualClock
 from server.rejecting_store import MARK, reject_marked_bodies
@@ -200,7 +200,7 @@ async def test_batch_in_flight_commits_after_the_server_has_forgotten_the_own_ev
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package may not notice the close (1008), so it gets `server_error` before, and reconnects by itself."""
-    monkeypatch.setattr(own_positions, "RANGES_MAX", 2)
+    monkeypatch.setattr(subscriber, "RANGES_MAX", 2)
     async with (
         serving(tmp_path, page_events_max=2) as served,
         in_node("ada", tmp_path) as ada,

@@ -126,10 +126,6 @@ class WebSocketSession(ABC, Generic[M, R]):
         raise NotImplementedError
 
     @abstractmethod
-    def _describe(self) -> Mapping[str, JsonValue]:
-        """Return the connection's fields in log lines."""
-
-    @abstractmethod
     def _stop_delivery(self) -> None:
         """Leave the hub: no more broadcasts are put into the send queue."""
 
@@ -140,6 +136,10 @@ class WebSocketSession(ABC, Generic[M, R]):
     def _find_reply_to(self, data: bytes) -> R | None:  # noqa: ARG002 - for sessions that can tell
         """Return what the reply repeats of a frame that exceeds a limit, if it can be found cheaply."""
         return None
+
+    def _describe(self) -> Mapping[str, JsonValue]:
+        """Return the connection's fields in log lines."""
+        return {"address": self.address, "actor": None if self.principal is None else self.principal.actor}
 
     def _may_continue(self, principal: Principal) -> bool:  # noqa: ARG002 - for sessions with a scope
         """Return whether the connection may stay open with changed rights."""

@@ -8,8 +8,8 @@ import pytest
 from deadlines import turns, until
 from oncelog.errors import StoreUnavailableError
 from oncelog.server.auth.grants import parse_grants
-from oncelog.server.events import own_positions
-from oncelog.server.events.own_positions import OwnPositions
+from oncelog.server.events import subscriber
+from oncelog.server.events.subscriber import OwnPositions
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.reply_queue import Reply, ReplyQueue
@@ -210,7 +210,7 @@ async def test_own_events_are_not_broadcast_when_a_sync_cycle_is_abandoned() -> 
 
 @pytest.mark.rule("EV-14", "CO-31")
 async def test_reader_is_closed_when_its_own_events_are_not_known_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_positions, "RANGES_MAX", 2)
+    monkeypatch.setattr(subscriber, "RANGES_MAX", 2)
     async with session_server(cycle_idle_ms=1) as server:
         ada, _ = await submit_in_turn(server)
         await ada.sync(limit=1)
@@ -224,7 +224,7 @@ async def test_reader_is_closed_when_its_own_events_are_not_known_any_more(monke
 
 @pytest.mark.parametrize("seed", range(20))
 def test_own_positions_are_known_above_the_forgotten_ones(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_positions, "RANGES_MAX", 8)
+    monkeypatch.setattr(subscriber, "RANGES_MAX", 8)
     chance = Random(seed)
     positions, added = OwnPositions(), set()
     newest = 0

@@ -4,6 +4,7 @@ import pytest
 
 from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.server.auth.grants import parse_grants
+from oncelog.server.events.subscriber import SubscriptionMode
 from server.events.event_sessions import Tokens, code_of, item, numbers, session_server, uuid
 
 
@@ -105,7 +106,7 @@ async def test_sync_cycle_has_a_fixed_bound_and_later_events_follow_it() -> None
         assert page["next_since_committed_id"] == page["sync_to_committed_id"] == 5
         await bob.wire.arrived(6)
         assert bob.received() == ["connected", *["sync_response"] * 3, 6, 8]
-        assert bob.session.is_live
+        assert bob.session.subscriber.mode is SubscriptionMode.LIVE
 
 
 @pytest.mark.rule("EV-12")

@@ -4,7 +4,7 @@ A message is stored as bytes and served as bytes: its content is spliced into wh
 frame, whatever the number of its readers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -31,7 +31,7 @@ from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import outcome_schema
 from oncelog.server.problems import ProblemDialect
 from oncelog.server.websocket_frames import encode_frame, encode_json_text
-from oncelog.storage.store import MemberChange, Membership, StreamMember
+from oncelog.storage.store import MemberChange, MemberPage, MembershipPage
 
 _ERROR_CODES: Final = {
     error_codes.BAD_REQUEST: "INVALID_REQUEST",
@@ -192,25 +192,40 @@ def encode_closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
 # --- over HTTP -----------------------------------------------------------------------------------------
 
 
-def to_members(members: Sequence[StreamMember]) -> list[dict[str, Any]]:
-    """Members, the role of each, and how far it has received the chat."""
-    return [
-        {"user_id": member.name, "last_acked_sequence": member.acknowledged, "role": member.role.value}
-        for member in members
-    ]
+Members = dict[str, Any]
+"""An answer, by the names of its members in JSON."""
 
 
-def to_chats(memberships: Sequence[Membership]) -> list[dict[str, Any]]:
-    """Chats as one of their members sees them."""
-    return [
-        {
-            "chat_id": parse_chat_scope(membership.scope),
-            "last_sequence": membership.newest,
-            "last_acked_sequence": membership.acknowledged,
-            "role": membership.role.value,
-        }
-        for membership in memberships
-    ]
+def to_chat(scope: str, newest: int, page: MemberPage) -> Members:
+    """Return a chat with a page of its members, the role of each, and how far it has received the chat."""
+    chat: Members = {
+        "chat_id": parse_chat_scope(scope),
+        "last_sequence": newest,
+        "members": [
+            {"user_id": member.name, "last_acked_sequence": member.acknowledged, "role": member.role.value}
+            for member in page.members
+        ],
+        "has_more": page.has_more,
+    }
+    return {**chat, "next_after": page.members[-1].name} if page.has_more else chat
+
+
+def to_chats(page: MembershipPage, may_read: Callable[[str], bool]) -> Members:
+    """Return a page of chats as one of their members sees them, without those that it may not read."""
+    chats: Members = {
+        "chats": [
+            {
+                "chat_id": parse_chat_scope(membership.scope),
+                "last_sequence": membership.newest,
+                "last_acked_sequence": membership.acknowledged,
+                "role": membership.role.value,
+            }
+            for membership in page.memberships
+            if may_read(membership.scope)
+        ],
+        "has_more": page.has_more,
+    }
+    return {**chats, "next_after": parse_chat_scope(page.memberships[-1].scope)} if page.has_more else chats
 
 
 # --- JSON schemas of the OpenAPI document ------------------------------------------------------------

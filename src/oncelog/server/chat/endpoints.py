@@ -11,12 +11,11 @@ from oncelog.core.values import Replayed
 from oncelog.server.chat import codec
 from oncelog.server.chat.codec import MESSAGE_ID
 from oncelog.server.chat.messages import CHAT_ID, USER_ID, UUID4, decode_chat_id, decode_user_id
-from oncelog.server.chat.service import ChatService, ChatView
+from oncelog.server.chat.service import ChatService
 from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler
 from oncelog.server.errors import field_error
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, problem_response, schema_response
-from oncelog.server.lookups import describe_outcome
 
 WEBSOCKET_PATH: Final = "/v1/chat"
 _CHATS: Final = "/v1/chats"
@@ -34,7 +33,8 @@ class ChatEndpoints:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
-        messages, limit = self._service.messages, self._service.page_sizes.to_parameter()
+        service, messages = self._service, self._service.messages
+        limit = service.page_sizes.to_parameter()
         after_chat = Parameter(name="after", schema=_or_empty(CHAT_ID), parse=_parse_chat_id, default="")
         after_user = Parameter(name="after", schema=_or_empty(USER_ID), parse=_parse_user_id, default="")
         after = integer_schema("Messages behind this sequence.")
@@ -88,7 +88,7 @@ class ChatEndpoints:
                 summary="List one's chats",
                 description="By their ids.",
                 parameters=(after_chat, limit),
-                handle=self._list_chats,
+                handle=lambda call: service.list_chats(call.principal, call["after"], call["limit"]),
                 responses={200: schema_response("Chats", "A page.")},
             ),
             read(
@@ -98,7 +98,7 @@ class ChatEndpoints:
                 description="Members by their ids, in pages.",
                 parameters=(_CHAT_PARAMETER, after_user, limit),
                 authorize=self._authorize_read,
-                handle=self._get_chat,
+                handle=lambda call: service.load_chat(call.scope, call.principal, call["after"], call["limit"]),
                 responses={200: schema_response("Chat", "A page.")},
             ),
             write(
@@ -135,7 +135,7 @@ class ChatEndpoints:
                     "first becomes an owner. A repeated request changes nothing."
                 ),
                 authorize=self._authorize_write,
-                handle=self._remove_member,
+                handle=lambda call: service.remove_member(call.scope, call["user_id"], call.principal),
                 responses=done,
             ),
             read(
@@ -208,7 +208,7 @@ class ChatEndpoints:
                     ),
                 ),
                 authorize=self._authorize_read,
-                handle=self._get_message,
+                handle=lambda call: service.find_message(call.scope, call["message_id"], call.principal),
                 responses={200: schema_response("MessageOutcome", "What became of it.")},
                 errors=(404,),
             ),
@@ -235,7 +235,7 @@ class ChatEndpoints:
                     example={"last_acked_sequence": 1},
                 ),
                 authorize=self._authorize_read,
-                handle=self._ack,
+                handle=lambda call: service.acknowledge(call.scope, call.body, call.principal),
                 responses={200: schema_response("Acknowledged", "It is kept.")},
                 errors=(409,),
             ),
@@ -256,30 +256,18 @@ class ChatEndpoints:
     async def _create(self, call: Call) -> Reply:
         scope, users = call.body
         chat, is_new = await self._service.create(scope, users, call.principal)
-        return Reply(201 if is_new else 200, _to_json(chat))
-
-    async def _list_chats(self, call: Call) -> Mapping[str, Any]:
-        page = await self._service.list_chats(call.principal, call["after"], call["limit"])
-        answer: dict[str, Any] = {"chats": codec.to_chats(page.memberships), "has_more": bool(page.following)}
-        return {**answer, "next_after": page.following} if page.following else answer
-
-    async def _get_chat(self, call: Call) -> Mapping[str, Any]:
-        return _to_json(await self._service.load_chat(call.scope, call.principal, call["after"], call["limit"]))
+        return Reply(201 if is_new else 200, chat)
 
     async def _get_delivery(self, call: Call) -> Mapping[str, Any]:
-        return {name: value for name, value in (await self._get_chat(call)).items() if name != "last_sequence"}
+        chat = await self._service.load_chat(call.scope, call.principal, call["after"], call["limit"])
+        del chat["last_sequence"]
+        return chat
 
     async def _add_member(self, call: Call) -> Mapping[str, Any]:
         role, only_if_member = call.body or (None, False)
-        found = await self._service.add_member(
+        return await self._service.add_member(
             call.scope, call["user_id"], call.principal, role, only_if_member=only_if_member
         )
-        answer = {"chat_id": call["chat_id"], "user_id": call["user_id"], "present": True}
-        return answer if found is None else {**answer, "role": found.value}
-
-    async def _remove_member(self, call: Call) -> Mapping[str, Any]:
-        await self._service.remove_member(call.scope, call["user_id"], call.principal)
-        return {"chat_id": call["chat_id"], "user_id": call["user_id"], "present": False}
 
     # --- messages
 
@@ -296,18 +284,10 @@ class ChatEndpoints:
         next_before = b',"next_before":%d' % page.beginning if after is None and page.has_more else b""
         return b'{%b,"next_after":%d%b}' % (codec.encode_batch(scope, page), page.following, next_before)
 
-    async def _get_message(self, call: Call) -> Mapping[str, Any]:
-        outcome = await self._service.find_message(call.scope, call["message_id"], call.principal)
-        return await describe_outcome(self._service.log, outcome, "message", codec.encode_message)
-
     async def _send(self, call: Call) -> Reply:
         send = replace(call.body, scope=call.scope)
         verdict = await self._service.send(send, call.principal)
         return Reply(200 if isinstance(verdict, Replayed) else 201, b"{%b}" % codec.encode_sent(send, verdict))
-
-    async def _ack(self, call: Call) -> Mapping[str, Any]:
-        changed = await self._service.acknowledge(call.scope, call.body, call.principal)
-        return {"chat_id": call["chat_id"], "changed": changed}
 
 
 async def _require_upgrade(_: Call) -> web.StreamResponse:
@@ -341,15 +321,3 @@ _USER_PARAMETER: Final = Parameter(
     is_required=True,
     example="user:ben",
 )
-
-
-def _to_json(chat: ChatView) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "chat_id": chat.chat_id,
-        "last_sequence": chat.newest,
-        "members": codec.to_members(chat.page.members),
-        "has_more": chat.page.has_more,
-    }
-    if chat.page.has_more:
-        answer["next_after"] = chat.page.members[-1].name
-    return answer

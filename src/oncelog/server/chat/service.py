@@ -9,8 +9,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from oncelog import error_codes
 from oncelog.core.chat import CHAT_PREFIX, message, parse_chat_scope, parse_message_id
 from oncelog.core.policy import CHAT
@@ -31,18 +29,18 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.engine.log import Log
-from oncelog.engine.outcome import Outcome
 from oncelog.errors import HistoryChangedError
 from oncelog.server.api_service import ApiService, PageSizes, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.chat.codec import MessagePage
+from oncelog.server.chat import codec
+from oncelog.server.chat.codec import Members, MessagePage
 from oncelog.server.chat.messages import ChatMessages, Send, decode_message_key
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, shutdown_error, translate_errors
 from oncelog.server.limits import ApiLimits
-from oncelog.server.lookups import find_outcome, load_outcome, unknown_error
+from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome, unknown_error
 from oncelog.server.metrics import Counts
-from oncelog.storage.store import MemberPage, Membership
+from oncelog.storage.store import Membership
 
 COMMITTED: Final = "committed"
 KNOWN: Final = "known"
@@ -59,22 +57,6 @@ _ERROR_CODES: Final = {
 """Error codes of the Chat API by the reason of a refusal. The others can be retried (`RETRYABLE_CODES`)."""
 
 
-class ChatPage(Struct, frozen=True):
-    """Some chats of a member."""
-
-    memberships: list[Membership]
-    following: str
-    """After which to go on; empty behind the last."""
-
-
-class ChatView(Struct, frozen=True):
-    """A chat, and some of its members."""
-
-    chat_id: str
-    newest: int
-    page: MemberPage
-
-
 class ChatService(ApiService):
     """The Chat API of a server. Calls raise ApiError, or OncelogError if the log fails."""
 
@@ -89,24 +71,24 @@ class ChatService(ApiService):
     # --- rights
 
     def check_writable(self, scope: str, principal: Principal) -> None:
-        """Raises ApiError, the same that a stranger gets."""
+        """Raise ApiError without the grant to write, the same that a stranger gets."""
         if not principal.grants.may_write(scope):
             raise membership_error()
 
     def check_readable(self, scope: str, principal: Principal) -> None:
-        """Raises ApiError, the same that a stranger gets."""
+        """Raise ApiError without the grant to read, the same that a stranger gets."""
         if not principal.grants.may_read(scope):
             raise membership_error()
 
     def check_not_stopping(self) -> None:
-        """Raises ApiError once the server is being stopped."""
+        """Raise ApiError while the server is being stopped."""
         if self.is_closing:
             raise shutdown_error(error_codes.SERVER_STOPPING)
 
     # --- send
 
     def to_submission(self, send: Send, principal: Principal) -> Submission:
-        """A message as the log takes it."""
+        """Return the submission of a message."""
         return message(
             send.scope,
             send.key,
@@ -117,8 +99,7 @@ class ChatService(ApiService):
         )
 
     async def send(self, send: Send, principal: Principal) -> Committed | Replayed:
-        """Sends a message, and waits until it is durable."""
-        self.check_writable(send.scope, principal)
+        """Send a message, and wait until it is durable."""
         verdict = await self._submit(self.to_submission(send, principal))
         if isinstance(verdict, Committed | Replayed):
             self.count_verdict(verdict)
@@ -126,7 +107,7 @@ class ChatService(ApiService):
         raise refusal_error(verdict)
 
     def count_verdict(self, verdict: Committed | Replayed) -> None:
-        """What became of a message, for those who watch the server."""
+        """Count the outcome of a message, for the metrics."""
         if isinstance(verdict, Committed):
             self.counts.messages[COMMITTED] += 1
         else:
@@ -136,26 +117,27 @@ class ChatService(ApiService):
 
     async def load_membership(self, scope: str, principal: Principal) -> Membership:
         """Return a chat as one of its members sees it. Raises ApiError for other principals."""
-        self.check_readable(scope, principal)
         found = await self.log.state.find_membership(scope, principal.actor)
         if found is None:
             raise membership_error()
         return found
 
-    async def find_message(self, scope: str, message_id: str, principal: Principal) -> Outcome:
+    async def find_message(self, scope: str, message_id: str, principal: Principal) -> Members:
         """Return what became of a message, by its id or its sender's. Raises ApiError if the chat has none."""
         await self.load_membership(scope, principal)
         place = parse_message_id(message_id)
         if place is None:
             key = decode_message_key(message_id)
-            return await load_outcome(self.log, "message_id", key, policy=CHAT, scope=scope)
-        record = await self.log.state.record(*place) if place[0] == self.log.state.lane(scope) else None
-        if record is None or (record.scope, record.policy) != (scope, CHAT.name):
-            raise unknown_error("message_id")
-        return await find_outcome(self.log, record)
+            outcome = await load_outcome(self.log, "message_id", key, policy=CHAT, scope=scope)
+        else:
+            record = await self.log.state.record(*place) if place[0] == self.log.state.lane(scope) else None
+            if record is None or (record.scope, record.policy) != (scope, CHAT.name):
+                raise unknown_error("message_id")
+            outcome = await find_outcome(self.log, record)
+        return await describe_outcome(self.log, outcome, "message", codec.encode_message)
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raises ApiError for a reader of another history (CO-40)."""
+        """Raise ApiError for a reader of another history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             message = "the epoch is another one: sync again from 0"
             raise ApiError(error_codes.HISTORY_CHANGED, message, epoch=self.log.epoch)
@@ -192,8 +174,8 @@ class ChatService(ApiService):
 
     # --- chats and members
 
-    async def create(self, scope: str | None, members: Sequence[str], principal: Principal) -> tuple[ChatView, bool]:
-        """Create a chat, or add members to one that the caller owns; and whether it was created."""
+    async def create(self, scope: str | None, members: Sequence[str], principal: Principal) -> tuple[Members, bool]:
+        """Create a chat, or add members to one that the principal owns. Return it, and whether it was created."""
         scope = scope or f"{CHAT_PREFIX}chat_{secrets.token_hex(_CHAT_ID_BYTES)}"
         self.check_writable(scope, principal)
         self.check_not_stopping()
@@ -204,50 +186,46 @@ class ChatService(ApiService):
             verdicts = await self.log.submit_many(
                 [OpenStream(scope, actor, self._new_chats_rate), *additions], Mode.ALL, is_admitted_whole=True
             )
-        refused = [
-            member for member in verdicts if isinstance(member, Refused) and member.reason is not Reason.NOT_PROCESSED
-        ]
-        if refused:
-            raise refusal_error(refused[0])
-        is_new = isinstance(verdicts[0], Applied) and verdicts[0].changed
-        with translate_errors():
+            for verdict in verdicts:
+                if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED:
+                    raise refusal_error(verdict)
             newest = await self.log.state.newest(scope)
             page = await self.log.state.members(scope, limit=self.limits.page_messages_max)
-        return ChatView(parse_chat_scope(scope), newest, page), is_new
+        is_new = isinstance(verdicts[0], Applied) and verdicts[0].changed
+        return codec.to_chat(scope, newest, page), is_new
 
-    async def load_chat(self, scope: str, principal: Principal, after: str, limit: int | None) -> ChatView:
+    async def load_chat(self, scope: str, principal: Principal, after: str, limit: int | None) -> Members:
         """Return a chat with some of its members, and how far each has received it (CH-8)."""
         membership = await self.load_membership(scope, principal)
         page = await self.log.state.members(scope, after=after, limit=self.page_sizes.clamp(limit))
-        return ChatView(parse_chat_scope(scope), membership.newest, page)
+        return codec.to_chat(scope, membership.newest, page)
 
-    async def list_chats(self, principal: Principal, after: str, limit: int | None) -> ChatPage:
+    async def list_chats(self, principal: Principal, after: str, limit: int | None) -> Members:
         """Return chats of the principal that its grants let it read."""
         size = self.page_sizes.clamp(limit)
         page = await self.log.state.memberships(principal.actor, prefix=CHAT_PREFIX, after=after, limit=size)
-        readable = [membership for membership in page.memberships if principal.grants.may_read(membership.scope)]
-        return ChatPage(readable, parse_chat_scope(page.memberships[-1].scope) if page.has_more else "")
+        return codec.to_chats(page, principal.grants.may_read)
 
     async def add_member(
         self, scope: str, member: str, principal: Principal, role: Role | None, *, only_if_member: bool = False
-    ) -> Role | None:
-        """Add a member or set its role. Return the role that it has then; None if it was removed meanwhile."""
-        self.check_writable(scope, principal)
+    ) -> Members:
+        """Add a member or set its role. The answer has no role if the member was removed meanwhile."""
         item = SetMember(scope, member, actor=principal.actor, role=role, only_if_member=only_if_member)
         await self._apply(item)
         with translate_errors():
             found = await self.log.state.find_membership(scope, member)
-        return None if found is None else found.role
+        answer = {"chat_id": parse_chat_scope(scope), "user_id": member, "present": True}
+        return answer if found is None else {**answer, "role": found.role.value}
 
-    async def remove_member(self, scope: str, member: str, principal: Principal) -> bool:
-        """Remove a member, or the caller; whether that has changed anything."""
-        self.check_writable(scope, principal)
-        return await self._apply(SetMember(scope, member, present=False, actor=principal.actor))
+    async def remove_member(self, scope: str, member: str, principal: Principal) -> Members:
+        """Remove a member, or the principal itself."""
+        await self._apply(SetMember(scope, member, present=False, actor=principal.actor))
+        return {"chat_id": parse_chat_scope(scope), "user_id": member, "present": False}
 
-    async def acknowledge(self, scope: str, sequence: int, principal: Principal) -> bool:
-        """Moves the caller's watermark forward; whether it was behind."""
-        self.check_readable(scope, principal)
-        return await self._apply(Acknowledge(scope, principal.actor, sequence))
+    async def acknowledge(self, scope: str, sequence: int, principal: Principal) -> Members:
+        """Move the watermark of the principal forward. The answer says whether it was behind."""
+        changed = await self._apply(Acknowledge(scope, principal.actor, sequence))
+        return {"chat_id": parse_chat_scope(scope), "changed": changed}
 
     async def _apply(self, item: SetMember | Acknowledge) -> bool:
         verdict = await self._submit(item)
@@ -261,24 +239,24 @@ class ChatService(ApiService):
 
 
 def refusal_error(verdict: Verdict) -> ApiError:
-    """What somebody is told whose request was refused."""
+    """Return the error for a request that the log has refused."""
     if not isinstance(verdict, Refused):
         raise TypeError(f"the log answered a message of the Chat API with {verdict!r}")
-    if verdict.reason is Reason.NOT_A_MEMBER:
-        if verdict.field == "member":  # the caller is an owner, the user of the request is not a member
-            message = "the user is not a member of the chat; add the user first"
-            return ApiError(error_codes.NOT_A_MEMBER, message, field="user_id")
-        return membership_error()
-    if verdict.reason is Reason.NOT_AN_OWNER:
-        return ApiError(error_codes.NOT_AN_OWNER, "only owners of the chat may change its members; ask an owner")
-    if verdict.reason in RETRYABLE_CODES:
-        return retryable_error(verdict)
     code = _ERROR_CODES.get(verdict.reason, error_codes.BAD_REQUEST)
-    if verdict.reason is Reason.INVALID_ACKNOWLEDGEMENT:
-        return ApiError(code, verdict.message, last_sequence=verdict.current)
+    match verdict.reason:
+        case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal is an owner, the user is no member
+            return ApiError(code, "the user is not a member of the chat; add the user first", field="user_id")
+        case Reason.NOT_A_MEMBER:
+            return membership_error()
+        case Reason.NOT_AN_OWNER:
+            return ApiError(code, "only owners of the chat may change its members; ask an owner")
+        case Reason.INVALID_ACKNOWLEDGEMENT:
+            return ApiError(code, verdict.message, last_sequence=verdict.current)
+        case reason if reason in RETRYABLE_CODES:
+            return retryable_error(verdict)
     return ApiError(code, verdict.message, field=verdict.field)
 
 
 def membership_error() -> ApiError:
-    """One text for all: no grant, no member, no more a member, no such chat."""
+    """Return the error for a principal without a grant or membership, and for unknown chats: one text for all."""
     return ApiError(error_codes.NOT_A_MEMBER, "only members of the chat may do this")

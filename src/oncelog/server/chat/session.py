@@ -227,4 +227,4 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self.transport.close(CloseCode.POLICY, codec.get_code(error))
 
     def _describe(self) -> Mapping[str, JsonValue]:
-        return {"address": self.address, "actor": self.user_id or None, "device_id": self.device_id}
+        return {**super()._describe(), "device_id": self.device_id}

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import ClassVar, Final
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from oncelog import error_codes
-from oncelog.core.canonical import INTEGER_MAX, JsonValue
+from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.values import Record
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
@@ -167,9 +167,6 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
     def _stop_delivery(self) -> None:
         if self._follow_task is not None:
             self._follow_task.cancel()
-
-    def _describe(self) -> Mapping[str, JsonValue]:
-        return {"address": self.address, "actor": None if self.principal is None else self.principal.actor}
 
 
 def _encode_deltas(deltas: Sequence[Record]) -> bytes:

@@ -1,7 +1,7 @@
 """The Events API over plain HTTP (EV-16): submit, read a page, follow by server-sent events."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from aiohttp import web
 
@@ -25,7 +25,6 @@ from oncelog.server.json_schemas import (
     schema_response,
 )
 from oncelog.server.live_streams import LiveStreams, encode_event
-from oncelog.server.lookups import describe_outcome
 
 _EVENT_ID: Final = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a17"
 _PARTITION_PARAMETER: Final = Parameter(
@@ -71,7 +70,8 @@ class EventsEndpoints:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
-        limit = self._service.page_sizes.to_parameter("Events of a page at most.")
+        service = self._service
+        limit = service.page_sizes.to_parameter("Events of a page at most.")
         resumed = last_event_id_schema("committed_id")
         return [
             Endpoint(
@@ -124,8 +124,8 @@ class EventsEndpoints:
                     ),
                     _PARTITION_PARAMETER,
                 ),
-                authorize=self._authorize_lookup,
-                handle=self._get_event,
+                authorize=self._authorize_read,
+                handle=lambda call: service.find_event(call["id"], call["partition"]),
                 responses={200: schema_response("EventOutcome", "What became of it.")},
                 errors=(404,),
             ),
@@ -212,28 +212,20 @@ class EventsEndpoints:
 
     def _authorize_read(self, call: Call) -> str:
         self._service.check_readable(call["partition"], call.principal)
-        self._service.check_epoch(call["epoch"])
         return ""
 
     async def _get_page(self, call: Call) -> bytes:
+        self._service.check_epoch(call["epoch"])
         sync = Sync(call["partition"], call["since"], call["limit"], call["epoch"], call["to"])
-        # Up to what the store has, not up to what has been broadcast here: whoever got an answer, from this server or
-        # from another, finds what it says.
+        # Up to the end of the store, not of the broadcasts here: a client that got an answer, from this server or from
+        # another, finds what it says.
         return b"".join(self._service.encode_page(sync, await self._service.load_page(sync, sync.upto)))
-
-    def _authorize_lookup(self, call: Call) -> str:
-        self._service.check_readable(call["partition"], call.principal)
-        return ""
-
-    async def _get_event(self, call: Call) -> Mapping[str, Any]:
-        log, native = self._service.log, self._service.native
-        outcome = await self._service.find_event(call["id"], call["partition"])
-        return await describe_outcome(log, outcome, "event", native.encode_event, with_proof=native.shows_actor)
 
     # --- follow
 
     async def _follow(self, call: Call) -> web.StreamResponse:
         service, principal, partitions = self._service, call.principal, call["partition"]
+        service.check_epoch(call["epoch"])
         since = call["since"] if call["Last-Event-ID"] is None else call["Last-Event-ID"]
         # Refuses a cursor ahead of the log before the stream begins.
         await service.load_page(Sync(partitions, since, limit=1), since)

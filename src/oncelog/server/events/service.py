@@ -4,8 +4,8 @@ The order is that of CO-18: shape (`decode`), authorization (here), and only the
 not write a partition gets the same answer for every id, and nothing is looked up for it (CO-22).
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -13,7 +13,6 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.tenants import Tenant, Tenants
 from oncelog.core.values import Committed, Replayed, Submission
 from oncelog.engine.log import Log
-from oncelog.engine.outcome import Outcome
 from oncelog.error_codes import FORBIDDEN, HISTORY_CHANGED, VALIDATION_FAILED
 from oncelog.errors import HistoryChangedError
 from oncelog.server.api_service import ApiService, new_rate
@@ -26,7 +25,7 @@ from oncelog.server.events.insieme_dialect import InsiemeDialect
 from oncelog.server.events.native_dialect import NATIVE, NativeDialect
 from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
 from oncelog.server.limits import ApiLimits
-from oncelog.server.lookups import unknown_error
+from oncelog.server.lookups import describe_outcome, unknown_error
 from oncelog.server.metrics import Counts
 from oncelog.storage.store import RecordViewPage
 
@@ -142,7 +141,7 @@ class EventsService(ApiService):
         except HistoryChangedError as error:
             raise self._history_error(str(error)) from error
 
-    async def find_event(self, key: bytes, partitions: Sequence[str]) -> Outcome:
+    async def find_event(self, key: bytes, partitions: Sequence[str]) -> Mapping[str, Any]:
         """Return what became of the event of that id in these partitions. Raises ApiError if they have no such event.
 
         An event of other partitions is answered like an unknown one. So is an event of a tenant with separate ids, if
@@ -151,7 +150,10 @@ class EventsService(ApiService):
         for scope in self._tenants.list_event_scopes(tuple(partitions)):
             outcome = await self.log.lookup(key, policy=EVENTS, scope=scope)
             if outcome.record is not None and not set(partitions).isdisjoint(outcome.record.partitions):
-                return outcome
+                native = self.native
+                return await describe_outcome(
+                    self.log, outcome, "event", native.encode_event, with_proof=native.shows_actor
+                )
         raise unknown_error("id")
 
     def encode_page(self, sync: Sync, page: RecordViewPage, dialect: Dialect | None = None) -> list[bytes]:

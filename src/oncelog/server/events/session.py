@@ -30,7 +30,7 @@ from oncelog.server.events.results import (
     select_submissions,
 )
 from oncelog.server.events.service import EventsService
-from oncelog.server.events.subscriber import Subscriber, SubscriptionMode
+from oncelog.server.events.subscriber import Subscriber
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.reply_queue import CloseReason, ReplyQueue
 from oncelog.server.send_queue import SessionTransport
@@ -38,8 +38,6 @@ from oncelog.server.websocket_frames import CloseCode
 from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 
 logger: Final = logging.getLogger("oncelog.doors")
-
-_CLOSE_CODES: Final = {error_codes.SERVER_ERROR: CloseCode.SERVER_ERROR}
 
 SubmitMessage = tuple[bytes, Submit]
 """`msg_id` and content of a `submit_events`, which is decoded at once."""
@@ -158,7 +156,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         payload = self.dialect.encode_connected(
             client_id, principal.actor, self.service.hub.position, self.service.log.epoch
         )
-        self._send_reply(b"connected", payload, message.msg_id)
+        self._send_reply(self._encode_frame(b"connected", payload, message.msg_id))
 
     async def _sync(self, message: Envelope) -> None:
         sync = self.dialect.decode_sync(message.payload)
@@ -229,11 +227,11 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     def fail_write(self, pending: _PendingSubmit, error: ApiError) -> None:
         """As the base says."""
         self._count_request(error.code)
-        error = _to_busy_error(error)
-        translated = self.dialect.translate_error(error)
-        pending.frame = self._encode_frame(b"error", encode_error(translated), pending.msg_id)
+        if error.code == error_codes.RATE_LIMITED:
+            # A rate of writes ends no connection: the client sends the request again, after a while (EV-8).
+            error = ApiError(error_codes.SERVER_BUSY, error.message, **error.details)
+        pending.frame, pending.close_reason = self._encode_error(error, pending.msg_id)
         pending.position = 0
-        pending.close_reason = _find_close_reason(error, translated)
         self.service.hub.settle_reply(pending)
         self._close_after_error(pending.close_reason)
 
@@ -242,20 +240,25 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     def _encode_frame(self, kind: bytes, payload: bytes, msg_id: bytes = b"") -> bytes:
         return self.dialect.encode_frame(kind, (payload,), self.service.clock.wall_ms(), msg_id)
 
-    def _send_reply(
-        self, kind: bytes, payload: bytes, msg_id: bytes = b"", close_reason: CloseReason | None = None
-    ) -> None:
-        self.replies.send(self._encode_frame(kind, payload, msg_id), close_reason)
+    def _encode_error(self, error: ApiError, msg_id: bytes = b"") -> tuple[bytes, CloseReason | None]:
+        """Encode an error in the dialect. Return also how it closes the connection, or None if it does not."""
+        translated = self.dialect.translate_error(error)
+        code, close_reason = translated.code, None
+        if not CLOSING_CODES.isdisjoint((error.code, code)):
+            close_reason = (CloseCode.SERVER_ERROR if code == error_codes.SERVER_ERROR else CloseCode.POLICY, code)
+        return self._encode_frame(b"error", encode_error(translated), msg_id), close_reason
+
+    def _send_reply(self, frame: bytes, close_reason: CloseReason | None = None) -> None:
+        self.replies.send(frame, close_reason)
         self.service.hub.schedule_flush(self.subscriber)
 
     def _send_error(self, error: ApiError, reply_to: bytes | None = None) -> None:
         if self._is_refusing:
             return
         self._count_request(error.code)
-        translated = self.dialect.translate_error(error)
-        closing = _find_close_reason(error, translated)
-        self._send_reply(b"error", encode_error(translated), reply_to or b"", closing)
-        self._close_after_error(closing)
+        frame, close_reason = self._encode_error(error, reply_to or b"")
+        self._send_reply(frame, close_reason)
+        self._close_after_error(close_reason)
 
     def _close_after_error(self, close_reason: CloseReason | None) -> None:
         """End the connection after an error that does so: when it is written, behind the replies before it."""
@@ -295,29 +298,23 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         """As the base says."""
         self._fail_now(to_api_error(error))
 
-    def _fail_now(self, error: ApiError) -> None:
+    def _fail_now(self, error: ApiError, close_reason: CloseReason | None = None) -> None:
         """End the connection with an error that waits for no reply: missing replies may never be due."""
         if self._is_closing:
             return
-        translated = self._enqueue_error(error)
-        self.close(*(_find_close_reason(error, translated) or (CloseCode.POLICY, translated.code)))
-
-    def _enqueue_error(self, error: ApiError) -> ApiError:
-        """Count an error, and put it behind the frames that are in the outbox. Return it in terms of the dialect."""
         self._count_request(error.code)
-        translated = self.dialect.translate_error(error)
-        self.send_queue.put(self._encode_frame(b"error", encode_error(translated)))
-        return translated
+        frame, own_reason = self._encode_error(error)
+        self.send_queue.put(frame)
+        self.close(*(close_reason or own_reason or (CloseCode.POLICY, self.dialect.translate_error(error).code)))
 
     def _close_untracked(self) -> None:
-        """Close a connection whose own events are not all known any more (`own_positions.RANGES_MAX`).
+        """Close a connection whose own events are not all known any more (`RANGES_MAX`).
 
         Its client waits for a result. The npm package `insieme` reconnects after the error; it ignores a close.
         """
         logger.warning("a sync cycle was left open for too long; the connection is closed", extra=self._describe())
         reason = "the sync cycle was left open for too long; sync again"
-        self._enqueue_error(ApiError(error_codes.SERVER_ERROR, reason))
-        self.close(CloseCode.POLICY, reason)
+        self._fail_now(ApiError(error_codes.SERVER_ERROR, reason), (CloseCode.POLICY, reason))
 
     def _stop_delivery(self) -> None:
         self.subscriber.stop()
@@ -329,26 +326,4 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self.replies.close()
 
     def _describe(self) -> Mapping[str, JsonValue]:
-        actor = None if self.principal is None else self.principal.actor
-        return {"address": self.address, "client_id": self.client_id, "actor": actor}
-
-    @property
-    def is_live(self) -> bool:
-        """Whether what others commit is broadcast to it."""
-        return self.subscriber.mode is SubscriptionMode.LIVE
-
-
-def _find_close_reason(error: ApiError, translated: ApiError) -> CloseReason | None:
-    """Return how an error closes the connection, by itself or in the words of its dialect; None if it does not."""
-    if error.code in CLOSING_CODES or translated.code in CLOSING_CODES:
-        return _CLOSE_CODES.get(translated.code, CloseCode.POLICY), translated.code
-    return None
-
-
-def _to_busy_error(error: ApiError) -> ApiError:
-    """A rate ends no connection: the client sends the request again on it, after a while (EV-8)."""
-    return (
-        ApiError(error_codes.SERVER_BUSY, error.message, **error.details)
-        if error.code == error_codes.RATE_LIMITED
-        else error
-    )
+        return {**super()._describe(), "client_id": self.client_id}

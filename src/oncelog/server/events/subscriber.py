@@ -10,13 +10,15 @@ A subscriber has a scope: the partitions of its last `sync`. It is in one of the
 
 `delivered` says up to where the reader has got everything in its scope. An event that it submitted is never broadcast
 to it, in any mode; its place in the order is that of its answer. The positions of these events are kept for the life of
-the connection, as far as there is room (`own_positions`). A reader that would have to catch up from before the
+the connection, as far as there is room (`OwnPositions`). A reader that would have to catch up from before the
 positions that were forgotten is closed: it can sync again on another connection, without a loss.
 """
 
 import asyncio
 import heapq
 import logging
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from enum import Enum
 from itertools import count
@@ -26,7 +28,6 @@ from msgspec import Struct
 
 from oncelog.server.events.dialect import Dialect, Sync
 from oncelog.server.events.hub import PendingReply, is_event
-from oncelog.server.events.own_positions import OwnPositions
 from oncelog.server.events.service import EventsService
 from oncelog.server.reply_queue import ReplyQueue
 from oncelog.server.send_queue import SendQueue
@@ -34,6 +35,8 @@ from oncelog.server.send_queue import SendQueue
 logger: Final = logging.getLogger("oncelog.doors")
 
 CATCH_UP_RECORDS: Final = 500
+RANGES_MAX: Final = 4096
+"""Ranges of consecutive positions that one connection keeps: 64 KiB. The lower half is forgotten beyond it."""
 
 
 class SubscriptionMode(Enum):
@@ -52,6 +55,46 @@ class _Cycle(Struct, frozen=True):
     partitions: tuple[str, ...]
     following: int
     upto: int
+
+
+class OwnPositions:
+    """Positions of the events that one connection submitted, so that they are not broadcast to it (EV-14).
+
+    Ranges of positions, in ascending order. Bounded: `known_after` is the highest position that was forgotten.
+    """
+
+    __slots__ = ("_firsts", "_lasts", "known_after")
+
+    def __init__(self) -> None:
+        self._firsts = array("q")
+        self._lasts = array("q")
+        self.known_after = 0
+
+    def add(self, position: int) -> None:
+        """Add a position. Most are higher than all before."""
+        last_positions = self._lasts
+        if not last_positions or position > last_positions[-1] + 1:
+            self._firsts.append(position)
+            last_positions.append(position)
+            if len(last_positions) > RANGES_MAX:
+                self._evict_half()
+        elif position == last_positions[-1] + 1:
+            last_positions[-1] = position
+        elif position > self.known_after and position not in self:
+            at = bisect_left(last_positions, position)
+            self._firsts.insert(at, position)
+            last_positions.insert(at, position)
+            if len(last_positions) > RANGES_MAX:
+                self._evict_half()
+
+    def __contains__(self, position: int) -> bool:
+        at = bisect_left(self._lasts, position)
+        return at < len(self._lasts) and self._firsts[at] <= position
+
+    def _evict_half(self) -> None:
+        half = len(self._lasts) // 2
+        self.known_after = self._lasts[half - 1]
+        del self._firsts[:half], self._lasts[:half]
 
 
 class Subscriber:
