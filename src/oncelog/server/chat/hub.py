@@ -8,6 +8,7 @@ removed or acknowledges. A broadcast is encoded once. Whoever sent a message has
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
@@ -47,23 +48,21 @@ class ChatReader(Protocol):
         """Tell the client of an error, and close the connection."""
 
 
+@dataclass(slots=True)
 class _User:
     """A connected user, with one device or several, and the chats of which the user is a member."""
 
-    __slots__ = ("chats", "is_loaded", "joining_count", "load_task", "pending_changes", "readers")
-
-    def __init__(self) -> None:
-        self.readers: set[ChatReader] = set()
-        """Those that have joined."""
-        self.joining_count = 0
-        """How many more are about to."""
-        self.chats: set[str] = set()
-        """All chats of the user, at most `live_chats_max`. A user with more is one of `ChatHub.lookups`: then these
-        are the chats that were looked up and used last."""
-        self.is_loaded = False
-        self.pending_changes: dict[str, bool] = {}
-        """What has changed while his chats are being loaded."""
-        self.load_task: asyncio.Task[None] | None = None
+    readers: set[ChatReader] = field(default_factory=set)
+    """Devices that have joined."""
+    joining_count: int = 0
+    """Devices that are about to join."""
+    chats: set[str] = field(default_factory=set)
+    """All chats of the user, at most `live_chats_max`. A user with more is one of `ChatHub.lookups`: then these
+    are the chats that were looked up and used last."""
+    is_loaded: bool = False
+    pending_changes: dict[str, bool] = field(default_factory=dict)
+    """Changes of memberships while the chats are being loaded."""
+    load_task: asyncio.Task[None] | None = None
 
 
 class _LaneListener:

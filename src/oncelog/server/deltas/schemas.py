@@ -47,27 +47,19 @@ Tables = Mapping[str, Mapping[str, Column]]
 
 
 class TableSchemas:
-    """Those of a file. Nothing is known before `reload`, and what is bad leaves what was there."""
+    """Schemas of a file. `reload` loads them."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._by_scope: Mapping[str, Tables] = {}
 
     def reload(self) -> None:
-        """Takes the file anew. Raises SettingsError for what is wrong with it, by name."""
-        self.use(self.load())
-
-    def load(self) -> Mapping[str, Tables]:
-        """What is in the file now, for `use`: whoever takes several files anew takes all of them or none."""
+        """Load the file. Raises SettingsError with the fault; then the schemas stay as they are."""
         try:
-            text = canonical_text(read_file(self._path, SCHEMAS_FILE_BYTES_MAX).data)  # no table can be there twice
+            text = canonical_text(read_file(self._path, SCHEMAS_FILE_BYTES_MAX).data)  # refuses repeated tables
         except (SettingsError, CanonicalError) as error:
             raise SettingsError(f"deltas_schemas: {error}") from error
-        return decode_schemas(text, f"deltas_schemas: {self._path}")
-
-    def use(self, tables: Mapping[str, Tables]) -> None:
-        """From now on these."""
-        self._by_scope = tables
+        self._by_scope = decode_schemas(text, f"deltas_schemas: {self._path}")
 
     def validate(self, submission: Submission) -> str | None:
         """As `Validate` says; writes of other policies pass."""

@@ -36,7 +36,6 @@ from oncelog.server.ledger.values import (
     Members,
     Write,
     WriteAnswer,
-    WriteError,
     WriteErrorCode,
     WriteSuccess,
     to_header_members,
@@ -177,10 +176,12 @@ def encode_answer(answer: WriteAnswer) -> bytes:
     """Encode the receipt of a write (LG-24). Raises ApiError for a write that was refused."""
     if isinstance(answer, WriteSuccess):
         return _encode_success(answer).encode()
-    members = _to_members(answer)
-    if answer.code is not WriteErrorCode.ALREADY_COMMITTED:
-        raise ApiError(answer.code.name.lower(), answer.message, number=answer.code.value, **members)
-    return orjson.dumps({**members, "already_committed": True})
+    members = answer.members
+    if answer.code is WriteErrorCode.ALREADY_COMMITTED:
+        return encode_members({**members, "already_committed": True})
+    if "current_value" in members:
+        members = {**members, "current_value": b64encode(members["current_value"]).decode()}
+    raise ApiError(answer.code.name.lower(), answer.message, number=answer.code.value, **members)
 
 
 def spell_code(error: ApiError) -> str:
@@ -216,21 +217,6 @@ def _encode_success(success: WriteSuccess) -> str:
 def _encode_header(block: Block) -> str:
     """Encode the header of a block. Cached: all transactions of a group commit share it."""
     return encode_members(to_header_members(block)).decode()
-
-
-def _to_members(error: WriteError) -> dict[str, Any]:
-    members: dict[str, Any] = {
-        "key": error.key or None,
-        "operation_index": error.operation_index,
-        "current_version": error.current_version,
-        "current_value": None if error.current_value is None else b64encode(error.current_value).decode(),
-        "committed_tx_id": error.tx_id,
-        "block_height": error.block_height,
-        "assigned_sequence": error.assigned_sequence,
-        "erased": error.erased or None,
-        "last_committed_sequence": error.last_committed_sequence,
-    }
-    return {name: value for name, value in members.items() if value is not None}
 
 
 def encode_members(members: Members) -> bytes:

@@ -11,7 +11,7 @@ from oncelog.ledger.operation_codec import decode_operation, encode_operation
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.ledger.codec import check_batch_operations, check_one_scope
 from oncelog.server.ledger.service import value_error
-from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError, WriteSuccess, to_header_members
+from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteSuccess, to_header_members
 
 # --- what comes in -----------------------------------------------------------------------------------
 
@@ -54,7 +54,8 @@ def encode_answer(write_answer: WriteAnswer) -> pb.WriteResponse:
     """Encode the answer to a write."""
     if isinstance(write_answer, WriteSuccess):
         return pb.WriteResponse(success=_encode_success(write_answer))
-    return pb.WriteResponse(error=_encode_error(write_answer))
+    code = f"WRITE_ERROR_CODE_{write_answer.code.name}"
+    return pb.WriteResponse(error=pb.WriteError(code=code, message=write_answer.message, **write_answer.members))
 
 
 def _encode_success(success: WriteSuccess) -> pb.WriteSuccess:
@@ -78,22 +79,6 @@ def _encode_success(success: WriteSuccess) -> pb.WriteSuccess:
 def _encode_cached_header(block: Block) -> pb.BlockHeader:
     """Encode the header of a block. Cached: messages copy it, and all transactions of a group commit share it."""
     return encode_header(block)
-
-
-def _encode_error(error: WriteError) -> pb.WriteError:
-    return pb.WriteError(
-        code=f"WRITE_ERROR_CODE_{error.code.name}",
-        message=error.message,
-        key=error.key,
-        current_version=error.current_version,
-        current_value=error.current_value,
-        operation_index=error.operation_index,
-        committed_tx_id=error.tx_id,
-        block_height=error.block_height,
-        assigned_sequence=error.assigned_sequence,
-        erased=error.erased,
-        last_committed_sequence=error.last_committed_sequence,
-    )
 
 
 def encode_header(block: Block) -> pb.BlockHeader:

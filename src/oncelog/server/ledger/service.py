@@ -23,7 +23,7 @@ from oncelog.server.api_service import ApiService, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, to_api_error
-from oncelog.server.ledger.values import Write, WriteAnswer, WriteError, WriteErrorCode, WriteSuccess
+from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError, WriteErrorCode, WriteSuccess
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
 
@@ -45,12 +45,7 @@ _ERROR_CODES: Final = {
     Reason.SEQUENCE_REUSED: WriteErrorCode.SEQUENCE_REUSED,
 }
 """Error code of the Ledger API for each reason of a refusal. Other reasons are errors of the call."""
-_SEQUENCE_REASONS: Final = (Reason.SEQUENCE_GAP, Reason.SEQUENCE_REUSED)
 _CONDITION_REASONS: Final = (Reason.KEY_EXISTS, Reason.KEY_NOT_FOUND, Reason.VERSION_MISMATCH, Reason.VALUE_MISMATCH)
-_MESSAGES: Final = {
-    Reason.IDENTITY_REUSED: "the idempotency key was used for other operations; nothing was written",
-}
-_CONDITION_FAILED: Final = "a condition is not met; how the entity stands may not be read"
 _FIELD_NAMES: Final = {
     "client_sequence": "sequence",
     "key": "idempotency_key",
@@ -207,39 +202,39 @@ class LedgerService(ApiService):
                 self.counts.ledger_writes[FROM_MEMORY] += 1
                 return success
         self.counts.ledger_writes[FROM_STORE] += 1
-        message = "this transaction has been committed before; nothing was written"
         if receipt is None:
             message = "this sequence was committed before; its record is gone, and nothing was written"
-        return WriteError(
-            code=WriteErrorCode.ALREADY_COMMITTED,
-            message=message,
-            tx_id=None if receipt is None else format_tx_id(receipt.lane, receipt.position),
-            block_height=None if receipt is None else receipt.height,
-            assigned_sequence=submission.client_sequence if receipt is None else receipt.client_sequence,
-            erased=erased,
-        )
+            members: Members = {"assigned_sequence": submission.client_sequence}
+        else:
+            message = "this transaction has been committed before; nothing was written"
+            members = {
+                "committed_tx_id": format_tx_id(receipt.lane, receipt.position),
+                "block_height": receipt.height,
+                "assigned_sequence": receipt.client_sequence,
+            }
+        return WriteError(WriteErrorCode.ALREADY_COMMITTED, message, {**members, "erased": True} if erased else members)
 
     def _to_refusal(self, refusal: Refused, *, may_read: bool) -> WriteError:
         """Return the answer to a refused write. Without the right to read it does not show the entity."""
-        reason = refusal.reason
+        reason, message = refusal.reason, refusal.message
         code = _ERROR_CODES.get(reason)
         if code is None:
             if reason in RETRYABLE_CODES:
                 raise retryable_error(refusal)
             raise field_error(_FIELD_NAMES.get(refusal.field, refusal.field), refusal.message)
         self.counts.ledger_writes[code.name.lower()] += 1
-        exists = reason in _CONDITION_REASONS and refusal.value is not None and may_read
-        return WriteError(
-            code=code,
-            message=_MESSAGES.get(reason, refusal.message)
-            if may_read or reason not in _CONDITION_REASONS
-            else _CONDITION_FAILED,
-            key=refusal.field if reason in _CONDITION_REASONS else "",
-            current_version=refusal.current if exists else None,
-            current_value=refusal.value if exists else None,
-            operation_index=refusal.index if reason in _CONDITION_REASONS else None,
-            last_committed_sequence=refusal.current if reason in _SEQUENCE_REASONS else None,
-        )
+        members: Members = {}
+        if reason in _CONDITION_REASONS:
+            members = {"key": refusal.field, "operation_index": refusal.index}
+            if not may_read:
+                message = "a condition is not met; how the entity stands may not be read"
+            elif refusal.value is not None:
+                members |= {"current_version": refusal.current, "current_value": refusal.value}
+        elif reason is Reason.IDENTITY_REUSED:
+            message = "the idempotency key was used for other operations; nothing was written"
+        else:
+            members = {"last_committed_sequence": refusal.current}
+        return WriteError(code, message, members)
 
     def get_page_size(self, requested: int) -> int:
         """Return the size of a page; 0 requests the default."""

@@ -47,22 +47,13 @@ class WriteErrorCode(IntEnum):
     SEQUENCE_REUSED = 8
 
 
-class WriteError(Struct, frozen=True, gc=False, kw_only=True):
+class WriteError(Struct, frozen=True, gc=False):
     """The answer to a write that was not committed now. The call itself succeeds."""
 
     code: WriteErrorCode
     message: str
-    key: str = ""
-    """The entity of a failed condition. Its version and value follow if it exists."""
-    current_version: int | None = None
-    current_value: bytes | None = None
-    operation_index: int | None = None
-    tx_id: str | None = None
-    """Id of a transaction that was ALREADY_COMMITTED, unless it has been forgotten."""
-    block_height: int | None = None
-    assigned_sequence: int | None = None
-    erased: bool = False
-    last_committed_sequence: int | None = None
+    members: Members
+    """Details, by their names in JSON and in gRPC messages."""
 
 
 WriteAnswer = WriteSuccess | WriteError
