@@ -12,7 +12,8 @@ import msgspec
 from client.chat.model_chats import ModelConnection, ModelServer
 from oncelog.client.chat.chat_state import ChangeSet
 from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.protocol import ChatPhase, ChatProtocol
+from oncelog.client.chat.protocol import ChatProtocol
+from oncelog.client.chat.sender import ChatPhase, Work
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import HistoryChange, ListedChat, Message, OutboxMessage, Outcome, Refused, Sent
 from oncelog.errors import LostError, ServerRefusedError
@@ -213,9 +214,14 @@ class Device:
     @property
     def is_settled(self) -> bool:
         is_live = self.protocol.phase is ChatPhase.READY and self.protocol.is_live and not self.protocol.wants_list
-        is_said = not self.out and not self.protocol._acknowledger.due_ms
+        is_said = not self.out and not self.protocol._due_ms[Work.ACK]
         is_quiet = is_said and self.connection is not None and not self.connection.out
-        return is_live and is_quiet and not self.protocol.outbox_count and not self.protocol.has_changes
+        return (
+            is_live
+            and is_quiet
+            and not any(chat.queue for chat in self.protocol.chats.values())
+            and not self.protocol.changes
+        )
 
     def settle(self) -> None:
         """Run without faults until the device is idle."""

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from client.chat.protocol_driver import EPOCH, ME, Talk, at, entry, message
 from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.protocol import ChatPhase
+from oncelog.client.chat.sender import ChatPhase
 from oncelog.client.chat.values import (
     EXPIRED,
     Arrived,
@@ -418,7 +418,7 @@ def test_changed_epoch_resets_the_chats() -> None:
     assert changes.updates[0] == HistoryChange("e0", EPOCH)
     assert changes.chats["tea"] == ("tea", True, 0, 0, 0)
     assert talk.said()[0]["last_acked_sequence"] == 0
-    assert talk.protocol.outbox_count == 1
+    assert len(talk.chat().queue) == 1
 
 
 def test_store_of_another_user_is_refused() -> None:

@@ -239,7 +239,7 @@ async def test_socket_is_not_read_while_the_store_is_slow() -> None:
 
         store.save = held
         wire.sockets[0].live(*range(1, 50))
-        await until(lambda: ann._runtime.protocol.message_count > 2)
+        await until(lambda: ann._runtime.protocol.changes.messages[2:])
         for _ in range(20):
             await asyncio.sleep(0)
         assert wire.sockets[0].frames.qsize() > 40

@@ -18,13 +18,20 @@ from oncelog.client.chat.values import HistoryChange, Member, Message, OutboxMes
 from oncelog.errors import ProtocolError
 
 
+class QueuedMessage(Struct):
+    """A message in the outbox."""
+
+    entry: OutboxMessage
+    attempts: int = 0
+    """How often it was sent without an answer."""
+
+
 class ChatState:
     """Mutable; the protocol alone changes it."""
 
     __slots__ = (
-        "acked_to", "ahead", "asked_heard_to", "attempts", "chat_id", "complete_to", "entries", "fetched_to",
-        "generation", "heard_to", "in_flight", "is_catching_up", "is_member", "is_synced", "received_to", "role",
-        "sync_id",
+        "acked_to", "ahead", "asked_heard_to", "chat_id", "complete_to", "fetched_to", "generation", "heard_to",
+        "in_flight", "is_catching_up", "is_member", "is_synced", "queue", "received_to", "role", "sync_id",
     )  # fmt: skip
 
     def __init__(
@@ -50,12 +57,10 @@ class ChatState:
         """The server has been told so, by this device or another one."""
         self.ahead: set[int] = set()
         """What has arrived beyond `complete_to`, over this connection."""
-        self.entries: dict[str, OutboxMessage] = {}
-        """The outbox, in its order."""
-        self.attempts: dict[str, int] = {}
-        """How often each was sent without an answer."""
-        self.in_flight: dict[str, str] = {}
-        """What is under way: the request of each."""
+        self.queue: dict[str, QueuedMessage] = {}
+        """Messages in the outbox, by id, in their order."""
+        self.in_flight: set[str] = set()
+        """Ids of messages that were sent and not answered."""
         self.is_synced = False
         """Whether a catch-up has come to its end over this connection. Nothing is sent before."""
         self.is_catching_up = True
@@ -82,6 +87,11 @@ class ChatState:
     def is_gapped(self) -> bool:
         """Something is missing before what we have heard of."""
         return self.is_synced and self.is_member and self.heard_to > self.complete_to
+
+    @property
+    def has_unacknowledged(self) -> bool:
+        """Whether the application has received messages that are to be acknowledged to the server."""
+        return self.is_member and self.received_to > self.acked_to
 
     def add_message(self, message: Message, ahead_max: int) -> bool:
         """A message that came by itself. False if it need not be kept: it was there, or comes again."""
@@ -123,15 +133,6 @@ class ChatState:
             self.complete_to += 1
             self.ahead.discard(self.complete_to)
         self.fetched_to = self.complete_to
-
-    def find_next_entry(self) -> OutboxMessage | None:
-        """The next one of the outbox that is not under way."""
-        return next((entry for id_, entry in self.entries.items() if id_ not in self.in_flight), None)
-
-    def take_entry(self, client_message_id: str) -> tuple[OutboxMessage | None, int]:
-        """Out of the outbox: the entry, and how often it was sent without an answer. None if it is not there."""
-        self.in_flight.pop(client_message_id, None)
-        return self.entries.pop(client_message_id, None), self.attempts.pop(client_message_id, 0)
 
 
 ChatRow = tuple[str, bool, int, int, int]

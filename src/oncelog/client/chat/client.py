@@ -285,7 +285,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
                 last_sequence=max(chat.heard_to, chat.complete_to),
                 complete_to=shown[chat.chat_id].complete_to if chat.chat_id in shown else 0,
                 received_to=chat.received_to,
-                pending=len(chat.entries),
+                pending=len(chat.queue),
             )
             for chat in self._runtime.protocol.chats.values()
             if chat.is_member or chat.complete_to
@@ -386,13 +386,13 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
             refused=counts[1],
             epoch=protocol.epoch,
             history_change=runtime.history_change,
-            last_error=self._outbox.last_error or connector.last_error or protocol.block_reason,
+            last_error=self._outbox.last_error or connector.last_error or protocol.blocked_writes.last_error,
         )
 
     def _is_live(self) -> bool:
         """Whether everything that the server had is in the file."""
         protocol = self._runtime.protocol
-        return protocol.is_live and not protocol.has_changes and not self._outbox.is_busy
+        return protocol.is_live and not protocol.changes and not self._outbox.is_busy
 
     def reconnect_now(self) -> None:
         """Ends the pause before the next attempt: the application knows that the network is back."""

@@ -164,3 +164,17 @@ def encode_sync(chat_id: str, after: int, limit: int, epoch: str, request_id: st
 def encode_ack(chat_id: str, sequence: int, request_id: str) -> bytes:
     """What the application has received."""
     return orjson.dumps({"type": "ack", "request_id": request_id, "chat_id": chat_id, "last_acked_sequence": sequence})
+
+
+def to_own_message(entry: OutboxMessage, ack: SendAck, user_id: str) -> Message:
+    """Return an own message as other members receive it."""
+    return Message(
+        message_id=ack.message_id,
+        chat_id=entry.chat_id,
+        sequence=ack.sequence,
+        sender_id=user_id,
+        client_message_id=entry.client_message_id,
+        content=None if ack.erased else entry.content,
+        created_at=ack.created_at,
+        content_type=None if ack.erased else entry.content_type,
+    )

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from oncelog.client.chat.outbox import Outbox
-from oncelog.client.chat.protocol import WRONG_USER, ChatPhase, ChatProtocol
+from oncelog.client.chat.protocol import WRONG_USER, ChatProtocol
 from oncelog.client.chat.runtime import ChatRuntime, now_ms
+from oncelog.client.chat.sender import ChatPhase
 from oncelog.client.chat.values import ListedChat
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.connector import ACCESS_DENIED_CODES, BaseConnector, ConnectionPart

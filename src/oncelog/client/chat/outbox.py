@@ -131,7 +131,7 @@ class Outbox(BaseOutbox[OutboxMessage, Pending, ChangeSet]):
 
     async def wait_for_capacity(self) -> None:
         """Wait while too many messages wait to be saved."""
-        while self._runtime.last_protocol.message_count > self._runtime.limits.frames_max:
+        while len(self._runtime.last_protocol.changes.messages) > self._runtime.limits.frames_max:
             self._capacity_event.clear()
             self.wake()
             await self._capacity_event.wait()

@@ -1,107 +1,254 @@
-"""What of the outbox is sent, and when: those of one chat in their order, and not before a server wants to be asked."""
+"""Requests of a chat client, and when they are sent: syncs, messages and acknowledgements. The protocol is built on it.
+
+Messages of one chat are sent in their order, and not before a sync has come to its end. A few chats are synced at a
+time. Acknowledgements gather for a moment, and are repeated if the server may not have received them.
+"""
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from enum import Enum
 from operator import itemgetter
 from typing import Final
 
 from oncelog.client.chat import codec
-from oncelog.client.chat.chat_state import ChatState
+from oncelog.client.chat.chat_state import ChangeSet, ChatState
 from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.values import EXPIRED, Message, OutboxMessage, Outcome, Refused
+from oncelog.client.chat.values import EXPIRED, Outcome, Progress, Refused, SettledMessage
 from oncelog.client.runtime.backoff import iterate_pauses_s
 from oncelog.client.runtime.blocked_writes import BlockedWrites
+from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 
 logger: Final = logging.getLogger("oncelog.client.chat")
 
-SettleMessage = Callable[[ChatState, str, Outcome], None]
+
+class ChatPhase(Enum):
+    """Of a connection."""
+
+    NONE = "none"
+    CONNECTING = "connecting"
+    LISTING = "listing"
+    READY = "ready"
 
 
-class MessageSender:
-    """Of one client, over one connection after the other."""
+class Work(Enum):
+    """What can be due at a time."""
 
-    def __init__(self, limits: ChatLimits, random_source: random.Random, settle: SettleMessage) -> None:
-        self.requests: dict[str, ChatState] = {}
-        """What is under way."""
-        self.due_ms: dict[str, int] = {}
-        """Chats in which nothing is sent before a time."""
+    SYNC = "sync"
+    SEND = "send"
+    ACK = "ack"
+    LIST = "list"
+
+
+class ChatSender:
+    """State of one client, and the frames that it sends over one connection after the other."""
+
+    def __init__(
+        self,
+        device_id: str,
+        user_id: str,
+        epoch: str,
+        chats: Iterable[ChatState],
+        limits: ChatLimits,
+        random_source: random.Random,
+    ) -> None:
+        self.phase = ChatPhase.NONE
+        self.user_id = user_id
+        """The user, as the server has said; empty before the first connection."""
+        self.epoch = epoch
+        self.chats = {chat.chat_id: chat for chat in chats}
+        self.outgoing: list[bytes] = []
+        """Frames to be sent, in order. The caller that sends them empties the list."""
+        self.wants_list = False
+        """Whether the list of chats is to be requested over HTTP."""
+        self.reconnect_ms = 0
+        """Pause that a server asks for before it closes the connection."""
+        self.changes = ChangeSet()
+        """Changes to save and report."""
         self.blocked_writes = BlockedWrites(logger)
-        """By chat: others go on."""
+        """Messages that the server refuses for now, by chat: other chats go on."""
+        self._device_id = device_id
         self._limits = limits
         self._random = random_source
-        self._settle = settle
+        self._wall_ahead_ms = 0
+        self._syncs: dict[str, ChatState] = {}
+        """Chats of syncs without an answer, by the ids of the requests."""
+        self._sends: dict[str, tuple[ChatState, str]] = {}
+        """Chats and ids of messages without an answer, by the ids of the requests."""
+        self._due_ms: dict[Work, dict[str, int]] = {work: {} for work in Work}
+        """When work is due, by chat. Nothing is sent to a chat before its SEND is due."""
+        self._sync_queue: dict[str, None] = {}
+        self._last_ack_id = ""
+        """The server answers an acknowledgement only to refuse it; the id of the last one is enough."""
+        self.answer_count = 0
+        """How many awaited answers have arrived: while it stands still and `is_waiting`, the server is silent."""
+        self._heard_since_list: set[str] = set()
+        """Chats in which something has happened that the list may not contain."""
+        self._acked_since_list: set[str] = set()
+        """Chats with acknowledgements that the list may not contain."""
         self._pauses: dict[str, Iterator[float]] = {}
+        self._last_request_number = 0
 
-    def disconnect(self) -> None:
-        """The connection is gone."""
-        self.requests.clear()
-        self.due_ms.clear()
+    # --- the connection
 
-    def take_frames(self, chat: ChatState, wall_ms: int, next_id: Callable[[], str]) -> list[bytes]:
-        """The frames that may be sent now. Nothing is before a catch-up has come to its end."""
-        frames: list[bytes] = []
-        if not chat.is_synced or chat.chat_id in self.due_ms:
-            return frames
+    def connect(self, token: str | None, wall_ahead_ms: int) -> None:
+        """Begin a connection. The wall clock is `wall_ahead_ms` ahead of the clock of the other methods."""
+        self.disconnect()
+        self.phase = ChatPhase.CONNECTING
+        self._wall_ahead_ms = wall_ahead_ms
+        self.outgoing.append(codec.encode_connect(token, self._device_id))
+
+    def disconnect(self, close_code: int | None = None) -> None:
+        """End the connection. Unanswered messages are sent again over the next one, under the same ids.
+
+        A message that is too large for the server is refused.
+        """
+        if close_code == CLOSE_TOO_LARGE:
+            self._refuse_largest()
+        self.phase = ChatPhase.NONE
+        self.wants_list = False
+        self.reconnect_ms = 0
+        self._last_ack_id = ""
+        for chat in self.chats.values():
+            chat.disconnect()
+        self.outgoing.clear()
+        self._heard_since_list.clear()
+        self._syncs.clear()
+        self._sends.clear()
+        self._sync_queue.clear()
+        for times in self._due_ms.values():
+            times.clear()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the server owes an answer."""
+        return self.phase is ChatPhase.CONNECTING or bool(self._syncs or self._sends)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether everything that the client has heard of has arrived."""
+        is_syncing = self._syncs or self._sync_queue or self._due_ms[Work.SYNC]
+        return self.phase is ChatPhase.READY and not is_syncing
+
+    # --- time
+
+    @property
+    def next_at_ms(self) -> int | None:
+        """When `tick` is to be called; None for never."""
+        if self.phase is not ChatPhase.READY:
+            return None
+        return min((at_ms for times in self._due_ms.values() for at_ms in times.values()), default=None)
+
+    def tick(self, now_ms: int) -> None:
+        """Do the work that is due."""
+        if self.phase is not ChatPhase.READY:
+            return
+        for work in Work:
+            for chat_id in self._take_due(work, now_ms):
+                match work:
+                    case Work.SYNC:
+                        self._schedule_sync(chat_id)
+                    case Work.SEND:
+                        self._send_messages(self.chats[chat_id], now_ms)
+                    case Work.ACK:
+                        self._send_ack(self.chats[chat_id])
+                    case Work.LIST:
+                        self._schedule_list(now_ms)
+                        self.wants_list = True
+            self._send_syncs()
+
+    def flush(self) -> None:
+        """Send the acknowledgements that wait: the client is being closed."""
+        for chat_id in self._take_due(Work.ACK, None):
+            self._send_ack(self.chats[chat_id])
+
+    def _take_due(self, work: Work, now_ms: int | None) -> list[str]:
+        """Remove the times that have come, or all times without a clock; return their chats."""
+        times = self._due_ms[work]
+        due = [chat_id for chat_id, at_ms in times.items() if now_ms is None or at_ms <= now_ms]
+        for chat_id in due:
+            del times[chat_id]
+        return due
+
+    def _schedule_list(self, now_ms: int) -> None:
+        self._due_ms[Work.LIST][""] = now_ms + self._limits.check_ms
+
+    # --- syncs
+
+    def _schedule_sync(self, chat_id: str) -> None:
+        self._sync_queue[chat_id] = None
+
+    def _check_gap(self, chat: ChatState, now_ms: int) -> None:
+        """Schedule a sync if something before the newest message is missing. It has a moment to arrive by itself."""
+        if chat.is_synced and not chat.is_gapped:
+            self._due_ms[Work.SYNC].pop(chat.chat_id, None)
+        elif chat.sync_id is None and chat.chat_id not in self._sync_queue:
+            # Also of a chat that is new here, or whose membership is.
+            self._due_ms[Work.SYNC].setdefault(chat.chat_id, now_ms + self._limits.gap_wait_ms)
+
+    def _send_syncs(self) -> None:
+        while self.phase is ChatPhase.READY and self._sync_queue and len(self._syncs) < self._limits.syncs_max:
+            chat = self.chats[next(iter(self._sync_queue))]
+            del self._sync_queue[chat.chat_id]
+            self._due_ms[Work.SYNC].pop(chat.chat_id, None)
+            if chat.sync_id is None:
+                request_id = self._next_id()
+                chat.start_sync(request_id)
+                self._syncs[request_id] = chat
+                limit = self._limits.page_messages
+                self.outgoing.append(codec.encode_sync(chat.chat_id, chat.fetched_to, limit, self.epoch, request_id))
+
+    # --- messages
+
+    def _send_messages(self, chat: ChatState, now_ms: int) -> None:
+        if self.phase is not ChatPhase.READY or not chat.is_synced or chat.chat_id in self._due_ms[Work.SEND]:
+            return
         while len(chat.in_flight) < self._limits.in_flight_max:
-            entry = chat.find_next_entry()
-            if entry is None:
+            name = next((name for name in chat.queue if name not in chat.in_flight), None)
+            if name is None:
                 break
-            name = entry.client_message_id
-            if wall_ms - entry.accepted_at_ms >= self._limits.remembered_ms:
-                # The catch-up has not found it, so it is not there. Whether it is still to be sent others must say.
+            queued = chat.queue[name]
+            if now_ms + self._wall_ahead_ms - queued.entry.accepted_at_ms >= self._limits.remembered_ms:
+                # The sync has not found it, so it is not there. Only the application can decide whether it is sent.
                 reason = "it has been in the outbox for longer than a server remembers its id (remembered_ms)"
-                self._settle(chat, name, Refused(EXPIRED, reason, chat.attempts.get(name, 0) > 0))
+                self._refuse(chat, name, EXPIRED, reason)
                 continue
-            request_id = next_id()
-            chat.in_flight[name] = request_id
-            chat.attempts[name] = chat.attempts.get(name, 0) + 1
-            self.requests[request_id] = chat
-            frames.append(codec.encode_send(entry, request_id))
-        return frames
+            request_id = self._next_id()
+            chat.in_flight.add(name)
+            queued.attempts += 1
+            self._sends[request_id] = (chat, name)
+            self.outgoing.append(codec.encode_send(queued.entry, request_id))
 
-    def finish_request(self, request_id: str) -> ChatState | None:
-        """An answer has come. None if nobody waits for it."""
-        chat = self.requests.pop(request_id, None)
-        if chat is not None:
-            self._pauses.pop(chat.chat_id, None)
-        return chat
+    def _handle_refusal(self, request_id: str, error: codec.ServerError, now_ms: int) -> None:
+        """Send a message again later, or refuse it."""
+        chat, name = self._sends.pop(request_id)
+        if name in chat.in_flight:  # else it has arrived by another way meanwhile
+            self._withdraw_attempt(chat, name)
+            if error.code in codec.TRANSIENT:
+                self._due_ms[Work.SEND][chat.chat_id] = now_ms + self._next_pause_ms(chat, error.retry_after_ms)
+                self.blocked_writes.block(error.code, error.message, chat.chat_id)
+            else:
+                self._refuse(chat, name, error.code, error.message)
+        self._send_messages(chat, now_ms)
 
-    def handle_refusal(self, request_id: str, error: codec.ServerError, now_ms: int) -> ChatState:
-        """The server says no, for now or for good."""
-        chat = self.requests.pop(request_id)
-        name = next((message_id for message_id, request in chat.in_flight.items() if request == request_id), None)
-        if name is None:
-            return chat  # it has come by another way meanwhile
-        del chat.in_flight[name]
-        chat.attempts[name] -= 1  # this one is answered
-        if error.code in codec.TRANSIENT:
-            self.due_ms[chat.chat_id] = now_ms + self.next_pause_ms(chat, error.retry_after_ms)
-            self.blocked_writes.block(error.code, error.message, chat.chat_id)
-        else:
-            self._settle(chat, name, Refused(error.code, error.message, was_tried=chat.attempts[name] > 0))
-        return chat
-
-    def refuse_largest(self) -> None:
+    def _refuse_largest(self) -> None:
         """Refuse the largest message in flight: the server has closed the connection since a frame is too large.
 
         The server does not name the frame. No other message in flight can be too large if the largest is not.
         """
         in_flight = [
-            (len(codec.encode_send(chat.entries[name], request_id)), name, chat)
-            for chat in set(self.requests.values())
-            for name, request_id in chat.in_flight.items()
-            if name in chat.entries
+            (len(codec.encode_send(chat.queue[name].entry, request_id)), chat, name)
+            for request_id, (chat, name) in self._sends.items()
+            if name in chat.in_flight
         ]
         if in_flight:
-            _, name, chat = max(in_flight, key=itemgetter(0))
-            del chat.in_flight[name]
-            chat.attempts[name] -= 1
+            _, chat, name = max(in_flight, key=itemgetter(0))
+            self._withdraw_attempt(chat, name)
             reason = "the server takes no frame as large as this (limits.frame_bytes_max)"
-            self._settle(chat, name, Refused(codec.TOO_LARGE, reason, was_tried=chat.attempts[name] > 0))
+            self._refuse(chat, name, codec.TOO_LARGE, reason)
 
-    def next_pause_ms(self, chat: ChatState, least_ms: int) -> int:
-        """Longer each time, not all alike, and not less than the server asks for."""
+    def _next_pause_ms(self, chat: ChatState, least_ms: int) -> int:
+        """Return a pause that grows, is random, and is not shorter than the server asks for."""
         limits = self._limits
         pauses = self._pauses.setdefault(
             chat.chat_id, iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
@@ -109,16 +256,36 @@ class MessageSender:
         retry_after_ms = min(least_ms, limits.retry_after_ms_max) * self._random.uniform(1, 1.2)
         return round(max(1000 * next(pauses), retry_after_ms)) + 1
 
+    @staticmethod
+    def _withdraw_attempt(chat: ChatState, name: str) -> None:
+        """The server has answered a message, and has not committed it."""
+        chat.in_flight.remove(name)
+        chat.queue[name].attempts -= 1
 
-def to_own_message(entry: OutboxMessage, ack: codec.SendAck, user_id: str) -> Message:
-    """An own message, as all others get it."""
-    return Message(
-        message_id=ack.message_id,
-        chat_id=entry.chat_id,
-        sequence=ack.sequence,
-        sender_id=user_id,
-        client_message_id=entry.client_message_id,
-        content=None if ack.erased else entry.content,
-        created_at=ack.created_at,
-        content_type=None if ack.erased else entry.content_type,
-    )
+    def _refuse(self, chat: ChatState, name: str, code: str, message: str) -> None:
+        self._settle(chat, name, Refused(code, message, was_tried=chat.queue[name].attempts > 0))
+
+    def _settle(self, chat: ChatState, name: str, outcome: Outcome) -> None:
+        chat.in_flight.discard(name)
+        queued = chat.queue.pop(name, None)
+        if queued is not None:
+            self.blocked_writes.unblock(chat.chat_id)
+            self.changes.settled.append(SettledMessage(queued.entry, outcome))
+            self.changes.updates.append(Progress(chat.chat_id, name, outcome))
+
+    # --- acknowledgements
+
+    def _schedule_ack(self, chat: ChatState, now_ms: int) -> None:
+        if self.phase is ChatPhase.READY and chat.has_unacknowledged:
+            self._due_ms[Work.ACK].setdefault(chat.chat_id, now_ms + self._limits.ack_wait_ms)
+
+    def _send_ack(self, chat: ChatState) -> None:
+        if self.phase is ChatPhase.READY and chat.has_unacknowledged:
+            chat.acked_to = chat.received_to
+            self._acked_since_list.add(chat.chat_id)
+            self._last_ack_id = self._next_id()
+            self.outgoing.append(codec.encode_ack(chat.chat_id, chat.acked_to, self._last_ack_id))
+
+    def _next_id(self) -> str:
+        self._last_request_number += 1
+        return str(self._last_request_number)
