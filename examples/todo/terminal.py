@@ -20,8 +20,18 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 import model
-from oncelog.client import Client, ClientLimits, Committed, ConnectionState, Pending, RefusedEvent, Status
-from oncelog.client.runtime.websocket import Socket, WebSocketTransport, normalize_url
+from oncelog.client import (
+    Client,
+    ClientLimits,
+    Committed,
+    ConnectionState,
+    Pending,
+    RefusedEvent,
+    Socket,
+    Status,
+    WebSocketTransport,
+)
+from oncelog.client.runtime.websocket import normalize_url
 from oncelog.errors import LostError, OncelogError
 
 URL: Final = "http://127.0.0.1:7171"

@@ -15,13 +15,14 @@ from oncelog.client.events.values import (
     Status,
 )
 from oncelog.client.runtime.status import ConnectionState
-from oncelog.client.runtime.websocket import Socket, Transport, WebSocketTransport
+from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from oncelog.client.events.blocking import BlockingClient, BlockingPending
     from oncelog.client.events.client import Client
     from oncelog.client.events.outbox import Draft, Pending
+    from oncelog.client.runtime.http import WebSocketTransport
 
 _LATER: Final = {
     "BlockingClient": "oncelog.client.events.blocking",
@@ -29,6 +30,7 @@ _LATER: Final = {
     "Client": "oncelog.client.events.client",
     "Draft": "oncelog.client.events.outbox",
     "Pending": "oncelog.client.events.outbox",
+    "WebSocketTransport": "oncelog.client.runtime.http",
 }
 """What a command that only speaks to a server does not need at its start: threads, SQLite, a client's store."""
 

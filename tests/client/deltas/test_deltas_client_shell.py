@@ -146,7 +146,7 @@ async def test_temporarily_unwritable_store_delays_sync(monkeypatch: pytest.Monk
             return function(self, *given)
 
         monkeypatch.setattr(DeltasStore, name, failing)
-    monkeypatch.setattr("oncelog.client.runtime.retry_task.STORE_PAUSE", RetryPause())
+    monkeypatch.setattr("oncelog.client.runtime.backoff.STORE_PAUSE", RetryPause())
     async with client_of(NOWHERE, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())

@@ -16,7 +16,7 @@ from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, turns, until
 from oncelog.client import Client, Committed, ConnectionState, Event, HistoryChange, Outcome
 from oncelog.client.events import protocol as protocols
-from oncelog.client.runtime.websocket import WebSocketTransport
+from oncelog.client.runtime.http import WebSocketTransport
 from oncelog.errors import (
     ClosedError,
     ProtocolError,

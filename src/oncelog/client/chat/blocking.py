@@ -16,7 +16,7 @@ from uuid import UUID
 
 from oncelog.blocking_base import BlockingObject
 from oncelog.client.chat.client import LINES_DEFAULT, ChatClient
-from oncelog.client.chat.connector import ChatTransport
+from oncelog.client.chat.http_client import ChatTransport
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.outbox import Pending
 from oncelog.client.chat.values import (
@@ -31,7 +31,7 @@ from oncelog.client.chat.values import (
     Update,
 )
 from oncelog.client.runtime.blocking_base import BlockingBaseClient
-from oncelog.client.runtime.tokens import Token
+from oncelog.client.runtime.options import Token
 from oncelog.deprecation import alias_method
 from oncelog.portal import Portal
 

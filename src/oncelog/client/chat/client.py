@@ -21,36 +21,33 @@ from contextlib import suppress
 from typing import Final
 from uuid import UUID, uuid4
 
-from oncelog.client.chat.codec import PATH
-from oncelog.client.chat.connector import ChatConnector, ChatTransport
-from oncelog.client.chat.delivery_counts import DeliveryCounts
-from oncelog.client.chat.http_calls import ChatHttpCalls
+from oncelog.client.chat.connector import ChatConnector
+from oncelog.client.chat.delivery import DeliveryCounts, get_mark
+from oncelog.client.chat.http_client import ChatHttpClient, ChatTransport
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.message_stream import MessageStream
 from oncelog.client.chat.outbox import Outbox, Pending, check_chat_id, prepare
 from oncelog.client.chat.protocol import ChatProtocol
-from oncelog.client.chat.runtime import ChatRuntime, now_ms
+from oncelog.client.chat.runtime import ChatRuntime, StoredProgress, now_ms
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.chat.timeline import to_line, to_pending_line, to_refused_line
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
     ChatDetails,
     ChatSummary,
     Line,
-    ListedChat,
+    Mark,
     Message,
     OutboxMessage,
+    Refused,
     RefusedMessage,
     Status,
     Update,
 )
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import BaseClient
-from oncelog.client.runtime.http import HttpClient
-from oncelog.client.runtime.options import check_client_id, check_limits, check_path
+from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.client.runtime.status import ConnectionState
-from oncelog.client.runtime.tokens import Token, check_token
-from oncelog.client.runtime.websocket import Socket, normalize_url
+from oncelog.client.runtime.websocket import normalize_url
 from oncelog.errors import (
     CanonicalError,
     ClientError,
@@ -59,26 +56,6 @@ from oncelog.errors import (
 
 SEQUENCE_MAX: Final = 2**53 - 1
 LINES_DEFAULT: Final = 50
-
-
-class HttpChatTransport:
-    """By aiohttp: a WebSocket for messages, and requests over HTTP for all else."""
-
-    def __init__(self, http: HttpClient) -> None:
-        self._http = http
-        self._calls = ChatHttpCalls(http)
-
-    async def get_token(self) -> str | None:
-        """As `ChatTransport` says."""
-        return await self._http.get_token()
-
-    async def connect(self) -> Socket:
-        """As `ChatTransport` says."""
-        return await self._http.open_websocket(PATH)
-
-    async def list_chats(self) -> list[ListedChat]:
-        """As `ChatTransport` says."""
-        return await self._calls.list_chats()
 
 
 class ChatClient(BaseClient[ChatRuntime, Status]):
@@ -112,15 +89,13 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
             raise SettingsError(str(error).replace("client_id", "device_id")) from None
         self.url = normalize_url(url)
         self._runtime = ChatRuntime(ChatStore(check_path(path)), self.limits)
-        self._http = HttpClient(self.url, token=token, limits=self.limits, headers=headers, tls=tls)
-        self._calls = ChatHttpCalls(self._http)
-        self._transport = wire or HttpChatTransport(self._http)
+        self._http = ChatHttpClient(self.url, token=token, limits=self.limits, headers=headers, tls=tls)
         self._random = chance or random.Random()  # noqa: S311 - for pauses
         self._wall_ms = wall_ms or _get_wall_ms
         self._runtime.wake_tasks = self._wake_tasks
         self._outbox = Outbox(self._runtime, self._new_pending, self._wake_connector)
-        self._connector = ChatConnector(self._runtime, self._outbox, self._transport, self._random, self._wall_ms)
-        self._delivery_counts = DeliveryCounts(self._runtime, self._outbox, self._connector, self._calls, self._random)
+        self._connector = ChatConnector(self._runtime, self._outbox, wire or self._http, self._random, self._wall_ms)
+        self._delivery_counts = DeliveryCounts(self._runtime, self._outbox, self._connector, self._http, self._random)
 
     # --- opening and closing
 
@@ -128,7 +103,8 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         runtime = self._runtime
         kept = await runtime.call_store(runtime.store.open, self._device_id)
         protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._random)
-        runtime.attach_protocol(protocol)
+        runtime.loaded_protocol = protocol
+        runtime.progress = {chat.chat_id: StoredProgress(chat.complete_to) for chat in kept.chats}
         self._outbox.refused = dict(kept.refused)
         self._outbox.load(kept.outbox)
         protocol.enqueue(kept.outbox, now_ms(), was_tried=True)
@@ -136,13 +112,12 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         runtime.start_task("connect", self._connector.run)
 
     async def _drain(self) -> None:
-        self._runtime.last_protocol.flush()
+        self._runtime.protocol.flush()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.close_timeout_ms / 1000):
                 await self._connector.drain()
 
     async def _release(self) -> None:
-        await self._delivery_counts.close()
         try:
             if self._runtime.is_ready:
                 await self._outbox.finish()
@@ -242,27 +217,28 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         check_chat_id(chat_id)
         if before is not None:
             _check_sequence(before, "before")
-        protocol, shown = runtime.protocol, runtime.progress.get(chat_id)
+        user_id, shown = runtime.open_protocol.user_id, runtime.progress.get(chat_id)
         complete_to = 0 if shown is None else shown.complete_to
         found, watermarks = await runtime.call_store(
             runtime.store.load_messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
-            protocol.user_id, count,
+            user_id, count,
         )  # fmt: skip
-        self._delivery_counts.schedule(chat_id)  # the marks of own messages are as good as what is known of others
-        lines = [to_line(message, protocol.user_id, watermarks) for message in found]
+        self._delivery_counts.schedule(chat_id)  # the marks of own messages depend on the watermarks of others
+        lines = [
+            _to_line(message, message.sender_id, get_mark(message, user_id, watermarks), message) for message in found
+        ]
         if before is None:
+            refused = [message for message in self.refused() if message.chat_id == chat_id]
+            lines += [_to_line(message, user_id, Mark.REFUSED, refusal=message.outcome) for message in refused]
             seen = {message.client_message_id for message in found}
-            lines += [
-                to_refused_line(message, protocol.user_id) for message in self.refused() if message.chat_id == chat_id
-            ]
             unsent = [message for message in self.pending(chat_id) if message.client_message_id not in seen]
-            lines += [to_pending_line(message, protocol.user_id) for message in unsent]
+            lines += [_to_line(message, user_id, Mark.PENDING) for message in unsent]
         return lines
 
     async def forget_messages(self, chat_id: str, up_to: int) -> None:
         """Removes old messages from the file, up to what was received at most. The server keeps them (`history`)."""
         _check_sequence(up_to, "up_to")
-        chat = self._runtime.protocol.chats.get(chat_id)
+        chat = self._runtime.open_protocol.chats.get(chat_id)
         if chat is not None:
             await self._runtime.call_store(self._runtime.store.forget_messages, chat_id, min(up_to, chat.received_to))
 
@@ -287,7 +263,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
                 received_to=chat.received_to,
                 pending=len(chat.queue),
             )
-            for chat in self._runtime.protocol.chats.values()
+            for chat in self._runtime.open_protocol.chats.values()
             if chat.is_member or chat.complete_to
         ]
         return sorted(found, key=lambda chat: chat.chat_id)
@@ -303,8 +279,8 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         check_chat_id(name)
         if isinstance(members, str):  # iterable too, but its characters are no members
             raise CanonicalError("members", f"must be several texts, not {members!r}")
-        protocol = self._runtime.protocol
-        details = await self._calls.create(name, members)
+        protocol = self._runtime.open_protocol
+        details = await self._http.create(name, members)
         own = next((member.role for member in details.members if member.user_id == protocol.user_id), None)
         protocol.join(name, own)
         self._wake_tasks()
@@ -312,9 +288,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
 
     async def details(self, chat_id: str) -> ChatDetails:
         """A chat as the server has it, with its members."""
-        check_chat_id(chat_id)
-        self._runtime.check_open()
-        return await self._calls.get_details(chat_id)
+        return await self._check_chat(chat_id).get_details(chat_id)
 
     async def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
         """Add a member (`user:bob`), as an owner of the chat; or set the role of one, `OWNER` or `MEMBER`.
@@ -322,21 +296,16 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         Without a role a new member is a plain one, and the role of a member stays. ServerRefusedError has the code
         `NOT_AN_OWNER` for plain members, and `LAST_OWNER` if no owner would be left.
         """
-        check_chat_id(chat_id)
-        self._runtime.check_open()
-        await self._calls.add_member(chat_id, user_id, role)
+        await self._check_chat(chat_id).add_member(chat_id, user_id, role)
 
     async def set_role(self, chat_id: str, user_id: str, role: str) -> None:
         """Set the role of a member. ServerRefusedError has the code `NOT_A_MEMBER` if the user is not a member."""
-        check_chat_id(chat_id)
-        self._runtime.check_open()
-        await self._calls.add_member(chat_id, user_id, role, only_if_member=True)
+        await self._check_chat(chat_id).add_member(chat_id, user_id, role, only_if_member=True)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
         """Remove a member, as an owner of the chat; or leave it: messages that have arrived stay here."""
-        check_chat_id(chat_id)
+        await self._check_chat(chat_id).remove_member(chat_id, user_id)
         protocol = self._runtime.protocol
-        await self._calls.remove_member(chat_id, user_id)
         if user_id == protocol.user_id:
             protocol.leave(chat_id)
             self._wake_tasks()
@@ -345,15 +314,18 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         self, chat_id: str, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> list[Message]:
         """Messages as the server has them, in their order: the first after a number, or the last before one."""
-        check_chat_id(chat_id)
-        self._runtime.check_open()
-        return await self._calls.get_history(chat_id, after, before, limit)
+        return await self._check_chat(chat_id).get_history(chat_id, after, before, limit)
 
     async def watermarks(self, chat_id: str) -> dict[str, int]:
         """How far each member has received the chat. Asked for once a connection; then it is told live."""
+        self._check_chat(chat_id)
+        return await self._delivery_counts.load_watermarks(chat_id)
+
+    def _check_chat(self, chat_id: str) -> ChatHttpClient:
+        """Return the HTTP client of an open client. Raises CanonicalError if the chat id is malformed."""
         check_chat_id(chat_id)
         self._runtime.check_open()
-        return await self._delivery_counts.load_watermarks(chat_id)
+        return self._http
 
     def _wake_tasks(self) -> None:
         self._outbox.wake()
@@ -391,13 +363,23 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
 
     def _is_live(self) -> bool:
         """Whether everything that the server had is in the file."""
-        protocol = self._runtime.protocol
+        protocol = self._runtime.open_protocol
         return protocol.is_live and not protocol.changes and not self._outbox.is_busy
 
     def reconnect_now(self) -> None:
         """Ends the pause before the next attempt: the application knows that the network is back."""
         self._runtime.check_open()
         self._connector.skip_pause()
+
+
+def _to_line(
+    source: Message | RefusedMessage | Pending,
+    sender_id: str,
+    mark: Mark,
+    message: Message | None = None,
+    refusal: Refused | None = None,
+) -> Line:
+    return Line(source.client_message_id, sender_id, source.content, source.content_type, mark, message, refusal)
 
 
 def _check_sequence(number: int, name: str) -> None:

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
+from oncelog.client.chat.http_client import ChatTransport
 from oncelog.client.chat.outbox import Outbox
 from oncelog.client.chat.protocol import WRONG_USER, ChatProtocol
 from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.sender import ChatPhase
-from oncelog.client.chat.values import ListedChat
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.connector import ACCESS_DENIED_CODES, BaseConnector, ConnectionPart
 from oncelog.client.runtime.websocket import Socket
@@ -19,20 +19,7 @@ from oncelog.errors import OncelogError
 logger: Final = logging.getLogger("oncelog.client.chat")
 
 
-class ChatTransport(Protocol):
-    """A server, as the connector sees it."""
-
-    async def get_token(self) -> str | None:
-        """Who we are. Raises LostError."""
-
-    async def connect(self) -> Socket:
-        """A connection on which nothing has been said. Raises LostError, or ServerRefusedError."""
-
-    async def list_chats(self) -> list[ListedChat]:
-        """Our chats. Raises LostError, ServerRefusedError or ProtocolError."""
-
-
-class ChatConnector(BaseConnector):
+class ChatConnector(BaseConnector[ChatProtocol]):
     """Connector of a chat client."""
 
     denied_codes = ACCESS_DENIED_CODES | {WRONG_USER.lower()}
@@ -60,25 +47,20 @@ class ChatConnector(BaseConnector):
     @property
     def is_connected(self) -> bool:
         """Whether the server has let us in."""
-        return self._runtime.last_protocol.phase in (ChatPhase.LISTING, ChatPhase.READY)
-
-    @property
-    def _connection_protocol(self) -> ChatProtocol:
-        return self._runtime.last_protocol
+        return self._protocol.phase in (ChatPhase.LISTING, ChatPhase.READY)
 
     def wake(self) -> None:
         """The protocol may have something to send or to ask for, or another time to be called at."""
         self.wake_writer()
         self._timer_wakeup.set()
-        if self._runtime.last_protocol.wants_list:
+        if self._protocol.wants_list:
             self._list_wakeup.set()
 
     async def _connect(self) -> Socket:
-        protocol = self._runtime.last_protocol
         self._reconnect_ms = 0
         token = await self._transport.get_token()
         socket = await self._transport.connect()
-        protocol.connect(token, self._wall_ms() - now_ms())
+        self._protocol.connect(token, self._wall_ms() - now_ms())
         return socket
 
     def _get_reconnect_pause(self) -> RetryPause:
@@ -88,14 +70,14 @@ class ChatConnector(BaseConnector):
         return self._run_timer, self._load_lists
 
     def _process_changes(self) -> None:
-        if self._runtime.last_protocol.phase is ChatPhase.READY:
+        if self._protocol.phase is ChatPhase.READY:
             self._mark_admitted()
         self._outbox.wake()
         self.wake()
         self._runtime.wake_waiters()
 
     async def _read(self, socket: Socket) -> None:
-        protocol = self._runtime.last_protocol
+        protocol = self._protocol
         while True:
             data = await socket.receive()
             try:
@@ -107,7 +89,7 @@ class ChatConnector(BaseConnector):
 
     async def _run_timer(self, _socket: Socket) -> None:
         """Call the protocol when its time has come."""
-        protocol = self._runtime.last_protocol
+        protocol = self._protocol
         while True:
             self._timer_wakeup.clear()
             at_ms = protocol.next_at_ms
@@ -120,7 +102,7 @@ class ChatConnector(BaseConnector):
 
     async def _load_lists(self, _socket: Socket) -> None:
         """List the chats when the protocol wants them."""
-        protocol = self._runtime.last_protocol
+        protocol = self._protocol
         while True:
             await self._list_wakeup.wait()
             self._list_wakeup.clear()

@@ -87,7 +87,7 @@ class MessageStream:
         )
         for chat_id in names:
             if chat_id not in self._cursors:
-                start = runtime.last_protocol.chats[chat_id].received_to if self._after is None else self._after
+                start = runtime.protocol.chats[chat_id].received_to if self._after is None else self._after
                 self._cursors[chat_id] = (start, runtime.progress[chat_id].generation)
         return [name for name in names if runtime.progress[name].complete_to > self._cursors[name][0]]
 
@@ -99,4 +99,4 @@ class MessageStream:
                 self._is_over = True
                 self._buffer.clear()
                 message = f"the history of {chat_id} is another one than before, and begins again: {place} was the last"
-                raise HistoryChangedError(message, self._runtime.last_protocol.epoch, shown.complete_to)
+                raise HistoryChangedError(message, self._runtime.protocol.epoch, shown.complete_to)

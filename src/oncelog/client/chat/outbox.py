@@ -131,13 +131,13 @@ class Outbox(BaseOutbox[OutboxMessage, Pending, ChangeSet]):
 
     async def wait_for_capacity(self) -> None:
         """Wait while too many messages wait to be saved."""
-        while len(self._runtime.last_protocol.changes.messages) > self._runtime.limits.frames_max:
+        while len(self._runtime.protocol.changes.messages) > self._runtime.limits.frames_max:
             self._capacity_event.clear()
             self.wake()
             await self._capacity_event.wait()
 
     def _take_changes(self) -> ChangeSet:
-        changes = self._runtime.last_protocol.take_changes()
+        changes = self._runtime.protocol.take_changes()
         self._capacity_event.set()
         return changes
 
@@ -147,7 +147,7 @@ class Outbox(BaseOutbox[OutboxMessage, Pending, ChangeSet]):
     def _report(self, entries: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
         for number in withdrawn:
             self.refused.pop(number, None)
-        self._runtime.last_protocol.enqueue(entries, now_ms())
+        self._runtime.protocol.enqueue(entries, now_ms())
         for entry, outcome in changes.settled:
             if isinstance(outcome, Refused):
                 self._runtime.logger.warning("%s was refused: %s", entry, outcome.code)

@@ -11,7 +11,7 @@ from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import Delivery, HistoryChange, Update
 from oncelog.client.runtime.bounded_stream import BoundedStream
-from oncelog.client.runtime.client import ClientRuntime
+from oncelog.client.runtime.client import ProtocolRuntime
 
 logger: Final = logging.getLogger("oncelog.client.chat")
 
@@ -32,7 +32,7 @@ class StoredProgress:
         """How often its history has begun again."""
 
 
-class ChatRuntime(ClientRuntime):
+class ChatRuntime(ProtocolRuntime[ChatProtocol]):
     """State of one chat client."""
 
     def __init__(self, store: ChatStore, limits: ChatLimits) -> None:
@@ -46,26 +46,7 @@ class ChatRuntime(ClientRuntime):
         self.wake_tasks: Callable[[], None] = self.wake_waiters
         """Wakes the tasks after a call that changes the protocol. The client sets it."""
         self._streams: list[BoundedStream[Update]] = []
-        self._open_protocol: ChatProtocol | None = None
         self.end_calls.append(self._end_streams)
-
-    @property
-    def protocol(self) -> ChatProtocol:
-        """Raises ClosedError."""
-        self.check_open()
-        return self.last_protocol
-
-    @property
-    def last_protocol(self) -> ChatProtocol:
-        """Also while the client is being closed."""
-        if self._open_protocol is None:
-            raise self.end_error
-        return self._open_protocol
-
-    def attach_protocol(self, protocol: ChatProtocol) -> None:
-        """What lay in the file is known."""
-        self._open_protocol = protocol
-        self.progress = {chat.chat_id: StoredProgress(chat.complete_to) for chat in protocol.chats.values()}
 
     def new_update_stream(self) -> BoundedStream[Update]:
         """A reader, from now on."""
@@ -95,7 +76,7 @@ class ChatRuntime(ClientRuntime):
 
     def mark_received(self, chat_id: str, sequence: int, generation: int) -> None:
         """The application has received everything up to here, of the history with this number."""
-        self.last_protocol.mark_received(chat_id, sequence, generation, now_ms())
+        self.protocol.mark_received(chat_id, sequence, generation, now_ms())
         self.wake_tasks()
 
     def _update_watermarks(self, changes: ChangeSet) -> list[Update]:

@@ -19,7 +19,7 @@ from oncelog.client.deltas.edits import Edits
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import Change, Deletion, HistoryChange, LocalRow, PendingDelta, Refusal, Status
-from oncelog.client.runtime.tokens import Token
+from oncelog.client.runtime.options import Token
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method
 

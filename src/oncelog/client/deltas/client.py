@@ -37,9 +37,8 @@ from oncelog.client.deltas.values import (
     Status,
 )
 from oncelog.client.runtime.client import BaseClient
-from oncelog.client.runtime.options import check_client_id, check_limits, check_path
+from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.client.runtime.status import ConnectionState
-from oncelog.client.runtime.tokens import Token, check_token
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import find_gateway_fault

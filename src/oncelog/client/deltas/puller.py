@@ -18,8 +18,7 @@ from oncelog.client.deltas.pull_protocol import (
 from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
 from oncelog.client.deltas.values import HistoryChange
-from oncelog.client.runtime.backoff import RetryPause
-from oncelog.client.runtime.retry_task import RetryTask
+from oncelog.client.runtime.backoff import RetryPause, RetryTask
 from oncelog.core.merge import RowDelta
 from oncelog.errors import ClientError, LostError, ProtocolError
 

@@ -8,8 +8,7 @@ from oncelog.client.deltas.codec import GatewayRefusedError, OutboxEntry, PushRe
 from oncelog.client.deltas.push_protocol import PushProtocol
 from oncelog.client.deltas.runtime import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport
-from oncelog.client.runtime.backoff import RetryPause
-from oncelog.client.runtime.retry_task import RetryTask
+from oncelog.client.runtime.backoff import RetryPause, RetryTask
 from oncelog.errors import ClientError, LostError, ProtocolError
 
 

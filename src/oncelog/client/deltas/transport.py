@@ -28,7 +28,7 @@ from oncelog.client.deltas.codec import (
 )
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.runtime.http import HttpClient
-from oncelog.client.runtime.tokens import Token
+from oncelog.client.runtime.options import Token
 from oncelog.client.runtime.websocket import WebSocket, translate_errors
 from oncelog.core.deltas import encode_push
 from oncelog.core.merge import RowDelta

@@ -22,7 +22,7 @@ from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.outbox import Draft, Pending
 from oncelog.client.events.store import Apply, Reset
 from oncelog.client.events.values import Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
-from oncelog.client.runtime.tokens import Token
+from oncelog.client.runtime.options import Token
 from oncelog.client.runtime.websocket import Transport
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from oncelog.client.events.handlers import get_handler_name
 from oncelog.client.runtime.blocking_base import BlockingBaseClient
-from oncelog.client.runtime.cancellation import call_in_thread
+from oncelog.client.runtime.client import call_in_thread
 from oncelog.deprecation import warn_renamed
 from oncelog.errors import SettingsError
 

@@ -26,17 +26,19 @@ from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
 from oncelog.client.events.values import Event, HistoryChange, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.client import BaseClient
+from oncelog.client.runtime.http import WebSocketTransport
 from oncelog.client.runtime.options import (
+    Token,
     check_client_id,
     check_committed_id,
     check_function,
     check_limits,
     check_partitions,
     check_path,
+    check_token,
 )
 from oncelog.client.runtime.status import ConnectionState
-from oncelog.client.runtime.tokens import Token, check_token
-from oncelog.client.runtime.websocket import Transport, WebSocketTransport, normalize_url
+from oncelog.client.runtime.websocket import Transport, normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method, warn_renamed
 from oncelog.errors import ClientError, SettingsError

@@ -8,12 +8,12 @@ from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.connector import BaseConnector, ConnectionPart
-from oncelog.client.runtime.tokens import Token, resolve_token
+from oncelog.client.runtime.options import Token, resolve_token
 from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.errors import LostError
 
 
-class Connector(BaseConnector):
+class Connector(BaseConnector[EventsProtocol]):
     """Connector of a client of events. `on_change` is called after every frame, and when the connection changes."""
 
     def __init__(
@@ -38,22 +38,18 @@ class Connector(BaseConnector):
         self._restart_event.set()
         self.skip_pause()
 
-    @property
-    def _connection_protocol(self) -> EventsProtocol:
-        return self._runtime.protocol
-
     async def _connect(self) -> Socket:
         self._restart_event.clear()
         token = await resolve_token(self._token)
         socket = await self._transport.connect()
-        self._runtime.protocol.connect(token)
+        self._protocol.connect(token)
         return socket
 
     def _list_parts(self) -> Sequence[ConnectionPart]:
         return self._watch_delivery, self._retry_read, self._wait_for_restart
 
     def _process_changes(self) -> None:
-        protocol = self._runtime.protocol
+        protocol = self._protocol
         if protocol.phase in (EventsPhase.NONE, EventsPhase.HISTORY_CHANGED):
             self._stop_busy_timer()
         elif protocol.is_submitting:
@@ -61,14 +57,14 @@ class Connector(BaseConnector):
         self._on_change()
 
     async def _wait(self, pause: RetryPause) -> None:
-        if self._runtime.protocol.phase is EventsPhase.HISTORY_CHANGED:
+        if self._protocol.phase is EventsPhase.HISTORY_CHANGED:
             await self._backoff.wait_for_skip()
             self._backoff.clear_skip()
         else:
             await super()._wait(pause)
 
     async def _read(self, socket: Socket) -> None:
-        protocol = self._runtime.protocol
+        protocol = self._protocol
         while True:
             protocol.receive(await socket.receive())
             if protocol.history_change is not None:
@@ -82,7 +78,7 @@ class Connector(BaseConnector):
 
     async def _watch_delivery(self, _socket: Socket) -> None:
         """Submissions must not wait for those who take events, who may wait for their outcomes."""
-        protocol = self._runtime.protocol
+        protocol = self._protocol
         while True:
             before = protocol.page_count
             await asyncio.sleep(self._limits.taking_timeout_ms / 1000)
@@ -93,8 +89,8 @@ class Connector(BaseConnector):
         """Where not all partitions may be read, asks again from time to time."""
         while True:
             await asyncio.sleep(self._limits.refused_pause_ms_min / 1000)
-            if self._runtime.protocol.read_error is not None:
-                self._runtime.protocol.retry_read()
+            if self._protocol.read_error is not None:
+                self._protocol.retry_read()
                 self.wake_writer()
 
     def _yield_to_submissions(self) -> None:
@@ -113,5 +109,5 @@ class Connector(BaseConnector):
 
     def _resume(self) -> None:
         self._busy_timer = None
-        self._runtime.protocol.resume()
+        self._protocol.resume()
         self.wake_writer()

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from oncelog.client.events.values import Event, SetAside
-from oncelog.client.runtime.cancellation import is_being_cancelled
-from oncelog.client.runtime.client import describe_error
+from oncelog.client.runtime.client import describe_error, is_being_cancelled
 
 logger: Final = logging.getLogger("oncelog.client")
 

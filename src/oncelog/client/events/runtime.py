@@ -7,13 +7,12 @@ from oncelog.client.events.handlers import EventHandlers
 from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.store import Apply, ClientStore, StoredClient
-from oncelog.client.runtime.client import ClientRuntime
-from oncelog.errors import ClosedError
+from oncelog.client.runtime.client import ProtocolRuntime
 
 logger: Final = logging.getLogger("oncelog.client")
 
 
-class EventsRuntime(ClientRuntime):
+class EventsRuntime(ProtocolRuntime[EventsProtocol]):
     """Store, protocol, submissions without an outcome, and how far events have been handed over."""
 
     def __init__(
@@ -30,14 +29,6 @@ class EventsRuntime(ClientRuntime):
         """Everything up to this committed id has been handed over."""
         self.epoch = ""
         self.set_aside_count = 0
-        self._open_protocol: EventsProtocol | None = None
-
-    @property
-    def protocol(self) -> EventsProtocol:
-        """Raises ClosedError where the client has not been opened."""
-        if self._open_protocol is None:
-            raise ClosedError(f"the {self.name} client is not open: use `async with`")
-        return self._open_protocol
 
     @property
     def has_handlers(self) -> bool:
@@ -57,6 +48,7 @@ class EventsRuntime(ClientRuntime):
         """Start from what the store has."""
         self.cursor, self.epoch = stored.cursor, stored.epoch
         self.set_aside_count = stored.set_aside
-        self._open_protocol = EventsProtocol(stored.client_id, self.partitions, stored.cursor, stored.epoch)
-        self._open_protocol.wants_events = self.has_handlers
-        self._open_protocol.enqueue(stored.outbox)
+        protocol = EventsProtocol(stored.client_id, self.partitions, stored.cursor, stored.epoch)
+        protocol.wants_events = self.has_handlers
+        protocol.enqueue(stored.outbox)
+        self.loaded_protocol = protocol

@@ -29,7 +29,7 @@ from oncelog.client.ledger.values import (
     TransactionProof,
 )
 from oncelog.client.runtime.blocking_base import BlockingBaseClient
-from oncelog.client.runtime.tokens import Token
+from oncelog.client.runtime.options import Token
 from oncelog.core.operations import Operation
 from oncelog.portal import Portal
 

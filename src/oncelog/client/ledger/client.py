@@ -22,8 +22,7 @@ from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import Status
 from oncelog.client.runtime.client import BaseClient
-from oncelog.client.runtime.options import check_client_id, check_limits, check_path
-from oncelog.client.runtime.tokens import Token, check_token
+from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.errors import SettingsError
 
 if TYPE_CHECKING:

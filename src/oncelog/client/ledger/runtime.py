@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.runtime.client import ClientRuntime
-from oncelog.errors import ClosedError
 
 if TYPE_CHECKING:
     from oncelog.client.ledger.transport import LedgerTransport
@@ -42,7 +41,7 @@ class LedgerRuntime(ClientRuntime):
         if self.is_ended:
             raise self.end_error
         if self._transport is None:
-            raise ClosedError(f"the {self.name} client is not open: use `async with`")
+            raise self.not_open_error
         return self._transport
 
     async def open(self, client_id: str) -> list[tuple[str, str]]:

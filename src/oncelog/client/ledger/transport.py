@@ -19,9 +19,8 @@ from oncelog.client.ledger.entries import ProofFailure, SequenceGap, SequenceTak
 from oncelog.client.ledger.errors import UnverifiedError
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.values import ClientState, TransactionProof, Written
-from oncelog.client.runtime.cancellation import is_being_cancelled
-from oncelog.client.runtime.options import is_token
-from oncelog.client.runtime.tokens import Token
+from oncelog.client.runtime.client import is_being_cancelled
+from oncelog.client.runtime.options import Token, is_token
 from oncelog.core.identity import request_hash
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import format_tx_id, ledger_scope

@@ -17,8 +17,7 @@ from oncelog.client.ledger.protocol import LedgerProtocol
 from oncelog.client.ledger.runtime import LedgerRuntime, logger
 from oncelog.client.ledger.store import StoredScope
 from oncelog.client.ledger.values import Outcome, PendingWrite, Recovered
-from oncelog.client.runtime.backoff import RetryPause, iterate_pauses_s, wait_for_store
-from oncelog.client.runtime.retry_task import RetryTask
+from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s, wait_for_store
 from oncelog.client.runtime.status import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations

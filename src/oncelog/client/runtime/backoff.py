@@ -1,13 +1,19 @@
-"""How long to wait before the next attempt: longer each time, at random, and not less than the server asks for."""
+"""Pauses before the next attempt, and tasks that repeat a step.
+
+Pauses grow, are random, and are not shorter than the server asks for.
+"""
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
+from oncelog.client.runtime.client import ClientRuntime
 from oncelog.client.runtime.limits import BaseLimits
+from oncelog.errors import ProtocolError, StoreError
 
 
 class RetryPause(Struct, frozen=True):
@@ -83,3 +89,44 @@ class Backoff:
     def clear_skip(self) -> None:
         """Forget a `skip` that came while there was no pause."""
         self._skip_event.clear()
+
+
+class RetryTask(ABC):
+    """`run` is the task."""
+
+    def __init__(self, runtime: ClientRuntime, limits: BaseLimits, random_source: random.Random) -> None:
+        self._client_runtime = runtime
+        self._backoff = Backoff(limits, random_source)
+
+    @abstractmethod
+    async def _step(self) -> RetryPause | None:
+        """Do the next thing. Return the pause before the following step, None for none."""
+
+    @abstractmethod
+    def _record_error(self, error: str) -> None:
+        """Keep the reason why there is a pause, for the status of the client."""
+
+    def skip_pause(self) -> None:
+        """Try again at once: the application knows that the network is back, or there is something new to do."""
+        self._backoff.skip()
+
+    async def run(self) -> None:
+        """Repeat the step until cancelled."""
+        while True:
+            try:
+                pause = await self._step()
+            except StoreError as error:
+                self._client_runtime.logger.warning("%s", error)
+                self._record_error(str(error))
+                pause = STORE_PAUSE
+            except ProtocolError as error:
+                self._client_runtime.logger.warning("%s", error)
+                self._record_error(str(error))
+                pause = RetryPause()
+            if pause is not None:
+                await self._wait(pause)
+            self._client_runtime.wake_waiters()
+
+    async def _wait(self, pause: RetryPause) -> None:
+        self._client_runtime.wake_waiters()
+        await self._backoff.wait(pause)

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from oncelog.client.runtime.cancellation import call_in_thread, is_being_cancelled
 from oncelog.client.runtime.status import BaseStatus, ConnectionState
 from oncelog.errors import ClientError, ClosedError, OncelogError
 
@@ -68,6 +67,11 @@ class ClientRuntime:
         """Error for callers that wait when the client ends."""
         return self.failure_error or build_closed_error(self.name)
 
+    @property
+    def not_open_error(self) -> ClosedError:
+        """Error for calls before the client is open."""
+        return ClosedError(f"the {self.name} client is not open: use `async with`")
+
     def start(self) -> None:
         """Start the store thread. Afterwards `end` must be called, whatever happens."""
         self._thread = ThreadPoolExecutor(1, f"oncelog-{self.name}")
@@ -102,7 +106,7 @@ class ClientRuntime:
         if self.is_ended:
             raise self.end_error
         if not self.is_ready:
-            raise ClosedError(f"the {self.name} client is not open: use `async with`")
+            raise self.not_open_error
 
     # --- tasks
 
@@ -206,6 +210,29 @@ class ClientRuntime:
 
         await self.wait_until(is_found)
         return found
+
+
+ProtocolType = TypeVar("ProtocolType")
+
+
+class ProtocolRuntime(ClientRuntime, Generic[ProtocolType]):
+    """Runtime of a client whose protocol begins with what the store has."""
+
+    loaded_protocol: ProtocolType | None = None
+    """The protocol, once the store is open."""
+
+    @property
+    def protocol(self) -> ProtocolType:
+        """The protocol, also while the client is being closed. Raises ClosedError before the client is open."""
+        if self.loaded_protocol is None:
+            raise self.not_open_error
+        return self.loaded_protocol
+
+    @property
+    def open_protocol(self) -> ProtocolType:
+        """The protocol of an open client. Raises what `check_open` raises."""
+        self.check_open()
+        return self.protocol
 
 
 Runtime = TypeVar("Runtime", bound=ClientRuntime)
@@ -324,3 +351,17 @@ def describe_error(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - its text cannot be made
         return type(error).__name__
+
+
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError is meant for the task that gets it: what it waits for may have been cancelled too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function in a thread. A StopIteration in a future would leave who waits for it waiting for ever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError(f"StopIteration was raised: {error}") from error

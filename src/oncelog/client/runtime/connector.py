@@ -4,13 +4,12 @@ import asyncio
 import random
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from oncelog import error_codes
-from oncelog.client.runtime.backoff import RetryPause
-from oncelog.client.runtime.client import ClientRuntime
+from oncelog.client.runtime.backoff import RetryPause, RetryTask
+from oncelog.client.runtime.client import ProtocolRuntime
 from oncelog.client.runtime.limits import BaseLimits
-from oncelog.client.runtime.retry_task import RetryTask
 from oncelog.client.runtime.websocket import Socket
 from oncelog.errors import LostError, ServerRefusedError
 
@@ -43,20 +42,24 @@ class ConnectionProtocol(Protocol):
         """The connection is gone."""
 
 
-class BaseConnector(RetryTask):
+ProtocolType = TypeVar("ProtocolType", bound=ConnectionProtocol)
+
+
+class BaseConnector(RetryTask, Generic[ProtocolType]):
     """One connection after the other. A subclass says how they begin, and what becomes of what arrives."""
 
     denied_codes: frozenset[str] = ACCESS_DENIED_CODES
 
     def __init__(
         self,
-        runtime: ClientRuntime,
+        runtime: ProtocolRuntime[ProtocolType],
         limits: BaseLimits,
         random_source: random.Random,
         *,
         may_renew_token: bool,
     ) -> None:
         super().__init__(runtime, limits, random_source)
+        self._protocol_runtime = runtime
         self._answer_timeout_ms = limits.answer_timeout_ms
         self._may_renew_token = may_renew_token
         self._was_admitted = False
@@ -68,12 +71,11 @@ class BaseConnector(RetryTask):
         self.is_admitted = True
         """False while the server denies access."""
 
-    # --- what a subclass says
-
     @property
-    @abstractmethod
-    def _connection_protocol(self) -> ConnectionProtocol:
-        """The protocol of the client, which is open."""
+    def _protocol(self) -> ProtocolType:
+        return self._protocol_runtime.protocol
+
+    # --- what a subclass says
 
     @abstractmethod
     async def _connect(self) -> Socket:
@@ -99,13 +101,13 @@ class BaseConnector(RetryTask):
 
     def wake_writer(self) -> None:
         """The protocol may have something to send."""
-        if self._connection_protocol.outgoing:
+        if self._protocol.outgoing:
             self._drained_event.clear()
             self._write_wakeup.set()
 
     async def drain(self) -> None:
         """Wait until everything has been sent, or the connection has ended."""
-        if self._connection_protocol.outgoing:
+        if self._protocol.outgoing:
             self.wake_writer()
             await self._drained_event.wait()
 
@@ -113,7 +115,7 @@ class BaseConnector(RetryTask):
 
     async def _step(self) -> RetryPause:
         """Run one connection, which always ends with an error."""
-        before = self._connection_protocol.answer_count
+        before = self._protocol.answer_count
         self._was_admitted = False
         try:
             await self._run_connection()
@@ -127,7 +129,7 @@ class BaseConnector(RetryTask):
             self.is_admitted = has_expired or error.code.lower() not in self.denied_codes
             return RetryPause(error.retry_after_ms, is_long=not self.is_admitted)
         finally:
-            if self._connection_protocol.answer_count - before > 1:  # more than a greeting
+            if self._protocol.answer_count - before > 1:  # more than a greeting
                 self._backoff.reset()
             self._process_changes()
         return RetryPause()
@@ -150,7 +152,7 @@ class BaseConnector(RetryTask):
             await self._run_parts(socket)
         finally:
             # First of all: what is submitted while the socket is being closed waits for the next connection.
-            self._connection_protocol.disconnect(socket.close_code)
+            self._protocol.disconnect(socket.close_code)
             self._write_wakeup.clear()
             self._drained_event.set()
             self._process_changes()
@@ -169,7 +171,7 @@ class BaseConnector(RetryTask):
             task.result()  # raises
 
     async def _write(self, socket: Socket) -> None:
-        outgoing = self._connection_protocol.outgoing
+        outgoing = self._protocol.outgoing
         while True:
             await self._write_wakeup.wait()
             self._write_wakeup.clear()
@@ -182,7 +184,7 @@ class BaseConnector(RetryTask):
 
     async def _watch_answers(self, _socket: Socket) -> None:
         """Give up on a server that owes an answer for too long."""
-        protocol, half_s = self._connection_protocol, self._answer_timeout_ms / 2000
+        protocol, half_s = self._protocol, self._answer_timeout_ms / 2000
         while True:
             before = protocol.answer_count if protocol.is_waiting else -1
             await asyncio.sleep(half_s)

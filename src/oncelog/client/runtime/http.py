@@ -5,9 +5,11 @@ import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from oncelog.client.runtime.limits import ConnectionLimits
-from oncelog.client.runtime.tokens import Token, resolve_token
-from oncelog.client.runtime.websocket import WebSocket, open_websocket, translate_errors
+from oncelog.client.runtime.options import Token, resolve_token
+from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, translate_errors
 from oncelog.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -17,18 +19,17 @@ _CHUNK_BYTES: Final = 64 * 1024
 _RETRY_AFTER_S_MAX: Final = 10**6
 
 
-class HttpResponse:
-    """All of one."""
+class HttpResponse(Struct, frozen=True):
+    """A whole response."""
 
-    def __init__(self, status: int, body: bytes, retry_after_ms: int) -> None:
-        self.status = status
-        self.body = body
-        self.retry_after_ms = retry_after_ms
-        """Of the header; 0 where it has none."""
+    status: int
+    body: bytes
+    retry_after_ms: int
+    """From the header; 0 without it."""
 
 
 class HttpClient:
-    """One session to one server. Never follows a redirect: the token is for nobody else."""
+    """One session to one server. It never follows a redirect, since only this server may get the token."""
 
     def __init__(
         self,
@@ -43,14 +44,15 @@ class HttpClient:
         self._token = token
         self._limits = limits
         self._headers = dict(headers or {})
-        self._tls = tls
+        self._tls = True if tls is None else tls
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> HttpResponse:
-        """Raises LostError, or ProtocolError for an answer that is too large."""
-        headers = {**self._headers, **await self._get_authorization()}
+        """Send a request and return the response. Raises LostError, or ProtocolError if the response is too large."""
+        token = await self.get_token()
+        headers = {**self._headers, "Authorization": f"Bearer {token}"} if token else dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
         with translate_errors(self.url):
@@ -63,47 +65,75 @@ class HttpClient:
                     data=body,
                     headers=headers,
                     allow_redirects=False,
-                    ssl=True if self._tls is None else self._tls,
+                    ssl=self._tls,
                 ) as response,
             ):
                 answer = await self._read_body(response)
         return HttpResponse(response.status, answer, _parse_retry_after_ms(response.headers.get("Retry-After", "")))
 
     async def open_websocket(self, path: str) -> WebSocket:
-        """A WebSocket. Raises LostError, or ServerRefusedError. Nothing has been said yet on it, nor who we are."""
-        return await open_websocket(self._get_session(), self.url, path, self._limits, self._headers, self._tls)
+        """Open a WebSocket, over which nothing has been sent. Raises LostError, or ServerRefusedError."""
+        import aiohttp  # noqa: PLC0415 - the store alone does not need it
+
+        limits = self._limits
+        with translate_errors(self.url):
+            async with asyncio.timeout(limits.connect_timeout_ms / 1000):
+                socket = await self._get_session().ws_connect(
+                    self.url + path,
+                    heartbeat=limits.heartbeat_ms / 1000,
+                    max_msg_size=limits.message_bytes_max + 1,  # aiohttp refuses a message of exactly this size
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                    headers=self._headers,
+                    ssl=self._tls,
+                )
+        return WebSocket(self.url, socket, limits.message_bytes_max)
 
     async def get_token(self) -> str | None:
-        """The one for now. Raises LostError."""
+        """Return the current token. Raises LostError."""
         return await resolve_token(self._token)
 
     async def close(self) -> None:
-        """When no more is needed."""
+        """Close the session."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     def _get_session(self) -> "aiohttp.ClientSession":
-        import aiohttp  # noqa: PLC0415 - what the store alone does not need
+        import aiohttp  # noqa: PLC0415 - as above
 
         if self._session is None:
             self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         return self._session
 
     async def _read_body(self, response: "aiohttp.ClientResponse") -> bytes:
-        parts: list[bytes] = []
-        bytes_left = self._limits.message_bytes_max
+        body = bytearray()
         async for part in response.content.iter_chunked(_CHUNK_BYTES):
-            bytes_left -= len(part)
-            if bytes_left < 0:
+            body += part
+            if len(body) > self._limits.message_bytes_max:
                 size = self._limits.message_bytes_max
                 raise ProtocolError(f"an answer of the server is larger than message_bytes_max ({size})")
-            parts.append(part)
-        return b"".join(parts)
+        return bytes(body)
 
-    async def _get_authorization(self) -> dict[str, str]:
-        token = await self.get_token()
-        return {"Authorization": f"Bearer {token}"} if token else {}
+
+class WebSocketTransport:
+    """Connections to the events of a server, by aiohttp."""
+
+    def __init__(
+        self,
+        url: str,
+        limits: ConnectionLimits,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._http = HttpClient(url, token=None, limits=limits, headers=headers, tls=tls)
+
+    async def connect(self) -> WebSocket:
+        """As `Transport.connect`."""
+        return await self._http.open_websocket(EVENTS_PATH)
+
+    async def close(self) -> None:
+        """As `Transport.close`."""
+        await self._http.close()
 
 
 def _parse_retry_after_ms(text: str) -> int:

@@ -1,19 +1,26 @@
 """What a client is made with, looked at before anything is opened. Raises SettingsError that names what is wrong."""
 
+import asyncio
 import inspect
+import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
+from oncelog.client.runtime.client import is_being_cancelled
 from oncelog.client.runtime.limits import BaseLimits
 from oncelog.core.canonical import is_storable
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
-from oncelog.errors import CanonicalError, SettingsError
+from oncelog.errors import CanonicalError, LostError, SettingsError
+
+logger: Final = logging.getLogger("oncelog.client")
 
 Limits = TypeVar("Limits", bound=BaseLimits)
 
 COMMITTED_ID_MAX: Final = 2**53 - 1
+Token = str | Callable[[], Awaitable[str | None] | str | None] | None
+"""A token, or a function that gives one for each connection or request: the last one may have expired."""
 
 
 def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
@@ -77,3 +84,28 @@ def check_committed_id(number: int, name: str) -> None:
     """Raises SettingsError for what is no number of an event, or 0."""
     if type(number) is not int or not 0 <= number <= COMMITTED_ID_MAX:
         raise SettingsError(f"{name} must be a whole number from 0 to {COMMITTED_ID_MAX}, not {number!r}")
+
+
+def check_token(token: Token) -> None:
+    """Raises SettingsError for what can be none."""
+    if not callable(token) and not is_token(token):
+        raise SettingsError("token must be a text as tokens are, or a function that gives one")
+
+
+async def resolve_token(token: Token) -> str | None:
+    """The one for now. Raises LostError where the function has none to give: it is asked again the next time."""
+    if not callable(token):
+        return token
+    try:
+        result = token()
+        found = await result if inspect.isawaitable(result) else result
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        raise LostError("there is no token: what it waits for was cancelled") from error
+    except Exception as error:
+        logger.exception("there is no token")
+        raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
+    if not is_token(found):
+        raise LostError("there is no token: what the function gives is none")
+    return found

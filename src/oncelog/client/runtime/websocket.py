@@ -1,15 +1,12 @@
 """A WebSocket to a server. What can happen to it ends as one of two errors: it is lost, or the server refuses us."""
 
-import asyncio
 import os
-import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from oncelog import error_codes
-from oncelog.client.runtime.limits import ConnectionLimits
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
 
 if TYPE_CHECKING:
@@ -100,61 +97,6 @@ def status_error(status: int) -> ServerRefusedError:
             error_codes.AUTH_FAILED if status == 401 else error_codes.FORBIDDEN, f"HTTP status {status}"
         )
     return ServerRefusedError(error_codes.BAD_REQUEST, f"no Oncelog server answers there (HTTP status {status})")
-
-
-async def open_websocket(
-    session: "aiohttp.ClientSession",
-    url: str,
-    path: str,
-    limits: ConnectionLimits,
-    headers: Mapping[str, str],
-    tls: ssl.SSLContext | None,
-) -> "WebSocket":
-    """A WebSocket to a server. Raises LostError, or ServerRefusedError."""
-    import aiohttp  # noqa: PLC0415 - as above
-
-    with translate_errors(url):
-        async with asyncio.timeout(limits.connect_timeout_ms / 1000):
-            socket = await session.ws_connect(
-                url + path,
-                heartbeat=limits.heartbeat_ms / 1000,
-                max_msg_size=limits.message_bytes_max + 1,  # aiohttp refuses a message of exactly this size
-                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                headers=headers,
-                ssl=True if tls is None else tls,
-            )
-    return WebSocket(url, socket, limits.message_bytes_max)
-
-
-class WebSocketTransport:
-    """By aiohttp."""
-
-    def __init__(
-        self,
-        url: str,
-        limits: ConnectionLimits,
-        headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._url = url
-        self._limits = limits
-        self._headers = dict(headers or {})
-        self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
-
-    async def connect(self) -> "WebSocket":
-        """As `Transport` says."""
-        import aiohttp  # noqa: PLC0415 - as above
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        return await open_websocket(self._session, self._url, EVENTS_PATH, self._limits, self._headers, self._tls)
-
-    async def close(self) -> None:
-        """As `Transport` says."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
 
 class WebSocket:

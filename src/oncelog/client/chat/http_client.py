@@ -1,19 +1,21 @@
 """Chats, members, history and delivery over HTTP. Raises LostError, ServerRefusedError or ProtocolError."""
 
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import orjson
 from msgspec import Struct
 
+from oncelog.client.chat.codec import PATH
 from oncelog.client.chat.values import ChatDetails, ListedChat, Member, Message
 from oncelog.client.runtime.http import HttpClient, HttpResponse
-from oncelog.client.runtime.websocket import status_error
+from oncelog.client.runtime.websocket import Socket, status_error
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError
 
 T = TypeVar("T")
+Page = TypeVar("Page", bound="_Page")
 
 
 class _ErrorBody(Struct):
@@ -27,71 +29,69 @@ class _ErrorResponse(Struct):
     error: _ErrorBody
 
 
-class _ChatsPage(Struct):
-    chats: list[ListedChat]
+class _Page(Struct, kw_only=True):
     next_after: str | None = None
 
 
-class _ChatPage(Struct):
+class _ChatsPage(_Page):
+    chats: list[ListedChat]
+
+
+class _ChatPage(_Page):
     chat_id: str
     last_sequence: int
     members: list[Member | str]
-    next_after: str | None = None
 
 
-class _MembersPage(Struct):
+class _MembersPage(_Page):
     members: list[Member]
-    next_after: str | None = None
 
 
 class _Messages(Struct):
     messages: list[Message]
 
 
-class ChatHttpCalls:
-    """One server's chats, as one user sees them."""
+class ChatTransport(Protocol):
+    """A server, as the connector sees it."""
 
-    def __init__(self, http: HttpClient) -> None:
-        self._http = http
+    async def get_token(self) -> str | None:
+        """Return the credential of the user. Raises LostError."""
+
+    async def connect(self) -> Socket:
+        """Open a connection, over which nothing has been sent. Raises LostError, or ServerRefusedError."""
 
     async def list_chats(self) -> list[ListedChat]:
-        """All that we are in."""
-        found: list[ListedChat] = []
-        after: str | None = ""
-        while after is not None:
-            page = await self._request_json("GET", "/v1/chats", _ChatsPage, {"after": after} if after else {})
-            found += page.chats
-            if page.next_after is not None and page.next_after == after:
-                raise ProtocolError("the server's list of chats has no end")
-            after = page.next_after
-        return found
+        """Return the chats of the user. Raises LostError, ServerRefusedError or ProtocolError."""
+
+
+class ChatHttpClient(HttpClient):
+    """Chats of one server, as one user sees them: a WebSocket for messages, and requests for everything else."""
+
+    async def connect(self) -> Socket:
+        """As `ChatTransport.connect`."""
+        return await self.open_websocket(PATH)
+
+    async def list_chats(self) -> list[ListedChat]:
+        """As `ChatTransport.list_chats`."""
+        return [chat async for page in self._load_pages("/v1/chats", _ChatsPage) for chat in page.chats]
 
     async def create(self, chat_id: str, members: Iterable[str]) -> ChatDetails:
-        """Makes it, or adds members to it."""
+        """Create a chat, or add members to it."""
         body = orjson.dumps({"chat_id": chat_id, "members": list(members)})
-        page = await self._request_json("POST", "/v1/chats", _ChatPage, {}, body)
-        return _to_details(page)
+        return _to_details([await self._request_json("POST", "/v1/chats", _ChatPage, {}, body)])
 
     async def get_details(self, chat_id: str) -> ChatDetails:
-        """A chat with all its members."""
-        page = await self._request_json("GET", _to_path(chat_id), _ChatPage)
-        found = _to_details(page)
-        while page.next_after is not None:
-            after = page.next_after
-            page = await self._request_json("GET", _to_path(chat_id), _ChatPage, {"after": after})
-            if page.next_after == after:
-                raise ProtocolError("the server's list of members has no end")
-            found = msgspec.structs.replace(found, members=found.members + _to_details(page).members)
-        return found
+        """Return a chat with all its members."""
+        return _to_details([page async for page in self._load_pages(_to_path(chat_id), _ChatPage)])
 
     async def add_member(self, chat_id: str, user_id: str, role: str | None, *, only_if_member: bool = False) -> None:
         """Add a member, or set its role. For owners."""
         body = None if role is None else orjson.dumps({"role": role, "only_if_member": only_if_member})
-        await self._request("PUT", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
+        await self._send("PUT", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
         """Remove a member. For owners; every member may remove itself."""
-        await self._request("DELETE", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}")
+        await self._send("DELETE", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}")
 
     async def get_history(self, chat_id: str, after: int | None, before: int | None, limit: int) -> list[Message]:
         """Messages in their order, as the server has them."""
@@ -103,31 +103,34 @@ class ChatHttpCalls:
         return (await self._request_json("GET", f"{_to_path(chat_id)}/messages", _Messages, query)).messages
 
     async def get_delivery(self, chat_id: str) -> tuple[Member, ...]:
-        """How far each member has acknowledged."""
-        found: list[Member] = []
-        after: str | None = ""
-        while after is not None:
-            query = {"after": after} if after else {}
-            page = await self._request_json("GET", f"{_to_path(chat_id)}/delivery", _MembersPage, query)
-            found += page.members
-            if page.next_after is not None and page.next_after == after:
-                raise ProtocolError("the server's list of members has no end")
-            after = page.next_after
-        return tuple(found)
+        """Return the members with the last message that each has acknowledged."""
+        pages = self._load_pages(f"{_to_path(chat_id)}/delivery", _MembersPage)
+        return tuple([member async for page in pages for member in page.members])
+
+    async def _load_pages(self, path: str, kind: type[Page]) -> AsyncIterator[Page]:
+        query: dict[str, str] = {}
+        while True:
+            page = await self._request_json("GET", path, kind, query)
+            yield page
+            if page.next_after is None:
+                return
+            if page.next_after == query.get("after"):
+                raise ProtocolError(f"the server's list at {path} has no end")
+            query = {"after": page.next_after}
 
     async def _request_json(
         self, method: str, path: str, kind: type[T], query: dict[str, str] | None = None, body: bytes | None = None
     ) -> T:
-        answer = await self._request(method, path, query, body)
+        answer = await self._send(method, path, query, body)
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"the server's answer is none: {error}") from error
+            raise ProtocolError(f"malformed answer of the server: {error}") from error
 
-    async def _request(
+    async def _send(
         self, method: str, path: str, query: dict[str, str] | None = None, body: bytes | None = None
     ) -> HttpResponse:
-        answer = await self._http.request(method, path, query, body)
+        answer = await self.request(method, path, query, body)
         if not 200 <= answer.status < 300:
             raise _to_error(answer)
         return answer
@@ -145,9 +148,10 @@ def _to_error(response: HttpResponse) -> ServerRefusedError | LostError:
     )
 
 
-def _to_details(page: _ChatPage) -> ChatDetails:
-    members = tuple(Member(member) if isinstance(member, str) else member for member in page.members)
-    return ChatDetails(page.chat_id, page.last_sequence, members)
+def _to_details(pages: Sequence[_ChatPage]) -> ChatDetails:
+    # Servers without roles send the ids of members alone.
+    found = [Member(member) if isinstance(member, str) else member for page in pages for member in page.members]
+    return ChatDetails(pages[0].chat_id, pages[0].last_sequence, tuple(found))
 
 
 def _to_path(chat_id: str) -> str:

@@ -1,0 +1,105 @@
+"""How far other members have received a chat: requested once a connection, and then told live."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+
+from oncelog.client.chat.connector import ChatConnector
+from oncelog.client.chat.http_client import ChatHttpClient
+from oncelog.client.chat.outbox import Outbox
+from oncelog.client.chat.runtime import ChatRuntime
+from oncelog.client.chat.values import Mark, Message
+from oncelog.client.runtime.backoff import iterate_pauses_s
+from oncelog.errors import LostError, OncelogError, ProtocolError, ServerRefusedError
+
+
+def get_mark(message: Message, user_id: str, watermarks: Mapping[str, int]) -> Mark:
+    """Return the mark of a message that has its place."""
+    has_others = bool(watermarks.keys() - {user_id})
+    if message.sender_id == user_id and has_others and _has_reached_all(watermarks, user_id, message.sequence):
+        return Mark.DELIVERED
+    return Mark.SENT
+
+
+def _has_reached_all(watermarks: Mapping[str, int], user_id: str, sequence: int) -> bool:
+    """Whether every other member has received everything up to a sequence."""
+    return all(acked >= sequence for other, acked in watermarks.items() if other != user_id)
+
+
+class DeliveryCounts:
+    """Watermarks of the members of all chats of one client."""
+
+    def __init__(
+        self,
+        runtime: ChatRuntime,
+        outbox: Outbox,
+        connector: ChatConnector,
+        http: ChatHttpClient,
+        random_source: random.Random,
+    ) -> None:
+        self._runtime = runtime
+        self._outbox = outbox
+        self._connector = connector
+        self._http = http
+        self._random = random_source
+        self._counted_connections: dict[str, int] = {}
+        """Number of the connection over which each chat was requested."""
+        self._scheduled: set[str] = set()
+        """Chats that a task requests."""
+
+    def schedule(self, chat_id: str) -> None:
+        """Request the watermarks of a chat in a task, if they are out of date. Readers of updates receive them."""
+        if self._connector.is_connected and not self._is_counted(chat_id) and chat_id not in self._scheduled:
+            self._scheduled.add(chat_id)
+            self._runtime.start_task("delivery", partial(self._run_scheduled, chat_id))
+
+    async def _run_scheduled(self, chat_id: str) -> None:
+        with suppress(OncelogError):  # it is requested again the next time
+            await self._query(chat_id)
+        self._scheduled.discard(chat_id)
+
+    async def load_watermarks(self, chat_id: str) -> dict[str, int]:
+        """Return the watermarks of the server, or the last known ones if it does not answer."""
+        await self._query(chat_id)
+        known = self._runtime.watermarks.get(chat_id)
+        if known is not None:
+            return dict(known)
+        return await self._runtime.call_store(self._runtime.store.load_watermarks, chat_id)
+
+    async def wait_until_delivered(self, chat_id: str, sequence: int) -> None:
+        """Wait until every other member has received everything up to a sequence."""
+        limits = self._runtime.limits
+        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
+        while not self._is_delivered(chat_id, sequence):
+            connection = self._connector.connection_count
+            is_counted = self._connector.is_connected and await self._query(chat_id)
+
+            def is_otherwise(before: int = connection) -> bool:
+                return self._is_delivered(chat_id, sequence) or self._connector.connection_count != before
+
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_counted else next(pauses)):
+                    await self._runtime.wait_until(is_otherwise)
+
+    async def _query(self, chat_id: str) -> bool:
+        """Request watermarks that are not of this connection. Return False if the server does not answer."""
+        protocol, connection = self._runtime.open_protocol, self._connector.connection_count
+        if self._is_counted(chat_id):
+            return True
+        try:
+            protocol.set_members(chat_id, await self._http.get_delivery(chat_id))
+        except (LostError, ProtocolError, ServerRefusedError):
+            return False
+        self._counted_connections[chat_id] = connection
+        await self._outbox.save()  # the watermarks are reported once they are saved
+        return True
+
+    def _is_counted(self, chat_id: str) -> bool:
+        is_current = self._counted_connections.get(chat_id) == self._connector.connection_count
+        return is_current and chat_id in self._runtime.watermarks
+
+    def _is_delivered(self, chat_id: str, sequence: int) -> bool:
+        known = self._runtime.watermarks.get(chat_id)
+        return known is not None and _has_reached_all(known, self._runtime.protocol.user_id, sequence)
