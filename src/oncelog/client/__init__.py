@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Final
 
-from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.values import (
+    ClientLimits,
     Committed,
     Event,
     Fault,

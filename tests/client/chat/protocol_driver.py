@@ -5,9 +5,8 @@ from random import Random
 from typing import Any
 
 from oncelog.client.chat.chat_state import ChangeSet, ChatState
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.protocol import ChatProtocol
-from oncelog.client.chat.values import ListedChat, OutboxMessage
+from oncelog.client.chat.values import ChatLimits, ListedChat, OutboxMessage
 
 ME = "user:ann"
 EPOCH = "e1"

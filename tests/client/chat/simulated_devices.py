@@ -11,11 +11,19 @@ import msgspec
 
 from client.chat.model_chats import ModelConnection, ModelServer
 from oncelog.client.chat.chat_state import ChangeSet
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.sender import ChatPhase, Work
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.chat.values import HistoryChange, ListedChat, Message, OutboxMessage, Outcome, Refused, Sent
+from oncelog.client.chat.values import (
+    ChatLimits,
+    HistoryChange,
+    ListedChat,
+    Message,
+    OutboxMessage,
+    Outcome,
+    Refused,
+    Sent,
+)
 from oncelog.errors import LostError, ServerRefusedError
 
 LIVE = ("message", "delivery", "membership")

@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from client.chat.protocol_driver import EPOCH, ME, Talk, at, entry, message
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.sender import ChatPhase
 from oncelog.client.chat.values import (
     EXPIRED,
     Arrived,
+    ChatLimits,
     Delivery,
     HistoryChange,
     ListedChat,

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Final
 
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.values import (
     EXPIRED,
     MEMBER,
     OWNER,
     Arrived,
     ChatDetails,
+    ChatLimits,
     ChatSummary,
     Delivery,
     HistoryChange,

@@ -17,11 +17,11 @@ from uuid import UUID
 from oncelog.blocking_base import BlockingObject
 from oncelog.client.chat.client import LINES_DEFAULT, ChatClient
 from oncelog.client.chat.http_client import ChatTransport
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.outbox import Pending
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
     ChatDetails,
+    ChatLimits,
     ChatSummary,
     Line,
     Message,

@@ -24,7 +24,6 @@ from uuid import UUID, uuid4
 from oncelog.client.chat.connector import ChatConnector
 from oncelog.client.chat.delivery import DeliveryCounts, get_mark
 from oncelog.client.chat.http_client import ChatHttpClient, ChatTransport
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.message_stream import MessageStream
 from oncelog.client.chat.outbox import Outbox, Pending, check_chat_id, prepare
 from oncelog.client.chat.protocol import ChatProtocol
@@ -33,6 +32,7 @@ from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
     ChatDetails,
+    ChatLimits,
     ChatSummary,
     Line,
     Mark,
@@ -93,7 +93,11 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         self._random = chance or random.Random()  # noqa: S311 - for pauses
         self._wall_ms = wall_ms or _get_wall_ms
         self._runtime.wake_tasks = self._wake_tasks
-        self._outbox = Outbox(self._runtime, self._new_pending, self._wake_connector)
+        self._outbox = Outbox(
+            self._runtime,
+            lambda entry: Pending(entry, self._delivery_counts.wait_until_delivered),
+            lambda: self._connector.wake(),  # noqa: PLW0108 - the connector is made below
+        )
         self._connector = ChatConnector(self._runtime, self._outbox, wire or self._http, self._random, self._wall_ms)
         self._delivery_counts = DeliveryCounts(self._runtime, self._outbox, self._connector, self._http, self._random)
 
@@ -146,9 +150,6 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         self._runtime.check_open()
         draft = prepare(chat_id, content, content_type, client_message_id, self.limits, self._wall_ms())
         return (await self._outbox.submit([draft]))[0]
-
-    def _new_pending(self, entry: OutboxMessage) -> Pending:
-        return Pending(entry, self._delivery_counts.wait_until_delivered)
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
         """All messages without an outcome, those of an earlier run too, in their order; of one chat, or of all."""
@@ -332,20 +333,16 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         self._connector.wake()
         self._runtime.wake_waiters()
 
-    def _wake_connector(self) -> None:
-        self._connector.wake()
-
     # --- how it stands
 
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
         runtime, connector = self._runtime, self._connector
-        counts = len(self._outbox.pending), len(self._outbox.refused)
-        if not runtime.is_ready or runtime.is_ended:
-            return Status(
-                state=ConnectionState.CLOSED, pending=counts[0], refused=counts[1], last_error=runtime.failure_text
-            )
-        protocol = runtime.protocol
+        protocol = runtime.protocol if runtime.is_ready and not runtime.is_ended else None
+        pending, refused = len(self._outbox.pending), len(self._outbox.refused)
+        if protocol is None:
+            state = ConnectionState.CLOSED
+            return Status(state=state, pending=pending, refused=refused, last_error=runtime.failure_text)
         state = ConnectionState.LIVE if protocol.is_live else ConnectionState.CATCHING_UP
         if not connector.is_admitted:
             state = ConnectionState.REFUSED
@@ -354,8 +351,8 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         return Status(
             state=state,
             user_id=protocol.user_id,
-            pending=counts[0],
-            refused=counts[1],
+            pending=pending,
+            refused=refused,
             epoch=protocol.epoch,
             history_change=runtime.history_change,
             last_error=self._outbox.last_error or connector.last_error or protocol.blocked_writes.last_error,

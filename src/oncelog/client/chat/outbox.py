@@ -7,10 +7,10 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from oncelog.client.chat.chat_state import ChangeSet
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
+    ChatLimits,
     OutboxMessage,
     Outcome,
     Refused,

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Final
 
 from oncelog.client.chat.chat_state import ChangeSet
-from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.chat.values import Delivery, HistoryChange, Update
+from oncelog.client.chat.values import ChatLimits, Delivery, HistoryChange, Update
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import ProtocolRuntime
 

@@ -13,8 +13,7 @@ from typing import Final
 
 from oncelog.client.chat import codec
 from oncelog.client.chat.chat_state import ChangeSet, ChatState
-from oncelog.client.chat.limits import ChatLimits
-from oncelog.client.chat.values import EXPIRED, Outcome, Progress, Refused, SettledMessage
+from oncelog.client.chat.values import EXPIRED, ChatLimits, Outcome, Progress, Refused, SettledMessage
 from oncelog.client.runtime.backoff import iterate_pauses_s
 from oncelog.client.runtime.blocked_writes import BlockedWrites
 from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE

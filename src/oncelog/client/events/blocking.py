@@ -18,10 +18,9 @@ from uuid import UUID
 from oncelog.blocking_base import BlockingObject
 from oncelog.client.events.blocking_base import BlockingEventsBase, wrap_handler
 from oncelog.client.events.client import Client
-from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.outbox import Draft, Pending
 from oncelog.client.events.store import Apply, Reset
-from oncelog.client.events.values import Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
+from oncelog.client.events.values import ClientLimits, Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.options import Token
 from oncelog.client.runtime.websocket import Transport
 from oncelog.core.canonical import JsonValue

@@ -13,18 +13,17 @@ import os
 import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from oncelog.client.events.connector import Connector
 from oncelog.client.events.deliverer import Deliverer
 from oncelog.client.events.handlers import EventHandler, EventHandlers, get_handler_name
-from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.outbox import Draft, Outbox, Pending
 from oncelog.client.events.protocol import EventsPhase
 from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
-from oncelog.client.events.values import Event, HistoryChange, RefusedEvent, SetAside, Status
+from oncelog.client.events.values import ClientLimits, Event, HistoryChange, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.http import WebSocketTransport
 from oncelog.client.runtime.options import (
@@ -105,8 +104,8 @@ class Client(BaseClient[EventsRuntime, Status]):
         )
         self._outbox = Outbox(self._runtime, self._wake_all)
         self._deliverer = Deliverer(self._runtime, self._connector.wake_writer)
-        self._status_handlers: list[Callable[[Status], Awaitable[None] | None]] = []
-        self._history_handlers: list[Callable[[HistoryChange], Awaitable[None] | None]] = []
+        self._handlers: dict[type, list[Callable[[Any], Awaitable[None] | None]]] = {Status: [], HistoryChange: []}
+        """Functions of the application that are called with every new status and every other history."""
 
     # --- opening and closing
 
@@ -282,46 +281,45 @@ class Client(BaseClient[EventsRuntime, Status]):
     def status(self) -> Status:
         """How the client stands, for a user interface."""
         runtime = self._runtime
-        kept = {
-            "pending": len(self._outbox.pending),
-            "refused": self._outbox.refused_count,
-            "set_aside": runtime.set_aside_count,
-            "cursor": runtime.cursor,
-        }
-        if not runtime.is_ready or runtime.is_ended:
-            return Status(
-                state=ConnectionState.CLOSED,
-                server_last_committed_id=runtime.cursor,
-                last_error=runtime.failure_text,
-                **kept,
-            )
-        protocol, connector = runtime.protocol, self._connector
+        is_open = runtime.is_ready and not runtime.is_ended
+        server_last = runtime.protocol.last_committed_id if is_open else 0
+        return Status(
+            state=self._get_state() if is_open else ConnectionState.CLOSED,
+            pending=len(self._outbox.pending),
+            refused=self._outbox.refused_count,
+            set_aside=runtime.set_aside_count,
+            cursor=runtime.cursor,
+            server_last_committed_id=max(server_last, runtime.cursor),
+            last_error=self._find_last_error() if is_open else runtime.failure_text,
+        )
+
+    def _get_state(self) -> ConnectionState:
+        protocol, connector = self._runtime.protocol, self._connector
         state = _STATE_BY_PHASE[protocol.phase]
-        if protocol.phase is EventsPhase.ASIDE and not runtime.has_handlers:
+        if protocol.phase is EventsPhase.ASIDE and not self._runtime.has_handlers:
             state = ConnectionState.LIVE  # there is nothing else that it could do
         is_refused = not connector.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
-        if is_refused or protocol.read_error is not None:
-            state = ConnectionState.REFUSED
-        return Status(
-            state=state,
-            **kept,
-            server_last_committed_id=max(protocol.last_committed_id, runtime.cursor),
-            last_error=self._outbox.last_error
+        return ConnectionState.REFUSED if is_refused or protocol.read_error is not None else state
+
+    def _find_last_error(self) -> str | None:
+        protocol = self._runtime.protocol
+        return (
+            self._outbox.last_error
             or self._deliverer.last_error
             or protocol.read_error
-            or connector.last_error
-            or protocol.blocked_writes.last_error,
+            or self._connector.last_error
+            or protocol.blocked_writes.last_error
         )
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
         """Calls the function whenever the client stands otherwise than before."""
         check_function(handler, "the handler", may_be_async=True)
-        self._status_handlers.append(handler)
+        self._handlers[Status].append(handler)
 
     def on_history_changed(self, handler: Callable[[HistoryChange], Awaitable[None] | None]) -> None:
         """Calls the function when the server's log is another one than before. Nothing goes on until `start_over`."""
         check_function(handler, "the handler", may_be_async=True)
-        self._history_handlers.append(handler)
+        self._handlers[HistoryChange].append(handler)
 
     @property
     def history_change(self) -> HistoryChange | None:
@@ -357,21 +355,18 @@ class Client(BaseClient[EventsRuntime, Status]):
 
     async def _report_changes(self) -> None:
         """Tell the handlers of the application how the client stands, whenever that has changed."""
-        told: Status | None = None
-        told_change: HistoryChange | None = None
+        reported: tuple[Status | None, HistoryChange | None] = (None, None)
 
-        def has_news() -> bool:
-            return self.status() != told or self.history_change != told_change
+        def is_new() -> bool:
+            return (self.status(), self.history_change) != reported
 
         while True:
-            await self._runtime.wait_until(has_news)
-            status, change = self.status(), self.history_change
-            if status != told:
-                told = status
-                for handler in list(self._status_handlers):
-                    await EventHandlers.call(handler, get_handler_name(handler), status)
-            if change is not None and change != told_change:
-                self._runtime.logger.warning("the history on the server has changed: %s", change.message)
-                for on_change in list(self._history_handlers):
-                    await EventHandlers.call(on_change, get_handler_name(on_change), change)
-            told_change = change
+            await self._runtime.wait_until(is_new)
+            before, reported = reported, (self.status(), self.history_change)
+            for value, last in zip(reported, before, strict=True):
+                if value is None or value == last:
+                    continue
+                if isinstance(value, HistoryChange):
+                    self._runtime.logger.warning("the history on the server has changed: %s", value.message)
+                for handler in list(self._handlers[type(value)]):
+                    await EventHandlers.call(handler, get_handler_name(handler), value)

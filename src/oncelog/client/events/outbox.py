@@ -42,11 +42,8 @@ def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> Out
     if len(submission.body) > body_bytes_max:
         reason = f"must have at most {body_bytes_max} bytes (body_bytes_max), not {len(submission.body)}"
         raise CanonicalError("$.event", reason)
-    digits = submission.key.hex()
-    text = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-    return OutboxEntry(
-        0, text, submission.key, submission.partitions, submission.body, submission.fingerprint, expected
-    )
+    text = str(UUID(bytes=submission.key))
+    return OutboxEntry(0, text, submission.partitions, submission.body, submission.fingerprint, expected)
 
 
 class Pending(BasePending[OutboxEntry, Outcome]):

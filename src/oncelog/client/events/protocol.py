@@ -21,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -54,8 +55,6 @@ ITEM_BYTES: Final = 100
 """Of an event in a request, beside its body and its partitions, at most."""
 GROWTH_REQUESTS: Final = 64
 """After so many requests in a row that were not too large, larger ones are tried again."""
-_RETRY_CODES: Final = (error_codes.SERVER_BUSY, error_codes.READ_ONLY, error_codes.QUOTA_EXCEEDED)
-"""Errors of a request after which it is sent again on the same connection."""
 BUSY_MS_MIN: Final = 10
 BUSY_MS_MAX: Final = 60_000
 TOO_LARGE: Final = "too_large"
@@ -145,7 +144,7 @@ class EventsProtocol:
         """The connection is gone. What was under way is sent again over the next one, under the same ids."""
         self.outgoing.clear()
         self._page_request_id, self.is_page_due, self.busy_ms, self.read_error = None, False, 0, None
-        request = self._take_request()
+        request, self._request = self._request, None
         if request is not None:
             if request.holds_broadcasts:
                 # What was held back comes again with the next sync, in its place.
@@ -251,17 +250,18 @@ class EventsProtocol:
         """A text frame. Raises ProtocolError, or ServerRefusedError for a server that ends the connection."""
         try:
             message = codec.decode_envelope(data)
-            if message.type == "event_broadcast":
-                self._handle_broadcast(codec.decode_event(message.payload))
-            elif message.type == "submit_events_result":
-                self._handle_result(message)
-            elif message.type == "sync_response":
-                self._handle_page(message)
-            elif message.type == "connected":
-                self._handle_connected(codec.decode_connected(message.payload))
-            elif message.type == "error":
-                self._handle_error(message.msg_id, codec.decode_error(message.payload))
-            # Other messages are of a newer server: what we must know it says in words that we know.
+            match message.type:
+                case "event_broadcast":
+                    self._handle_broadcast(codec.decode_event(message.payload))
+                case "submit_events_result":
+                    self._handle_result(message)
+                case "sync_response":
+                    self._handle_page(message)
+                case "connected":
+                    self._handle_connected(codec.decode_connected(message.payload))
+                case "error":
+                    self._handle_error(message.msg_id, codec.decode_error(message.payload))
+            # Other messages are of a newer server, which says everything necessary in messages of this version.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"the server does not speak as an Oncelog server does: {error}") from error
 
@@ -302,8 +302,10 @@ class EventsProtocol:
         if not page.has_more:
             self.phase = EventsPhase.LIVE
             self._send_request()
+        elif len(self._ready) < READY_EVENTS_MAX:
+            self._request_page()
         else:
-            self._request_page_if_ready()
+            self.is_page_due = True
 
     def _handle_unrequested_page(self, page: codec.SyncPage) -> None:
         """A page that came twice, or our question was doubled on its way."""
@@ -378,59 +380,47 @@ class EventsProtocol:
             seen = {event.committed_id for event in request.held_broadcasts}
             new = {event.committed_id: event for event in own if event.committed_id > request.cursor}
             events = request.held_broadcasts + [event for number, event in new.items() if number not in seen]
-            events.sort(key=_get_committed_id)
+            events.sort(key=attrgetter("committed_id"))
         else:
             events = [event for event in own if event.committed_id > self._cursor]
         self._ready.extend(events)
 
     def _handle_error(self, msg_id: str | int | None, error: codec.ServerError) -> None:
         request = self._request
-        if error.code == error_codes.HISTORY_CHANGED:
-            self._change_history(error.details.epoch, error.details.server_last_committed_id, error.message)
-        elif request is not None and msg_id == request.msg_id and error.code in _RETRY_CODES:
-            self.answer_count += 1
-            self.blocked_writes.block(error.code, error.message)
-            self._postpone(request)
-            self.busy_ms = min(max(error.details.retry_after_ms, BUSY_MS_MIN), BUSY_MS_MAX)
-            self._catch_up_if_ready()
-        elif request is not None and msg_id == request.msg_id and error.code == error_codes.BAD_REQUEST:
-            self.answer_count += 1
-            self._request = None
-            self._ready.extend(request.held_broadcasts)
-            self._split(request, error.code, error.message)
-            self._send_request()
-        elif (
-            error.code == error_codes.FORBIDDEN
-            and self._page_request_id is not None
-            and msg_id == self._page_request_id
-        ):
-            # To submit is another right.
-            self.answer_count += 1
-            self._page_request_id, self.phase, self.read_error = (
-                None,
-                EventsPhase.ASIDE,
-                f"{error.code}: {error.message}",
-            )
-            self._send_request()
-        elif (
-            error.code == error_codes.BAD_REQUEST
-            and self.phase is not EventsPhase.CONNECTING
-            and msg_id != self._page_request_id
-        ):
-            pass  # about something that was sent twice on its way
-        else:
-            if request is not None and msg_id == request.msg_id and error.code == error_codes.RATE_LIMITED:
-                # The next connection is let in, and says nothing of what waits.
+        is_about_request = request is not None and msg_id == request.msg_id
+        is_about_page = self._page_request_id is not None and msg_id == self._page_request_id
+        match error.code:
+            case error_codes.HISTORY_CHANGED:
+                self._change_history(error.details.epoch, error.details.server_last_committed_id, error.message)
+            case error_codes.SERVER_BUSY | error_codes.READ_ONLY | error_codes.QUOTA_EXCEEDED if is_about_request:
+                # The request is sent again on the same connection.
+                self.answer_count += 1
                 self.blocked_writes.block(error.code, error.message)
-            raise ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
+                self._postpone_request()
+                self.busy_ms = min(max(error.details.retry_after_ms, BUSY_MS_MIN), BUSY_MS_MAX)
+                self._catch_up_if_ready()
+            case error_codes.BAD_REQUEST if request is not None and is_about_request:
+                self.answer_count += 1
+                self._request = None
+                self._ready.extend(request.held_broadcasts)
+                self._split(request, error.code, error.message)
+                self._send_request()
+            case error_codes.FORBIDDEN if is_about_page:
+                # To submit is another right.
+                self.answer_count += 1
+                self._page_request_id = None
+                self.phase = EventsPhase.ASIDE
+                self.read_error = f"{error.code}: {error.message}"
+                self._send_request()
+            case error_codes.BAD_REQUEST if self.phase is not EventsPhase.CONNECTING and not is_about_page:
+                pass  # about something that was sent twice on its way
+            case _:
+                if is_about_request and error.code == error_codes.RATE_LIMITED:
+                    # The next connection is let in, and says nothing of what waits.
+                    self.blocked_writes.block(error.code, error.message)
+                raise ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
     # --- frames out
-
-    def _request_page_if_ready(self) -> None:
-        if len(self._ready) < READY_EVENTS_MAX:
-            self._request_page()
-        else:
-            self.is_page_due = True
 
     def _catch_up_if_ready(self) -> None:
         """Ends standing aside. Not while a request is under way: its answer would come with no place in the order."""
@@ -478,12 +468,10 @@ class EventsProtocol:
 
     # --- requests that come to nothing
 
-    def _take_request(self) -> _Request | None:
-        request, self._request = self._request, None
-        return request
-
-    def _postpone(self, request: _Request) -> None:
-        """What is broadcast from now on waits for the answer (see above)."""
+    def _postpone_request(self) -> None:
+        """A busy server has sent the request away. Broadcasts from now on wait for its answer (see above)."""
+        request = self._request
+        assert request is not None  # noqa: S101 - the error is about it
         request.is_under_way = False
         if not request.holds_broadcasts and self.phase is EventsPhase.LIVE:
             request.holds_broadcasts, request.cursor = True, self._cursor
@@ -511,10 +499,6 @@ class EventsProtocol:
     def _next_id(self) -> str:
         self._last_request_number += 1
         return str(self._last_request_number)
-
-
-def _get_committed_id(event: Event) -> int:
-    return event.committed_id
 
 
 def _to_outcome(entry: OutboxEntry, result: codec.SubmitResult) -> Committed | Refused:

@@ -4,9 +4,9 @@ import logging
 from typing import Final
 
 from oncelog.client.events.handlers import EventHandlers
-from oncelog.client.events.limits import ClientLimits
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.store import Apply, ClientStore, StoredClient
+from oncelog.client.events.values import ClientLimits
 from oncelog.client.runtime.client import ProtocolRuntime
 
 logger: Final = logging.getLogger("oncelog.client")

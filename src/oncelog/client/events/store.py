@@ -10,10 +10,9 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import msgspec
-import orjson
 from msgspec import Struct
 
 from oncelog.client.events.values import Event, OutboxEntry, Refused, RefusedEvent, SetAside, SettledEntry
@@ -77,7 +76,10 @@ class ClientStore(OutboxStore):
         with self._file.translate_damage():
             if followed != partitions and reset is None:
                 raise PartitionsChangedError(self._file.path, _PARTITIONS_DECODER.decode(followed))
-            outbox = [_to_entry(*row) for row in connection.execute(SQL["outbox"])]
+            outbox = [
+                OutboxEntry(number, event_id, _PARTITIONS_DECODER.decode(names), *rest)
+                for number, event_id, names, *rest in connection.execute(SQL["outbox"])
+            ]
         if followed != partitions:
             epoch, cursor = "", 0
             self._reset_cursor(connection, partitions, cursor, epoch, reset)
@@ -211,32 +213,25 @@ def _transaction_error() -> RuntimeError:
     return RuntimeError("apply has ended the transaction that it was called in: it must neither commit nor roll back")
 
 
-def _to_json(partitions: Sequence[str]) -> str:
-    return orjson.dumps(list(partitions)).decode()
-
-
-def _to_entry(
-    number: int, id_text: str, partitions: str, body: bytes, fingerprint: bytes, expected: int | None
-) -> OutboxEntry:
-    key = UUID(id_text).bytes
-    return OutboxEntry(number, id_text, key, _PARTITIONS_DECODER.decode(partitions), body, fingerprint, expected)
+def _to_json(value: Sequence[str] | Struct) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _to_entry_row(entry: OutboxEntry) -> tuple[Any, ...]:
-    partitions = _to_json(entry.partitions)
-    return entry.number, entry.id, partitions, entry.body, entry.fingerprint, entry.expected_committed_id
+    return (
+        entry.number, entry.id, _to_json(entry.partitions), entry.body, entry.fingerprint, entry.expected_committed_id
+    )  # fmt: skip
 
 
 def _to_refused_row(settled: SettledEntry, now_ms: int) -> tuple[Any, ...]:
-    entry = settled.entry
-    outcome = msgspec.json.encode(settled.outcome).decode()
-    return entry.number, entry.id, _to_json(entry.partitions), entry.body, outcome, now_ms
+    entry, outcome = settled
+    return entry.number, entry.id, _to_json(entry.partitions), entry.body, _to_json(outcome), now_ms
 
 
 def _to_set_aside_row(failed_delivery: SetAside) -> tuple[Any, ...]:
     return (
         failed_delivery.handler,
         failed_delivery.event.committed_id,
-        msgspec.json.encode(failed_delivery.event).decode(),
+        _to_json(failed_delivery.event),
         failed_delivery.error,
     )

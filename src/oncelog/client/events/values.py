@@ -1,15 +1,31 @@
-"""What the client gives its application: events, outcomes, and how it stands."""
+"""Values that a client takes from its application and gives to it: limits, events, outcomes, and its status."""
 
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from oncelog.client.runtime.entries import BaseEntry, Settled
+from oncelog.client.runtime.limits import MIB, ConnectionLimits
 from oncelog.client.runtime.status import BaseStatus
 from oncelog.deprecation import alias_property
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """As a server's numbers are: others are no server's."""
+
+
+class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):
+    """What a client holds at most, and how long it waits."""
+
+    outbox_events_max: int = 100_000
+    """Submissions without an outcome. Beyond it `submit` raises LimitExceededError."""
+    outbox_bytes_max: int = 256 * MIB
+    """Of all of them together; they are kept in memory too."""
+    body_bytes_max: int = MIB
+    """Of one event in its canonical form. A server takes frames of 4 MiB unless it was told otherwise."""
+    hand_over_events_max: int = 1000
+    """Events that are handed over in one transaction."""
+    taking_timeout_ms: int = 1000
+    """If nobody has room for further events for so long, what waits in the outbox is sent before they are."""
 
 
 class Event(Struct, frozen=True):
@@ -112,7 +128,6 @@ class OutboxEntry(BaseEntry, frozen=True, gc=False):
     """A submission in the outbox."""
 
     id: str
-    key: bytes
     partitions: tuple[str, ...]
     body: bytes
     """The event in its canonical form."""
