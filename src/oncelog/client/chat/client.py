@@ -45,7 +45,15 @@ from oncelog.client.chat.values import (
 )
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import BaseClient
-from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
+from oncelog.client.runtime.options import (
+    NUMBER_MAX,
+    Token,
+    check_client_id,
+    check_limits,
+    check_number,
+    check_path,
+    check_token,
+)
 from oncelog.client.runtime.status import ConnectionState
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.errors import (
@@ -54,7 +62,6 @@ from oncelog.errors import (
     SettingsError,
 )
 
-SEQUENCE_MAX: Final = 2**53 - 1
 LINES_DEFAULT: Final = 50
 
 
@@ -195,7 +202,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         if chat_id is not None:
             check_chat_id(chat_id)
         if after is not None:
-            _check_sequence(after, "after")
+            check_number(after, "after")
         return MessageStream(self._runtime, chat_id, after)
 
     def received(self, chat_id: str, sequence: int) -> None:
@@ -203,7 +210,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
 
         What has not arrived cannot be received: then it counts up to what has.
         """
-        _check_sequence(sequence, "sequence")
+        check_number(sequence, "sequence")
         self._runtime.check_open()
         shown = self._runtime.progress.get(chat_id)
         if shown is not None:
@@ -217,11 +224,11 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         runtime = self._runtime
         check_chat_id(chat_id)
         if before is not None:
-            _check_sequence(before, "before")
+            check_number(before, "before")
         user_id, shown = runtime.open_protocol.user_id, runtime.progress.get(chat_id)
         complete_to = 0 if shown is None else shown.complete_to
         found, watermarks = await runtime.call_store(
-            runtime.store.load_messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
+            runtime.store.load_messages_before, chat_id, NUMBER_MAX if before is None else before, complete_to,
             user_id, count,
         )  # fmt: skip
         self._delivery_counts.schedule(chat_id)  # the marks of own messages depend on the watermarks of others
@@ -238,7 +245,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
 
     async def forget_messages(self, chat_id: str, up_to: int) -> None:
         """Removes old messages from the file, up to what was received at most. The server keeps them (`history`)."""
-        _check_sequence(up_to, "up_to")
+        check_number(up_to, "up_to")
         chat = self._runtime.open_protocol.chats.get(chat_id)
         if chat is not None:
             await self._runtime.call_store(self._runtime.store.forget_messages, chat_id, min(up_to, chat.received_to))
@@ -377,11 +384,6 @@ def _to_line(
     refusal: Refused | None = None,
 ) -> Line:
     return Line(source.client_message_id, sender_id, source.content, source.content_type, mark, message, refusal)
-
-
-def _check_sequence(number: int, name: str) -> None:
-    if type(number) is not int or not 0 <= number <= SEQUENCE_MAX:
-        raise ValueError(f"{name} must be a whole number from 0 to {SEQUENCE_MAX}, not {number!r}")
 
 
 def _get_wall_ms() -> int:

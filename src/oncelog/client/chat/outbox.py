@@ -19,7 +19,7 @@ from oncelog.client.chat.values import (
     to_refused_message,
 )
 from oncelog.client.runtime.outbox import BaseOutbox, BasePending
-from oncelog.core.canonical import is_unicode, nfc
+from oncelog.core.canonical import is_storable, nfc
 from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
 from oncelog.deprecation import alias_method
 from oncelog.errors import CanonicalError
@@ -32,7 +32,7 @@ def check_chat_id(chat_id: str) -> None:
     """Raises CanonicalError that names what is wrong."""
     if not isinstance(chat_id, str) or not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise CanonicalError("chat_id", f"must be a text of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
-    if "/" in chat_id or _CONTROL.search(chat_id) or not is_unicode(chat_id):
+    if "/" in chat_id or _CONTROL.search(chat_id) or not is_storable(chat_id):
         raise CanonicalError("chat_id", 'must have no "/" and no control characters')
     if chat_id in (".", ".."):  # no part of an address can be called so
         raise CanonicalError("chat_id", "must not be . or ..")
@@ -50,7 +50,7 @@ def prepare(
 ) -> OutboxMessage:
     """An entry but for its number. Raises CanonicalError for what no server takes."""
     check_chat_id(chat_id)
-    if not isinstance(content, str) or not is_unicode(content) or "\0" in content:
+    if not isinstance(content, str) or not is_storable(content):
         raise CanonicalError("content", "must be a text that has a form in UTF-8, and no U+0000")
     size = len(content.encode())
     if not 1 <= size <= limits.content_bytes_max:

@@ -29,9 +29,9 @@ from oncelog.client.runtime.http import WebSocketTransport
 from oncelog.client.runtime.options import (
     Token,
     check_client_id,
-    check_committed_id,
     check_function,
     check_limits,
+    check_number,
     check_partitions,
     check_path,
     check_token,
@@ -253,7 +253,7 @@ class Client(BaseClient[EventsRuntime, Status]):
     async def forget_set_aside(self, *committed_ids: int) -> None:
         """These need not be handed over any more, to nobody."""
         for number in committed_ids:
-            check_committed_id(number, "committed_ids")
+            check_number(number, "committed_ids")
         runtime = self._runtime
         runtime.set_aside_count = await runtime.call_store(runtime.store.forget_set_aside, committed_ids)
         runtime.wake_waiters()
@@ -271,7 +271,7 @@ class Client(BaseClient[EventsRuntime, Status]):
 
         For what the application has submitted itself, once it knows its number, and wants to see in its own tables.
         """
-        check_committed_id(committed_id, "committed_id")
+        check_number(committed_id, "committed_id")
         if self._runtime.cursor < committed_id:
             self._deliverer.check_not_in_handler("reached")
         await self._runtime.wait_until(lambda: self._runtime.cursor >= committed_id)
@@ -335,7 +335,7 @@ class Client(BaseClient[EventsRuntime, Status]):
         """
         self._runtime.check_open()
         self._deliverer.check_not_in_handler("start_over")
-        check_committed_id(since, "since")
+        check_number(since, "since")
         check_function(reset, "reset", may_be_async=False)
         await self._deliverer.start_over(since, reset or self._reset)
         self._connector.restart()

@@ -52,11 +52,9 @@ class EventHandlers:
             error = await self.call(handler, name, event)
             if error is not None:
                 failed.append(SetAside(name, event, error))
-        streams = list(self._streams)
-        for stream in streams:  # first to all: they do not wait for each other's bodies
-            stream.put(event)
-        for stream in streams:
-            is_taken |= await stream.wait_handled()
+        # All loops get the event first: they do not wait for the bodies of each other.
+        for handled in [stream.put(event) for stream in self._streams]:
+            is_taken |= await handled
         return failed, is_taken
 
     async def redeliver(self, failed_delivery: SetAside) -> str | None:
@@ -86,64 +84,57 @@ class EventHandlers:
 
 
 class EventStream:
-    """`async for event in stream`. An event counts as handed over when the next one is asked for.
+    """`async for event in stream`. An event counts as handed over when the next one is requested.
 
-    Not when the loop is left: nobody can tell whether its body had come to an end, or raised.
+    It does not count when the loop is left: its body may have raised before its end.
     """
 
     def __init__(self, on_finish: Callable[["EventStream"], None]) -> None:
         self._on_finish = on_finish
         self._event: Event | None = None
+        self._handled: asyncio.Future[bool] | None = None
+        """Result of the event: whether the loop asked for the next one."""
         self._is_delivered = False
-        self._was_handled = False
         self._is_over = False
         self._arrival = asyncio.Event()
-        self._handled = asyncio.Event()
 
     def __aiter__(self) -> "EventStream":
         return self
 
     async def __anext__(self) -> Event:
         if self._is_delivered:
-            self._acknowledge()
-        while self._event is None and not self._is_over:
-            # Whoever gives up waiting here leaves the event in its place for the next time.
+            self._settle(was_handled=True)
+        while self._event is None:
+            if self._is_over:
+                raise StopAsyncIteration
+            # A caller that stops waiting here leaves the event for the next call.
+            self._arrival.clear()
             await self._arrival.wait()
-        if self._event is None:
-            raise StopAsyncIteration
         self._is_delivered = True
         return self._event
 
-    def put(self, event: Event) -> None:
-        """The next event of the loop."""
-        self._was_handled = False
-        if not self._is_over:
-            self._handled.clear()
-            self._event = event
+    def put(self, event: Event) -> "asyncio.Future[bool]":
+        """Give the loop its next event. The result is False if the loop is left before it asks for another one."""
+        self._handled = asyncio.get_running_loop().create_future()
+        if self._is_over:
+            self._handled.set_result(False)
+        else:
+            self._event, self._is_delivered = event, False
             self._arrival.set()
-
-    async def wait_handled(self) -> bool:
-        """Returns when the loop has dealt with it: True, or False if it was left before it asked for the next one."""
-        await self._handled.wait()
-        return self._was_handled
+        return self._handled
 
     def finish(self) -> None:
-        """The client is closed, or the loop was left."""
+        """End the stream: the client is closed, or the loop was left."""
         if not self._is_over:
             self._is_over = True
             self._on_finish(self)
-        self._event = None
-        self._handled.set()
+        self._settle(was_handled=False)
         self._arrival.set()
 
-    def _acknowledge(self) -> None:
-        if self._event is None:
-            return
-        self._was_handled = True
-        self._event = None
-        self._is_delivered = False
-        self._arrival.clear()
-        self._handled.set()
+    def _settle(self, *, was_handled: bool) -> None:
+        if self._handled is not None and not self._handled.done():
+            self._handled.set_result(was_handled)
+        self._event, self._is_delivered = None, False
 
 
 def get_handler_name(handler: Callable[..., object]) -> str:

@@ -18,7 +18,7 @@ logger: Final = logging.getLogger("oncelog.client")
 
 Limits = TypeVar("Limits", bound=BaseLimits)
 
-COMMITTED_ID_MAX: Final = 2**53 - 1
+NUMBER_MAX: Final = 2**53 - 1
 Token = str | Callable[[], Awaitable[str | None] | str | None] | None
 """A token, or a function that gives one for each connection or request: the last one may have expired."""
 
@@ -80,10 +80,10 @@ def check_function(function: Callable[..., object] | None, name: str, *, may_be_
         raise SettingsError(f"{name} must not be async here: nobody would await it")
 
 
-def check_committed_id(number: int, name: str) -> None:
-    """Raises SettingsError for what is no number of an event, or 0."""
-    if type(number) is not int or not 0 <= number <= COMMITTED_ID_MAX:
-        raise SettingsError(f"{name} must be a whole number from 0 to {COMMITTED_ID_MAX}, not {number!r}")
+def check_number(number: int, name: str) -> None:
+    """Raise SettingsError for a value that is neither the number of an event or message nor 0."""
+    if type(number) is not int or not 0 <= number <= NUMBER_MAX:
+        raise SettingsError(f"{name} must be a whole number from 0 to {NUMBER_MAX}, not {number!r}")
 
 
 def check_token(token: Token) -> None:

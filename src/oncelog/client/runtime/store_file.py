@@ -20,6 +20,7 @@ from oncelog.errors import (
     CorruptError,
     NewerSchemaError,
     NotALogError,
+    StoreError,
     StoreInUseError,
     StoreUnavailableError,
 )
@@ -30,16 +31,16 @@ T = TypeVar("T")
 
 MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 10_000
-_CORRUPT: Final = ("SQLITE_CORRUPT",)
-_NOT_A_DATABASE: Final = ("SQLITE_NOTADB",)
-_UNAVAILABLE: Final = (
-    "SQLITE_BUSY",
-    "SQLITE_LOCKED",
-    "SQLITE_FULL",
-    "SQLITE_IOERR",
-    "SQLITE_CANTOPEN",
-    "SQLITE_READONLY",
+_ERRORS: Final[tuple[tuple[tuple[str, ...], type[StoreError], str], ...]] = (
+    (("SQLITE_NOTADB",), NotALogError, "{path} is no SQLite database"),
+    (("SQLITE_CORRUPT",), CorruptError, "{path} is damaged: {error}"),
+    (
+        ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY"),
+        StoreUnavailableError,
+        "{path}: {error} [{name}]",
+    ),
 )
+"""Names of errors of SQLite, the error that the client raises instead, and its text."""
 
 
 class StoreSchema(Struct, frozen=True):
@@ -200,12 +201,9 @@ class StoreFile:
             yield
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "") or ""
-            if name.startswith(_NOT_A_DATABASE):
-                raise NotALogError(f"{self.path} is no SQLite database") from error
-            if name.startswith(_CORRUPT):
-                raise CorruptError(f"{self.path} is damaged: {error}") from error
-            if name.startswith(_UNAVAILABLE):
-                raise StoreUnavailableError(f"{self.path}: {error} [{name}]") from error
+            for prefixes, kind, text in _ERRORS:
+                if name.startswith(prefixes):
+                    raise kind(text.format(path=self.path, error=error, name=name)) from error
             raise
 
     @contextmanager
