@@ -129,7 +129,7 @@ class Device:
             self.seen[type(settled.outcome).__name__] += 1
             if isinstance(settled.outcome, Refused):
                 self.seen[settled.outcome.code] += 1
-        self.generations.update(changes.generations)
+        self.generations.update({chat_id: saved.generation for chat_id, saved in changes.chats.items()})
         for update in changes.updates:
             self.seen[type(update).__name__] += 1
             if isinstance(update, HistoryChange):

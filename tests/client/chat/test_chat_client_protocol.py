@@ -43,7 +43,7 @@ def test_sync_precedes_sends_and_partial_pages_are_not_shown() -> None:
     assert talk.chat().complete_to == 2
     kept = talk.changes
     assert [one.sequence for one in kept.messages if one.sequence != 3] == [4]
-    assert kept.chats["tea"] == ("tea", True, 2, 4, 0)
+    assert kept.chats["tea"] == ("tea", True, 2, 4, 0, 0)
     assert not [one for one in kept.updates if isinstance(one, Arrived)]
     talk.batch(second, 5)
     assert [one["type"] for one in talk.said()] == ["send_message"]
@@ -289,7 +289,7 @@ def test_acks_are_batched_and_repeated_after_a_lost_connection() -> None:
     talk = Talk(at(5), ack_wait_ms=50).begin(ListedChat("tea", 5))
     for sequence in (1, 2, 3):
         talk.protocol.mark_received("tea", sequence, 0, talk.now_ms)
-    assert talk.changes.chats["tea"] == ("tea", True, 5, 5, 3)
+    assert talk.changes.chats["tea"] == ("tea", True, 5, 5, 3, 0)
     assert talk.wait(49) == []
     (ack,) = talk.wait(1)
     assert (ack["type"], ack["last_acked_sequence"]) == ("ack", 3)
@@ -416,7 +416,7 @@ def test_changed_epoch_resets_the_chats() -> None:
     assert changes.is_reset
     assert changes.user_and_epoch == (ME, EPOCH)
     assert changes.updates[0] == HistoryChange("e0", EPOCH)
-    assert changes.chats["tea"] == ("tea", True, 0, 0, 0)
+    assert changes.chats["tea"] == ("tea", True, 0, 0, 0, 1)
     assert talk.said()[0]["last_acked_sequence"] == 0
     assert len(talk.chat().queue) == 1
 

@@ -100,7 +100,9 @@ async def test_message_received_during_a_store_read_is_not_skipped() -> None:
         wire.sockets[0].live(1)
         first = asyncio.create_task(anext(stream))
         await soon(read.wait())
-        ann._runtime.progress["tea"].complete_to = 3  # as if 2 and 3 had just been stored
+        ann._runtime.progress["tea"] = ann._runtime.progress["tea"]._replace(
+            complete_to=3
+        )  # as if 2 and 3 had just been stored
         moved.set()
         assert (await soon(first)).sequence == 1
         store.load_messages_after = messages_after

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from client.chat.chat_clients import HERE, NOWHERE, client_of
-from oncelog.client.chat.chat_state import ChangeSet
+from oncelog.client.chat.chat_state import ChangeSet, SavedChat
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import Member, Message, OutboxMessage, Refused, Sent, SettledMessage
 from oncelog.errors import (
@@ -38,7 +38,7 @@ def test_written_state_is_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
     changes = ChangeSet(
         user_and_epoch=("user:ann", "e1"),
         messages=[message(1), message(1), message(3)],
-        chats={"tea": ("tea", True, 1, 2, 1)},
+        chats={"tea": SavedChat("tea", True, 1, 2, 1, 0)},
         settled=[
             SettledMessage(entries[0], Sent("msg_1", 1, "then")),
             SettledMessage(entries[1], Refused("NO", "why", was_tried=True)),

@@ -10,6 +10,7 @@ While a catch-up is not at its end the line stays where it is, so that it is not
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -24,6 +25,18 @@ class QueuedMessage(Struct):
     entry: OutboxMessage
     attempts: int = 0
     """How often it was sent without an answer."""
+
+
+class SavedChat(NamedTuple):
+    """Numbers of a chat, as they are saved and then reported."""
+
+    chat_id: str
+    is_member: bool
+    complete_to: int
+    fetched_to: int
+    received_to: int
+    generation: int
+    """Not in the file."""
 
 
 class ChatState:
@@ -83,6 +96,12 @@ class ChatState:
         self.ahead.clear()
         self.is_catching_up = True
 
+    def to_saved(self) -> SavedChat:
+        """Return the numbers to save."""
+        return SavedChat(
+            self.chat_id, self.is_member, self.complete_to, self.fetched_to, self.received_to, self.generation
+        )
+
     @property
     def is_gapped(self) -> bool:
         """Something is missing before what we have heard of."""
@@ -135,21 +154,16 @@ class ChatState:
         self.fetched_to = self.complete_to
 
 
-ChatRow = tuple[str, bool, int, int, int]
-
-
 class ChangeSet(Struct):
     """In the order of the fields."""
 
     is_reset: bool = False
     """All that is here of any history is to be removed first."""
     reset_chats: list[str] = field(default_factory=list)
-    generations: dict[str, int] = field(default_factory=dict)
-    """Of the chats whose history begins again."""
     user_and_epoch: tuple[str, str] | None = None
     """The user and the epoch."""
     messages: list[Message] = field(default_factory=list)
-    chats: dict[str, ChatRow] = field(default_factory=dict)
+    chats: dict[str, SavedChat] = field(default_factory=dict)
     settled: list[SettledMessage] = field(default_factory=list)
     watermarks: list[tuple[str, str, int | None]] = field(default_factory=list)
     """Chat, user, and how far; None for somebody who has left."""
@@ -162,20 +176,13 @@ class ChangeSet(Struct):
 
     def save_chat(self, chat: ChatState) -> None:
         """Its numbers are to be saved."""
-        self.chats[chat.chat_id] = (
-            chat.chat_id, chat.is_member, chat.complete_to, chat.fetched_to, chat.received_to
-        )  # fmt: skip
+        self.chats[chat.chat_id] = chat.to_saved()
 
     def reset(self, change: HistoryChange) -> None:
         """What was gathered of the old history is not kept. Outcomes are: they were true when they came."""
         self.is_reset = True
         self.messages, self.watermarks, self.members = [], [], {}
         self.updates.append(change)
-
-    def restart_chat(self, chat: ChatState) -> None:
-        """Its numbers are to be saved, and its readers are to be told."""
-        self.generations[chat.chat_id] = chat.generation
-        self.save_chat(chat)
 
     def reset_chat(self, chat: ChatState, change: HistoryChange) -> None:
         """The same for one chat."""
@@ -184,4 +191,4 @@ class ChangeSet(Struct):
         self.watermarks = [message for message in self.watermarks if message[0] != chat.chat_id]
         self.members.pop(chat.chat_id, None)
         self.updates.append(change)
-        self.restart_chat(chat)
+        self.save_chat(chat)

@@ -27,7 +27,7 @@ from oncelog.client.chat.http_client import ChatHttpClient, ChatTransport
 from oncelog.client.chat.message_stream import MessageStream
 from oncelog.client.chat.outbox import Outbox, Pending, check_chat_id, prepare
 from oncelog.client.chat.protocol import ChatProtocol
-from oncelog.client.chat.runtime import ChatRuntime, StoredProgress, now_ms
+from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
@@ -115,7 +115,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         kept = await runtime.call_store(runtime.store.open, self._device_id)
         protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._random)
         runtime.loaded_protocol = protocol
-        runtime.progress = {chat.chat_id: StoredProgress(chat.complete_to) for chat in kept.chats}
+        runtime.progress = {chat.chat_id: chat.to_saved() for chat in kept.chats}
         self._outbox.refused = dict(kept.refused)
         self._outbox.load(kept.outbox)
         protocol.enqueue(kept.outbox, now_ms(), was_tried=True)
@@ -134,9 +134,6 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
                 await self._outbox.finish()
         finally:
             await self._http.close()
-
-    def _close_store(self) -> None:
-        self._runtime.store.close()
 
     # --- sending
 

@@ -16,13 +16,8 @@ AUTH_FAILED: Final = "AUTH_FAILED"
 NOT_A_MEMBER: Final = "NOT_A_MEMBER"
 INVALID_ACK: Final = "INVALID_ACK"
 TOO_LARGE: Final = "MESSAGE_TOO_LARGE"
-RATE_LIMITED: Final = "RATE_LIMITED"
-BUSY: Final = "BUSY"
-UNAVAILABLE: Final = "UNAVAILABLE"
-READ_ONLY: Final = "READ_ONLY"
-QUOTA_EXCEEDED: Final = "QUOTA_EXCEEDED"
-TRANSIENT: Final = frozenset({RATE_LIMITED, BUSY, UNAVAILABLE, READ_ONLY, QUOTA_EXCEEDED})
-"""What a server may say to a request that is to be made again later."""
+TRANSIENT: Final = frozenset({"RATE_LIMITED", "BUSY", "UNAVAILABLE", "READ_ONLY", "QUOTA_EXCEEDED"})
+"""Codes of errors after which a request is sent again later."""
 
 
 class Frame(Struct, frozen=True, gc=False):

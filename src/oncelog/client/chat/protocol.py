@@ -117,19 +117,16 @@ class ChatProtocol(ChatSender):
 
     def _apply_listed(self, listed: ListedChat, now_ms: int) -> None:
         chat = self.chats.get(listed.chat_id)
+        is_new = chat is None or not chat.is_member
         if chat is None or not chat.is_member:
             if listed.chat_id in self._heard_since_list:
                 return  # it was left meanwhile
             chat = self._get_or_create_chat(listed.chat_id)
             chat.is_member = True
-            chat.role = listed.role
             self.changes.save_chat(chat)
+        if is_new or chat.role not in (None, listed.role):
             self.changes.updates.append(Membership(listed.chat_id, self.user_id, present=True, role=listed.role))
-        elif chat.role != listed.role:
-            is_change = chat.role is not None
-            chat.role = listed.role
-            if is_change:
-                self.changes.updates.append(Membership(listed.chat_id, self.user_id, present=True, role=listed.role))
+        chat.role = listed.role
         if chat.chat_id not in self._acked_since_list:
             # Less than was acknowledged if that was lost, or if the user has left and joined again.
             chat.acked_to = listed.last_acked_sequence
@@ -182,7 +179,7 @@ class ChatProtocol(ChatSender):
             self.changes.reset(HistoryChange(self.epoch, frame.epoch))
             for chat in self.chats.values():
                 chat.reset()
-                self.changes.restart_chat(chat)
+                self.changes.save_chat(chat)
         if (self.user_id, self.epoch) != (frame.user_id, frame.epoch):
             self.user_id, self.epoch = frame.user_id, frame.epoch
             self.changes.user_and_epoch = (frame.user_id, frame.epoch)

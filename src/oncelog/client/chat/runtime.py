@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from oncelog.client.chat.chat_state import ChangeSet
+from oncelog.client.chat.chat_state import ChangeSet, SavedChat
 from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import ChatLimits, Delivery, HistoryChange, Update
@@ -20,25 +20,14 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class StoredProgress:
-    """How far one chat lies in the file."""
-
-    __slots__ = ("complete_to", "generation")
-
-    def __init__(self, complete_to: int = 0) -> None:
-        self.complete_to = complete_to
-        self.generation = 0
-        """How often its history has begun again."""
-
-
-class ChatRuntime(ProtocolRuntime[ChatProtocol]):
+class ChatRuntime(ProtocolRuntime[ChatStore, ChatProtocol]):
     """State of one chat client."""
 
     def __init__(self, store: ChatStore, limits: ChatLimits) -> None:
-        super().__init__("chat", logger)
-        self.store = store
+        super().__init__("chat", logger, store)
         self.limits = limits
-        self.progress: dict[str, StoredProgress] = {}
+        self.progress: dict[str, SavedChat] = {}
+        """Chats as they are in the file."""
         self.watermarks: dict[str, dict[str, int]] = {}
         """Of the chats that somebody has asked about."""
         self.history_change: HistoryChange | None = None
@@ -60,11 +49,10 @@ class ChatRuntime(ProtocolRuntime[ChatProtocol]):
 
     def publish(self, changes: ChangeSet) -> None:
         """It lies in the file: tells everybody whom it concerns."""
-        for chat_id, generation in changes.generations.items():
-            self.progress.setdefault(chat_id, StoredProgress()).generation = generation
-            self.watermarks.pop(chat_id, None)
-        for chat_id, _, complete_to, _, _ in changes.chats.values():
-            self.progress.setdefault(chat_id, StoredProgress()).complete_to = complete_to
+        for chat_id, saved in changes.chats.items():
+            if chat_id in self.progress and self.progress[chat_id].generation != saved.generation:
+                self.watermarks.pop(chat_id, None)
+            self.progress[chat_id] = saved
         changes.updates += self._update_watermarks(changes)
         for update in changes.updates:
             if isinstance(update, HistoryChange):

@@ -83,7 +83,7 @@ class ChatStore(OutboxStore):
             if changes.user_and_epoch is not None:
                 connection.execute(SQL["save_client"], changes.user_and_epoch)
             connection.executemany(SQL["save_message"], map(astuple, changes.messages))
-            connection.executemany(SQL["save_chat"], changes.chats.values())
+            connection.executemany(SQL["save_chat"], [chat[:5] for chat in changes.chats.values()])
             connection.executemany(SQL["refuse"], refused)
             connection.executemany(SQL["settle"], [(settled.entry.number,) for settled in changes.settled])
             self._save_watermarks(connection, changes)

@@ -104,9 +104,6 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     async def _release(self) -> None:
         await self._transport.close()
 
-    def _close_store(self) -> None:
-        self._runtime.store.close()
-
     @property
     def _pusher(self) -> Pusher:
         self._runtime.check_open()

@@ -12,12 +12,11 @@ from oncelog.client.runtime.client import ClientRuntime
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
 
-class DeltasRuntime(ClientRuntime):
+class DeltasRuntime(ClientRuntime[DeltasStore]):
     """State of one deltas client."""
 
     def __init__(self, store: DeltasStore, limits: DeltasLimits) -> None:
-        super().__init__("deltas", logger)
-        self.store = store
+        super().__init__("deltas", logger, store)
         self.limits = limits
         self.streams: list[ChangeStream] = []
         self.end_calls.append(self._end_streams)

@@ -130,9 +130,6 @@ class Client(BaseClient[EventsRuntime, Status]):
         finally:
             await self._transport.close()
 
-    def _close_store(self) -> None:
-        self._runtime.store.close()
-
     def _wake_tasks(self) -> None:
         """Something has arrived or changed: wake the tasks that have to do something."""
         if self._runtime.protocol.has_settled:

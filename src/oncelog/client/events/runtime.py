@@ -12,14 +12,13 @@ from oncelog.client.runtime.client import ProtocolRuntime
 logger: Final = logging.getLogger("oncelog.client")
 
 
-class EventsRuntime(ProtocolRuntime[EventsProtocol]):
+class EventsRuntime(ProtocolRuntime[ClientStore, EventsProtocol]):
     """Store, protocol, submissions without an outcome, and how far events have been handed over."""
 
     def __init__(
         self, store: ClientStore, limits: ClientLimits, partitions: tuple[str, ...], apply: Apply | None
     ) -> None:
-        super().__init__("events", logger)
-        self.store = store
+        super().__init__("events", logger, store)
         self.limits = limits
         self.partitions = partitions
         self.apply = apply

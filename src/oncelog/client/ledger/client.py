@@ -97,9 +97,6 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
     async def _end_scopes(self) -> None:
         await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
 
-    def _close_store(self) -> None:
-        self._runtime.store.close()
-
     def scope(self, organization: str, vault: str = "") -> LedgerScope:
         """Another scope of the same client: its writes have a sequence of their own, in the same file."""
         _ = self._runtime.transport  # it is open

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("oncelog.client.ledger")
 
 
-class LedgerRuntime(ClientRuntime):
+class LedgerRuntime(ClientRuntime[LedgerStore]):
     """State of one ledger client."""
 
     def __init__(
@@ -27,8 +27,7 @@ class LedgerRuntime(ClientRuntime):
         random_source: random.Random,
         has_token_function: bool,
     ) -> None:
-        super().__init__("ledger", logger)
-        self.store = store
+        super().__init__("ledger", logger, store)
         self.limits = limits
         self.random_source = random_source
         self.has_token_function = has_token_function

@@ -7,7 +7,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -94,7 +94,7 @@ class Backoff:
 class RetryTask(ABC):
     """`run` is the task."""
 
-    def __init__(self, runtime: ClientRuntime, limits: BaseLimits, random_source: random.Random) -> None:
+    def __init__(self, runtime: ClientRuntime[Any], limits: BaseLimits, random_source: random.Random) -> None:
         self._client_runtime = runtime
         self._backoff = Backoff(limits, random_source)
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from oncelog.client.runtime.status import BaseStatus, ConnectionState
 from oncelog.errors import ClientError, ClosedError, OncelogError
@@ -17,13 +17,24 @@ from oncelog.errors import ClientError, ClosedError, OncelogError
 T = TypeVar("T")
 
 
-class ClientRuntime:
+class ClosableStore(Protocol):
+    """The store of a client, as its runtime sees it."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+StoreType = TypeVar("StoreType", bound=ClosableStore)
+
+
+class ClientRuntime(Generic[StoreType]):
     """Store thread, tasks and waiting callers of one client. Opened once and closed once."""
 
-    def __init__(self, name: str, logger: logging.Logger) -> None:
+    def __init__(self, name: str, logger: logging.Logger, store: StoreType) -> None:
         """`name` is the kind of client in logs, errors and names of tasks: "chat"."""
         self.name = name
         self.logger = logger
+        self.store = store
         self._thread: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped_tasks: set[asyncio.Task[None]] = set()
@@ -81,12 +92,12 @@ class ClientRuntime:
         self._is_closing = True
         self.wake_waiters()
 
-    async def end(self, close_store: Callable[[], None]) -> None:
+    async def end(self) -> None:
         """Tell all callers that wait, close the store after all calls that are queued for it, and end its thread."""
         self.stop()
         self._tell_end()
         if self._thread is not None:
-            await close_store_thread(self._thread, close_store)
+            await close_store_thread(self._thread, self.store.close)
 
     def fail(self, error: BaseException) -> None:
         """End all tasks and tell all callers that wait: an unexpected error must not leave them waiting."""
@@ -201,21 +212,14 @@ class ClientRuntime:
 
     async def wait_for(self, get: Callable[[], T], condition: Callable[[T], bool]) -> T:
         """Wait until a condition holds for what `get` returns, and return that."""
-        found = get()
-
-        def is_found() -> bool:
-            nonlocal found
-            found = get()
-            return condition(found)
-
-        await self.wait_until(is_found)
-        return found
+        await self.wait_until(lambda: condition(get()))
+        return get()
 
 
 ProtocolType = TypeVar("ProtocolType")
 
 
-class ProtocolRuntime(ClientRuntime, Generic[ProtocolType]):
+class ProtocolRuntime(ClientRuntime[StoreType], Generic[StoreType, ProtocolType]):
     """Runtime of a client whose protocol begins with what the store has."""
 
     loaded_protocol: ProtocolType | None = None
@@ -235,7 +239,7 @@ class ProtocolRuntime(ClientRuntime, Generic[ProtocolType]):
         return self.protocol
 
 
-Runtime = TypeVar("Runtime", bound=ClientRuntime)
+Runtime = TypeVar("Runtime", bound=ClientRuntime[Any])
 StatusType = TypeVar("StatusType", bound=BaseStatus)
 
 
@@ -308,7 +312,7 @@ class BaseClient(StatusSource[Runtime, StatusType]):
             await self._runtime.cancel_tasks()
             await self._release()
         finally:
-            await self._runtime.end(self._close_store)
+            await self._runtime.end()
 
     @abstractmethod
     async def _open(self) -> None:
@@ -320,10 +324,6 @@ class BaseClient(StatusSource[Runtime, StatusType]):
     @abstractmethod
     async def _release(self) -> None:
         """Close connections, after the tasks have ended."""
-
-    @abstractmethod
-    def _close_store(self) -> None:
-        """Close the store, in its thread."""
 
 
 def build_closed_error(name: str) -> ClosedError:

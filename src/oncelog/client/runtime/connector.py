@@ -4,7 +4,7 @@ import asyncio
 import random
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from oncelog import error_codes
 from oncelog.client.runtime.backoff import RetryPause, RetryTask
@@ -52,7 +52,7 @@ class BaseConnector(RetryTask, Generic[ProtocolType]):
 
     def __init__(
         self,
-        runtime: ProtocolRuntime[ProtocolType],
+        runtime: ProtocolRuntime[Any, ProtocolType],
         limits: BaseLimits,
         random_source: random.Random,
         *,

@@ -102,7 +102,7 @@ class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
 
     def __init__(
         self,
-        runtime: ClientRuntime,
+        runtime: ClientRuntime[Any],
         store: OutboxStore,
         new_pending: Callable[[Entry], Pending],
         *,

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     import aiohttp
 
 _SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+_STATUS_CODES: Final = {
+    401: error_codes.AUTH_FAILED,
+    403: error_codes.FORBIDDEN,
+    429: error_codes.RATE_LIMITED,
+    502: error_codes.SERVER_BUSY,
+    503: error_codes.SERVER_BUSY,
+    504: error_codes.SERVER_BUSY,
+}
 EVENTS_PATH: Final = "/v1/events"
 CLOSE_TOO_LARGE: Final = 1009
 """Close code of a WebSocket whose peer received a message that is too large (RFC 6455)."""
@@ -87,16 +95,10 @@ def _describe_error(error: Exception) -> str:
 
 def status_error(status: int) -> ServerRefusedError:
     """For an answer that is not in the server's own words: that of a proxy, or to a WebSocket's first request."""
-    if status == 429:
-        return ServerRefusedError(error_codes.RATE_LIMITED, "HTTP status 429")
-    if status >= 500:
-        code = error_codes.SERVER_BUSY if status in (502, 503, 504) else error_codes.SERVER_ERROR
-        return ServerRefusedError(code, f"HTTP status {status}")
-    if status in (401, 403):
-        return ServerRefusedError(
-            error_codes.AUTH_FAILED if status == 401 else error_codes.FORBIDDEN, f"HTTP status {status}"
-        )
-    return ServerRefusedError(error_codes.BAD_REQUEST, f"no Oncelog server answers there (HTTP status {status})")
+    code = _STATUS_CODES.get(status, error_codes.SERVER_ERROR if status >= 500 else error_codes.BAD_REQUEST)
+    is_foreign = code == error_codes.BAD_REQUEST
+    text = f"HTTP status {status}"
+    return ServerRefusedError(code, f"no Oncelog server answers there ({text})" if is_foreign else text)
 
 
 class WebSocket:
