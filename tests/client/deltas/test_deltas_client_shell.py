@@ -397,4 +397,4 @@ async def test_failing_token_function_is_reported() -> None:
 
     async with client_of(NOWHERE, token=token) as ann:
         status = await soon(ann.until_status(lambda status: status.last_error is not None))
-        assert "there is no token: KeyError" in str(status.last_error)
+        assert "the token function failed: KeyError" in str(status.last_error)

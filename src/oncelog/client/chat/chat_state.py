@@ -1,12 +1,11 @@
-"""One chat as the client has it, without I/O: what has arrived, what may be shown, and what waits to be sent.
+"""State of one chat, without I/O: its messages, its outbox, and the changes to save and report.
 
-`complete_to` is the line between the two: everything up to it has arrived, so it may be shown, and nothing will come
-in between any more. It moves in two ways. A message that is the next one moves it by one. And behind the last page of a
-sync it moves to where the server says that the page ends: numbers that the sync has not brought do not exist, so a gap
-does not hold anything back. What arrives beyond the next one is kept (`ahead`), and tells that something is missing; if
-that is not there soon, a sync is due. So no message is lost that was not delivered live, or comes late.
+Everything up to `complete_to` has arrived, so readers may see it. The next message raises it by one. The last page of a
+sync raises it to the end of the page: sequences that the page does not have do not exist, so a gap holds nothing back.
+Messages beyond the next one are stored (`ahead`), and show that something is missing. If that does not arrive soon, a
+sync is due. So a message that was not delivered live, or arrives late, is not lost.
 
-While a catch-up is not at its end the line stays where it is, so that it is not shown half done.
+While a sync has further pages `complete_to` stays, so that readers do not see a part of it.
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ class SavedChat(NamedTuple):
 
 
 class ChatState:
-    """Mutable; the protocol alone changes it."""
+    """State of one chat. Only the protocol changes it."""
 
     __slots__ = (
         "acked_to", "ahead", "asked_heard_to", "chat_id", "complete_to", "fetched_to", "generation", "heard_to",
@@ -53,44 +52,44 @@ class ChatState:
         self.chat_id = chat_id
         self.is_member = is_member
         self.role: str | None = None
-        """Own role, by the server's list and `membership` frames. Not stored."""
+        """Own role, from the list of chats and `membership` frames. Not stored."""
         self.complete_to = complete_to
         """Everything up to here has arrived."""
         self.fetched_to = fetched_to
-        """So far has a catch-up come that is not at its end."""
+        """Last sequence of the pages that have arrived, while a sync has further ones."""
         self.received_to = received_to
         """The application has received everything up to here."""
         self.generation = 0
-        """How often its history has begun again since the client was opened."""
+        """Number of times that its history has begun again since the client was opened."""
         self.heard_to = complete_to
-        """The highest number that we have heard of."""
+        """Highest sequence that the client has heard of."""
         self.asked_heard_to = 0
-        """The same when the last page was asked for."""
+        """`heard_to` when the last page was requested."""
         self.acked_to = 0
-        """The server has been told so, by this device or another one."""
+        """Sequence that this device or another one has acknowledged to the server."""
         self.ahead: set[int] = set()
-        """What has arrived beyond `complete_to`, over this connection."""
+        """Sequences that have arrived beyond `complete_to`, over this connection."""
         self.queue: dict[str, QueuedMessage] = {}
         """Messages in the outbox, by id, in their order."""
         self.in_flight: set[str] = set()
         """Ids of messages that were sent and not answered."""
         self.is_synced = False
-        """Whether a catch-up has come to its end over this connection. Nothing is sent before."""
+        """Whether a sync has reached its end over this connection. Messages are sent after that."""
         self.is_catching_up = True
         self.sync_id: str | None = None
 
     def disconnect(self) -> None:
-        """The connection is gone."""
+        """Forget the state of the connection that has ended."""
         self.ahead.clear()
         self.in_flight.clear()
         self.is_synced, self.is_catching_up, self.sync_id = False, True, None
 
     def start_sync(self, sync_id: str) -> None:
-        """A page of a catch-up is on its way."""
+        """A page of a sync is requested."""
         self.sync_id, self.is_catching_up, self.asked_heard_to = sync_id, True, self.heard_to
 
     def reset(self) -> None:
-        """Its history is another one. The outbox stays."""
+        """Begin a new history. The outbox stays."""
         self.complete_to = self.fetched_to = self.received_to = self.heard_to = self.acked_to = 0
         self.generation += 1
         self.ahead.clear()
@@ -104,7 +103,7 @@ class ChatState:
 
     @property
     def is_gapped(self) -> bool:
-        """Something is missing before what we have heard of."""
+        """Whether messages are missing before the highest sequence that the client has heard of."""
         return self.is_synced and self.is_member and self.heard_to > self.complete_to
 
     @property
@@ -113,7 +112,7 @@ class ChatState:
         return self.is_member and self.received_to > self.acked_to
 
     def add_message(self, message: Message, ahead_max: int) -> bool:
-        """A message that came by itself. False if it need not be kept: it was there, or comes again."""
+        """Add a live message. Return False if it need not be saved: it was there before, or a sync brings it again."""
         number = message.sequence
         self.heard_to = max(self.heard_to, number)
         if number <= self.complete_to or number in self.ahead:
@@ -125,7 +124,7 @@ class ChatState:
         return True
 
     def apply_page(self, batch: MessageBatch) -> Sequence[Message]:
-        """A page of a catch-up. Gives what is to be kept. Raises ProtocolError."""
+        """Apply a page of a sync, and return the messages to save. Raises ProtocolError."""
         last = self.fetched_to
         for message in batch.messages:
             if message.sequence <= last or message.chat_id != self.chat_id:
@@ -140,7 +139,7 @@ class ChatState:
             self.is_catching_up, self.is_synced = False, True
             self.ahead = {number for number in self.ahead if number > self.complete_to}
             self._advance()
-            # What was only said to be there before the page was asked for is not there, if the page has not brought it.
+            # A sequence that the server had mentioned before the request, and that the page lacks, does not exist.
             heard_since = self.heard_to if self.heard_to > self.asked_heard_to else 0
             self.heard_to = max(self.complete_to, heard_since, max(self.ahead, default=0))
         return batch.messages
@@ -155,10 +154,10 @@ class ChatState:
 
 
 class ChangeSet(Struct):
-    """In the order of the fields."""
+    """Changes to save and report, in the order of the fields."""
 
     is_reset: bool = False
-    """All that is here of any history is to be removed first."""
+    """Whether all messages and watermarks are removed first."""
     reset_chats: list[str] = field(default_factory=list)
     user_and_epoch: tuple[str, str] | None = None
     """The user and the epoch."""
@@ -166,26 +165,26 @@ class ChangeSet(Struct):
     chats: dict[str, SavedChat] = field(default_factory=dict)
     settled: list[SettledMessage] = field(default_factory=list)
     watermarks: list[tuple[str, str, int | None]] = field(default_factory=list)
-    """Chat, user, and how far; None for somebody who has left."""
+    """Chat, user, and acknowledged sequence; None for a member that has left."""
     members: dict[str, tuple[Member, ...]] = field(default_factory=dict)
-    """All watermarks of a chat, as the server has them."""
+    """All members of a chat with their watermarks, by chat."""
     updates: list[Update] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__struct_fields__)
 
     def save_chat(self, chat: ChatState) -> None:
-        """Its numbers are to be saved."""
+        """Save the numbers of a chat."""
         self.chats[chat.chat_id] = chat.to_saved()
 
     def reset(self, change: HistoryChange) -> None:
-        """What was gathered of the old history is not kept. Outcomes are: they were true when they came."""
+        """Drop changes of the old history. Outcomes stay: the server had committed or refused those messages."""
         self.is_reset = True
         self.messages, self.watermarks, self.members = [], [], {}
         self.updates.append(change)
 
     def reset_chat(self, chat: ChatState, change: HistoryChange) -> None:
-        """The same for one chat."""
+        """Drop changes of the old history of one chat."""
         self.reset_chats.append(chat.chat_id)
         self.messages = [message for message in self.messages if message.chat_id != chat.chat_id]
         self.watermarks = [message for message in self.watermarks if message[0] != chat.chat_id]

@@ -11,7 +11,6 @@ from oncelog.client.chat.outbox import Outbox
 from oncelog.client.chat.protocol import WRONG_USER, ChatProtocol
 from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.sender import ChatPhase
-from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.connector import ACCESS_DENIED_CODES, BaseConnector, ConnectionPart
 from oncelog.client.runtime.websocket import Socket
 from oncelog.errors import OncelogError
@@ -37,20 +36,18 @@ class ChatConnector(BaseConnector[ChatProtocol]):
         self._outbox = outbox
         self._transport = transport
         self._wall_ms = wall_ms
-        self._reconnect_ms = 0
-        """How long a server that closes asks to wait."""
         self._timer_wakeup = asyncio.Event()
         self._list_wakeup = asyncio.Event()
         self.connection_count = 0
-        """How often the server has let us in: what was asked over HTTP before may be out of date."""
+        """Number of admitted connections. Answers over HTTP from before the last one may be out of date."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server has let us in."""
+        """Whether the server has admitted the client."""
         return self._protocol.phase in (ChatPhase.LISTING, ChatPhase.READY)
 
     def wake(self) -> None:
-        """The protocol may have something to send or to ask for, or another time to be called at."""
+        """Wake the parts of the connection: the protocol may have frames, want the list, or have a new due time."""
         self.wake_writer()
         self._timer_wakeup.set()
         if self._protocol.wants_list:
@@ -62,9 +59,6 @@ class ChatConnector(BaseConnector[ChatProtocol]):
         socket = await self._transport.connect()
         self._protocol.connect(token, self._wall_ms() - now_ms())
         return socket
-
-    def _get_reconnect_pause(self) -> RetryPause:
-        return RetryPause(self._reconnect_ms)
 
     def _list_parts(self) -> Sequence[ConnectionPart]:
         return self._run_timer, self._load_lists
@@ -88,7 +82,7 @@ class ChatConnector(BaseConnector[ChatProtocol]):
             await self._outbox.wait_for_capacity()
 
     async def _run_timer(self, _socket: Socket) -> None:
-        """Call the protocol when its time has come."""
+        """Call `tick` of the protocol at `next_at_ms`."""
         protocol = self._protocol
         while True:
             self._timer_wakeup.clear()
@@ -115,7 +109,7 @@ class ChatConnector(BaseConnector[ChatProtocol]):
             except OncelogError as error:
                 if is_first:
                     raise
-                logger.info("the list of chats could not be had: %s", error)  # it is asked for again
+                logger.info("the list of chats could not be loaded: %s", error)  # it is requested again later
                 continue
             protocol.apply_list(chats, now_ms())
             if is_first:

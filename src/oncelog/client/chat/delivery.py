@@ -1,4 +1,4 @@
-"""How far other members have received a chat: requested once a connection, and then told live."""
+"""Sequences that other members have received: requested once for each connection, and then updated by frames."""
 
 import asyncio
 import random

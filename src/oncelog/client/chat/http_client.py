@@ -94,7 +94,7 @@ class ChatHttpClient(HttpClient):
         await self._send("DELETE", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}")
 
     async def get_history(self, chat_id: str, after: int | None, before: int | None, limit: int) -> list[Message]:
-        """Messages in their order, as the server has them."""
+        """Return messages of the server in their order."""
         query = {"limit": str(limit)}
         if after is not None:
             query["after"] = str(after)

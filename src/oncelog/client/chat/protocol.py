@@ -1,12 +1,11 @@
-"""The client's side of the Chat API, without I/O. Times are given to it, in milliseconds of a clock that never jumps.
+"""The client side of the Chat API, without I/O. Times are milliseconds of a monotonic clock.
 
-Frames go in (`receive`), frames to be sent come out (`outgoing`), and so does what is to be kept and told
-(`take_changes`). `connect` begins a connection and `disconnect` ends it, any number of times. `tick` is to be called at
-`next_at_ms`.
+Frames go in (`receive`). Frames to send (`outgoing`) and changes to save and report (`take_changes`) come out.
+`connect` begins a connection and `disconnect` ends it, any number of times. The caller calls `tick` at `next_at_ms`.
 
-Over each connection: who we are; then the list of our chats, which whoever drives this asks for over HTTP
-(`wants_list`, `apply_list`); then all chats in which there is something new are caught up with; and in each of them,
-behind that, what lies in the outbox is sent. So an attempt of before that had arrived is found before it is made again.
+Over each connection the client authenticates. Then the connector requests the list of chats over HTTP (`wants_list`,
+`apply_list`). Then the client syncs all chats that have something new, and after the sync of a chat it sends the
+messages of its outbox. So the sync finds a message that an earlier attempt had committed before it is sent again.
 """
 
 from collections.abc import Iterable
@@ -44,7 +43,7 @@ class ChatProtocol(ChatSender):
     # --- the application's side
 
     def enqueue(self, entries: Iterable[OutboxMessage], now_ms: int, *, was_tried: bool = False) -> None:
-        """Messages that are in the outbox, in its order. Those of an earlier run may have been sent."""
+        """Add messages of the outbox, in its order. Those of an earlier run may have been sent (`was_tried`)."""
         for entry in entries:
             chat = self._get_or_create_chat(entry.chat_id, is_member=False)
             chat.queue[entry.client_message_id] = QueuedMessage(entry, attempts=int(was_tried))
@@ -55,7 +54,7 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def mark_received(self, chat_id: str, sequence: int, generation: int, now_ms: int) -> None:
-        """The application has received everything up to here, of the history with this number."""
+        """The application has received everything up to this sequence, in this generation of the history."""
         chat = self.chats.get(chat_id)
         if chat is not None and generation == chat.generation and sequence > chat.received_to:
             chat.received_to = sequence
@@ -63,7 +62,7 @@ class ChatProtocol(ChatSender):
             self._schedule_ack(chat, now_ms)
 
     def join(self, chat_id: str, role: str | None = None) -> None:
-        """We are in this chat: the application has made it, or the server says so."""
+        """Record that the user is a member of a chat, after a call of the application or a frame of the server."""
         self._heard_since_list.add(chat_id)
         chat = self._get_or_create_chat(chat_id)
         chat.role = role or chat.role
@@ -75,7 +74,7 @@ class ChatProtocol(ChatSender):
             self._send_syncs()
 
     def leave(self, chat_id: str) -> None:
-        """We are not in this chat any more. What has arrived of it stays."""
+        """Record that the user has left a chat. Its messages stay in the file."""
         self._heard_since_list.add(chat_id)
         chat = self.chats.get(chat_id)
         if chat is not None and chat.is_member:
@@ -86,19 +85,19 @@ class ChatProtocol(ChatSender):
             self.changes.updates.append(Membership(chat_id, self.user_id, present=False))
 
     def set_members(self, chat_id: str, members: tuple[Member, ...]) -> None:
-        """All members of a chat, as the server has said over HTTP."""
+        """Store all members of a chat, as the server lists them over HTTP."""
         self.changes.members[chat_id] = members
 
     # --- the list of chats
 
     def start_list(self) -> None:
-        """The list is on its way: what is heard from now on may not be in it."""
+        """The list of chats is requested. It may not contain changes that arrive from now on."""
         self.wants_list = False
         self._heard_since_list.clear()
         self._acked_since_list.clear()
 
     def apply_list(self, chats: Iterable[ListedChat], now_ms: int) -> None:
-        """All chats that we are in, by the server's word."""
+        """Apply the list of all chats of the user."""
         if self.phase not in (ChatPhase.LISTING, ChatPhase.READY):
             return
         is_first, self.phase = self.phase is ChatPhase.LISTING, ChatPhase.READY
@@ -112,7 +111,7 @@ class ChatProtocol(ChatSender):
             if chat_id not in seen and chat_id not in self._heard_since_list:
                 self.leave(chat_id)
             if chat_id not in seen and not chat.is_synced and (chat.is_member or chat.queue):
-                self._schedule_sync(chat_id)  # the server is to say itself that we may not, or may by now
+                self._schedule_sync(chat_id)  # the answer says whether the user may read it now
         self._send_syncs()
 
     def _apply_listed(self, listed: ListedChat, now_ms: int) -> None:
@@ -135,7 +134,7 @@ class ChatProtocol(ChatSender):
         if chat.sync_id is not None:
             return
         if not chat.is_synced and chat.fetched_to == chat.complete_to == listed.last_sequence and not chat.ahead:
-            # There is nothing that we do not have: what comes from here on is live.
+            # The client has every message; later ones arrive live.
             chat.is_synced, chat.is_catching_up = True, False
             self._send_messages(chat, now_ms)
         elif not chat.is_synced or chat.is_gapped or listed.last_sequence < chat.complete_to:
@@ -144,7 +143,7 @@ class ChatProtocol(ChatSender):
     # --- frames in
 
     def receive(self, data: str | bytes, now_ms: int) -> None:
-        """A text frame. Raises ProtocolError, or ServerRefusedError or LostError where the connection is at its end."""
+        """Handle a text frame. Raises ProtocolError; ServerRefusedError or LostError if the connection must end."""
         frame, request_id = codec.decode_frame(data)
         is_admitted = self.phase in (ChatPhase.LISTING, ChatPhase.READY)
         match frame:
@@ -168,14 +167,14 @@ class ChatProtocol(ChatSender):
 
     def _handle_connected(self, frame: codec.Connected) -> None:
         if self.phase is not ChatPhase.CONNECTING:
-            return  # said twice
+            return  # repeated
         if self.user_id not in ("", frame.user_id):
             raise ServerRefusedError(
                 WRONG_USER, f"the file belongs to {self.user_id!r}, the token to {frame.user_id!r}"
             )
         self.answer_count += 1
         if self.epoch not in ("", frame.epoch):
-            logger.warning("the server's history is another one than before: all chats are read anew")
+            logger.warning("the history on the server has changed: all chats are loaded again")
             self.changes.reset(HistoryChange(self.epoch, frame.epoch))
             for chat in self.chats.values():
                 chat.reset()
@@ -187,7 +186,7 @@ class ChatProtocol(ChatSender):
         self.wants_list = True
 
     def _handle_message(self, message: Message, now_ms: int) -> None:
-        """A live one, or our own behind its ack."""
+        """Handle a live message, or an own message after its ack."""
         self._heard_since_list.add(message.chat_id)
         chat = self._get_or_create_chat(message.chat_id)
         before = chat.complete_to
@@ -210,7 +209,7 @@ class ChatProtocol(ChatSender):
             self._settle(chat, message.client_message_id, sent)
 
     def _report_progress(self, chat: ChatState, before: int, now_ms: int) -> None:
-        """Saves how far it is, tells of what can be shown, and sees to what is missing."""
+        """Save how far the chat has arrived, report new messages, and schedule a sync of missing ones."""
         if chat.complete_to > before:
             self.changes.save_chat(chat)
             self.changes.updates.append(Arrived(chat.chat_id, chat.complete_to))
@@ -243,7 +242,7 @@ class ChatProtocol(ChatSender):
             self._reset_chat(chat)
         else:
             before = chat.complete_to
-            chat.is_member = True  # else it would not be told
+            chat.is_member = True  # the server answers only members
             for message in chat.apply_page(batch):
                 self._save_message(chat, message)
             self.changes.save_chat(chat)
@@ -255,8 +254,8 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def _reset_chat(self, chat: ChatState) -> None:
-        """The server has less of this chat than we, in the same history."""
-        logger.warning("the server has lost messages of %s: it is read anew", chat.chat_id)
+        """Begin a chat again: the server has fewer messages than the client, in the same history."""
+        logger.warning("the server has lost messages of %s: they are loaded again", chat.chat_id)
         chat.reset()
         self.changes.reset_chat(chat, HistoryChange(self.epoch, self.epoch, chat.chat_id))
         self._schedule_sync(chat.chat_id)
@@ -275,7 +274,7 @@ class ChatProtocol(ChatSender):
             if not frame.present:
                 self.leave(frame.chat_id)
                 if frame.chat_id in self.chats and self.chats[frame.chat_id].queue:
-                    self._schedule_sync(frame.chat_id)  # the server is to say that they cannot be sent
+                    self._schedule_sync(frame.chat_id)  # the answer refuses the messages
                     self._send_syncs()
                 return
             self.join(frame.chat_id, frame.role)

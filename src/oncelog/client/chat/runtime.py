@@ -1,4 +1,4 @@
-"""What the tasks of one client share: the file with its thread, what of it may be shown, and who is told of what."""
+"""State that the tasks of one chat client share: the store, chats as they are saved, and readers of updates."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ logger: Final = logging.getLogger("oncelog.client.chat")
 
 
 def now_ms() -> int:
-    """Return the time of the clock that never jumps."""
+    """Return the time of the monotonic clock."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -29,7 +29,7 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatProtocol]):
         self.progress: dict[str, SavedChat] = {}
         """Chats as they are in the file."""
         self.watermarks: dict[str, dict[str, int]] = {}
-        """Of the chats that somebody has asked about."""
+        """Acknowledged sequences of the members, of chats whose members were requested."""
         self.history_change: HistoryChange | None = None
         self.wake_tasks: Callable[[], None] = self.wake_waiters
         """Wakes the tasks after a call that changes the protocol. The client sets it."""
@@ -37,7 +37,7 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatProtocol]):
         self.end_calls.append(self._end_streams)
 
     def new_update_stream(self) -> BoundedStream[Update]:
-        """A reader, from now on."""
+        """Return a stream of the updates from now on."""
         limit = ("updates_max", self.limits.updates_max)
         stream = BoundedStream[Update](self._streams.remove, count_max=limit)
         self._streams.append(stream)
@@ -48,7 +48,7 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatProtocol]):
             stream.finish(self.failure_error)
 
     def publish(self, changes: ChangeSet) -> None:
-        """It lies in the file: tells everybody whom it concerns."""
+        """Report changes that are saved, to readers of updates and callers that wait."""
         for chat_id, saved in changes.chats.items():
             if chat_id in self.progress and self.progress[chat_id].generation != saved.generation:
                 self.watermarks.pop(chat_id, None)
@@ -62,12 +62,12 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatProtocol]):
         self.wake_waiters()
 
     def mark_received(self, chat_id: str, sequence: int, generation: int) -> None:
-        """The application has received everything up to here, of the history with this number."""
+        """The application has received everything up to this sequence, in this generation of the history."""
         self.protocol.mark_received(chat_id, sequence, generation, now_ms())
         self.wake_tasks()
 
     def _update_watermarks(self, changes: ChangeSet) -> list[Update]:
-        """What is known of others. Gives what of it nobody has been told."""
+        """Update the watermarks, and return updates for those that no frame has reported."""
         updates: list[Update] = []
         for chat_id, members in changes.members.items():
             known = self.watermarks.get(chat_id, {})

@@ -22,7 +22,7 @@ logger: Final = logging.getLogger("oncelog.client.chat")
 
 
 class ChatPhase(Enum):
-    """Of a connection."""
+    """Phase of a connection."""
 
     NONE = "none"
     CONNECTING = "connecting"
@@ -31,7 +31,7 @@ class ChatPhase(Enum):
 
 
 class Work(Enum):
-    """What can be due at a time."""
+    """Kinds of work that can be due at a time."""
 
     SYNC = "sync"
     SEND = "send"

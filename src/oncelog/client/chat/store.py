@@ -79,7 +79,12 @@ class ChatStore(OutboxStore):
         with self._file.transaction(is_durable=is_durable) as connection:
             connection.executemany(SQL["accept"], map(astuple, accepted))
             connection.executemany(SQL["forget_refused"], [(number,) for number in withdrawn])
-            self._delete_reset(connection, changes)
+            if changes.is_reset:
+                connection.execute(SQL["forget_all_messages"])
+                connection.execute(SQL["forget_all_watermarks"])
+            for chat_id in changes.reset_chats:
+                connection.execute(SQL["forget_messages"], (chat_id,))
+                connection.execute(SQL["forget_watermarks"], (chat_id,))
             if changes.user_and_epoch is not None:
                 connection.execute(SQL["save_client"], changes.user_and_epoch)
             connection.executemany(SQL["save_message"], map(astuple, changes.messages))
@@ -87,15 +92,6 @@ class ChatStore(OutboxStore):
             connection.executemany(SQL["refuse"], refused)
             connection.executemany(SQL["settle"], [(settled.entry.number,) for settled in changes.settled])
             self._save_watermarks(connection, changes)
-
-    @staticmethod
-    def _delete_reset(connection: sqlite3.Connection, changes: ChangeSet) -> None:
-        if changes.is_reset:
-            connection.execute(SQL["forget_all_messages"])
-            connection.execute(SQL["forget_all_watermarks"])
-        for chat_id in changes.reset_chats:
-            connection.execute(SQL["forget_messages"], (chat_id,))
-            connection.execute(SQL["forget_watermarks"], (chat_id,))
 
     @staticmethod
     def _save_watermarks(connection: sqlite3.Connection, changes: ChangeSet) -> None:

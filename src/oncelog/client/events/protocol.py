@@ -367,14 +367,6 @@ class EventsProtocol:
         for entry, result, outcome in zip(request.entries, results, outcomes, strict=True):
             if isinstance(outcome, Committed) and not self._scope.isdisjoint(entry.partitions):
                 own.append(codec.to_own_event(entry, result, self._visible_client_id, self._actor))
-        self._merge_events(request, own)
-        # The answer stands behind all that has a lower number, also where its events are not of our partitions.
-        highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)
-        self._cursor = max(self._cursor, highest)
-        self._raise_last_committed_id(self._cursor)
-
-    def _merge_events(self, request: _Request, own: list[Event]) -> None:
-        """Puts the own events of a request among those that came while it was under way."""
         if request.holds_broadcasts:
             # What stood before the request was sent has arrived by then. Since then, what has been broadcast is held.
             seen = {event.committed_id for event in request.held_broadcasts}
@@ -384,6 +376,10 @@ class EventsProtocol:
         else:
             events = [event for event in own if event.committed_id > self._cursor]
         self._ready.extend(events)
+        # The answer arrives after all broadcasts with lower numbers, also if its events are of other partitions.
+        highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)
+        self._cursor = max(self._cursor, highest)
+        self._raise_last_committed_id(self._cursor)
 
     def _handle_error(self, msg_id: str | int | None, error: codec.ServerError) -> None:
         request = self._request
@@ -416,7 +412,7 @@ class EventsProtocol:
                 pass  # about something that was sent twice on its way
             case _:
                 if is_about_request and error.code == error_codes.RATE_LIMITED:
-                    # The next connection is let in, and says nothing of what waits.
+                    # The next connection is admitted, and does not report the reason.
                     self.blocked_writes.block(error.code, error.message)
                 raise ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 

@@ -1,10 +1,10 @@
-"""Writes that a server does not take for now: what it says of them, so that whoever waits behind them can see why."""
+"""Writes that a server refuses temporarily, and its reasons, for the status of a client whose later writes wait."""
 
 import logging
 
 
 class BlockedWrites:
-    """Of one outbox: at most one in each of its queues, since what is behind a write waits for it."""
+    """Blocked writes of one outbox: at most one in each queue, since later writes of a queue wait for it."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -12,18 +12,18 @@ class BlockedWrites:
 
     @property
     def last_error(self) -> str | None:
-        """What was said last, of those that are not over; None if there are none."""
+        """The last reason of the writes that are still blocked; None without one."""
         return next(reversed(self._errors.values()), None)
 
     def block(self, code: str, message: str, queue: str = "") -> None:
-        """The first write of a queue is to be sent again later. Kept over lost connections: it is no other write."""
+        """Record that the first write of a queue is sent again later. A lost connection does not change that."""
         is_new = self._errors.pop(queue, None) is None
         self._errors[queue] = f"{code}: {message}"
         if is_new:
             self._logger.warning("not taken for now%s: %s", _format_queue(queue), self._errors[queue])
 
     def unblock(self, queue: str = "") -> None:
-        """A write of this queue has its outcome."""
+        """Record that a write of a queue has its outcome."""
         if self._errors.pop(queue, None) is not None:
             self._logger.info("writes are taken again%s", _format_queue(queue))
 

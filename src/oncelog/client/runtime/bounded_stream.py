@@ -1,4 +1,4 @@
-"""A reader of what happens, who is told of each thing once, and of losing some rather than of nothing."""
+"""A stream of updates for one reader. A reader that falls behind gets an error and no further updates."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class BoundedStream(Generic[T]):
-    """`async for one in stream`: everything from the moment on that it was made. `aclose` ends it."""
+    """`async for item in stream`: the items from the creation of the stream on. `aclose` ends it."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class BoundedStream(Generic[T]):
         return item
 
     async def aclose(self) -> None:
-        """No more is wanted."""
+        """End the stream."""
         self._end(None)
 
     def put(self, items: Iterable[T]) -> None:
-        """Told in this order."""
+        """Give items to the reader, in this order."""
         for item in items:
             if not self._is_over and self._accepts(item):
                 self._buffer.append(item)
@@ -66,11 +66,11 @@ class BoundedStream(Generic[T]):
         self._arrival.set()
 
     def overflow(self, limit_name: str, limit: int) -> None:
-        """There are more than may wait: none of them is given any more, since the reader must look anew anyway."""
+        """End the stream with an error, and drop its items: the reader has to read everything again."""
         self._end(UpdatesLostError(limit_name, limit))
 
     def finish(self, error: OncelogError | None) -> None:
-        """The client is closed; what came before it is still given."""
+        """End the stream after its current items: the client is closed."""
         buffer = self._buffer
         self._end(error)
         self._buffer = buffer

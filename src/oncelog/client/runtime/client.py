@@ -360,7 +360,7 @@ def is_being_cancelled() -> bool:
 
 
 def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function in a thread. A StopIteration in a future would leave who waits for it waiting for ever."""
+    """Call a function in a thread. A future does not accept StopIteration, so its caller would never wake up."""
     try:
         return function(*arguments)
     except StopIteration as error:

@@ -64,6 +64,8 @@ class BaseConnector(RetryTask, Generic[ProtocolType]):
         self._may_renew_token = may_renew_token
         self._was_admitted = False
         """Whether the server has let us in over the current connection."""
+        self._reconnect_ms = 0
+        """Pause that the server asked for before it closed the connection."""
         self._write_wakeup = asyncio.Event()
         self._drained_event = asyncio.Event()
         self.last_error: str | None = None
@@ -93,10 +95,6 @@ class BaseConnector(RetryTask, Generic[ProtocolType]):
     def _process_changes(self) -> None:
         """Something has arrived, or the connection has changed: wake the tasks that have to do something."""
 
-    def _get_reconnect_pause(self) -> RetryPause:
-        """Return the pause after a connection that was lost."""
-        return RetryPause()
-
     # --- calls
 
     def wake_writer(self) -> None:
@@ -121,7 +119,7 @@ class BaseConnector(RetryTask, Generic[ProtocolType]):
             await self._run_connection()
         except LostError as error:
             self._record_error(str(error))
-            return self._get_reconnect_pause()
+            return RetryPause(self._reconnect_ms)
         except ServerRefusedError as error:
             self._record_error(str(error))
             # A connection that was admitted had a valid token, which has expired: there may be a new one.

@@ -87,13 +87,13 @@ def check_number(number: int, name: str) -> None:
 
 
 def check_token(token: Token) -> None:
-    """Raises SettingsError for what can be none."""
+    """Raise SettingsError for a value that cannot be a token."""
     if not callable(token) and not is_token(token):
         raise SettingsError("token must be a text as tokens are, or a function that gives one")
 
 
 async def resolve_token(token: Token) -> str | None:
-    """The one for now. Raises LostError where the function has none to give: it is asked again the next time."""
+    """Return the current token. Raises LostError if the function fails: the next attempt calls it again."""
     if not callable(token):
         return token
     try:
@@ -102,10 +102,10 @@ async def resolve_token(token: Token) -> str | None:
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise
-        raise LostError("there is no token: what it waits for was cancelled") from error
+        raise LostError("the token function failed: its await was cancelled") from error
     except Exception as error:
-        logger.exception("there is no token")
-        raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
+        logger.exception("the token function failed")
+        raise LostError(f"the token function failed: {type(error).__name__}: {error}") from error
     if not is_token(found):
-        raise LostError("there is no token: what the function gives is none")
+        raise LostError("the token function returned a value that cannot be a token")
     return found

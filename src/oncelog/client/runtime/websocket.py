@@ -1,4 +1,4 @@
-"""A WebSocket to a server. What can happen to it ends as one of two errors: it is lost, or the server refuses us."""
+"""WebSockets to a server. Every failure becomes one of two errors: LostError or ServerRefusedError."""
 
 import os
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Socket(Protocol):
         """Raises LostError."""
 
     async def receive(self) -> str | bytes:
-        """The next message. Raises LostError when there will be none, ProtocolError for one that is too large."""
+        """Return the next message. Raises LostError at the end, ProtocolError if the message is too large."""
 
     async def close(self) -> None:
         """Never raises."""
@@ -48,11 +48,11 @@ class Transport(Protocol):
         """Raises LostError, or ServerRefusedError."""
 
     async def close(self) -> None:
-        """When no more are needed."""
+        """Close what the transport has open."""
 
 
 def normalize_url(url: str, name: str = "url") -> str:
-    """Where a server is, without a slash at the end. Raises SettingsError that names what is wrong."""
+    """Return the address of a server without a slash at the end. Raises SettingsError if it is malformed."""
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
         (parts.hostname or "").encode("idna")  # a label that is empty, or too long
@@ -67,7 +67,7 @@ def normalize_url(url: str, name: str = "url") -> str:
 
 @contextmanager
 def translate_errors(url: str) -> Iterator[None]:
-    """Turns what can happen to a connection into our own errors."""
+    """Translate errors of aiohttp."""
     import aiohttp  # noqa: PLC0415 - what the library alone does not need
 
     try:
@@ -94,7 +94,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def status_error(status: int) -> ServerRefusedError:
-    """For an answer that is not in the server's own words: that of a proxy, or to a WebSocket's first request."""
+    """Return the error for a status without an error document: of a proxy, or of the handshake of a WebSocket."""
     code = _STATUS_CODES.get(status, error_codes.SERVER_ERROR if status >= 500 else error_codes.BAD_REQUEST)
     is_foreign = code == error_codes.BAD_REQUEST
     text = f"HTTP status {status}"
