@@ -67,7 +67,7 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatProtocol]):
         self.wake_tasks()
 
     def _update_watermarks(self, changes: ChangeSet) -> list[Update]:
-        """Update the watermarks, and return updates for those that no frame has reported."""
+        """Update the watermarks, and return updates for the ones that no frame has reported."""
         updates: list[Update] = []
         for chat_id, members in changes.members.items():
             known = self.watermarks.get(chat_id, {})

@@ -23,12 +23,12 @@ class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
     outbox_messages_max: int = 10_000
     """Messages without an outcome. Beyond it `send` raises LimitExceededError, and nothing is taken."""
     content_bytes_max: int = 4096
-    """Of one message. A server's own limit is the same unless it was told otherwise."""
+    """Of one message. The default limit of a server is the same."""
     in_flight_max: int = 1
     """Messages of one chat that are under way at a time. With more than one, one's own messages may change their order
     where the server sends one of them away for a while."""
     remembered_ms: int = 7 * _DAY_MS - 3_600_000
-    """A message that has been in the outbox for so long is not sent: a server forgets ids after seven days."""
+    """Age from which a message in the outbox is not sent: a server forgets ids after seven days."""
     page_messages: int = 100
     """Messages that are asked for at a time."""
     syncs_max: int = 8
@@ -36,7 +36,7 @@ class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
     ahead_max: int = 1000
     """Messages of one chat that are kept while those before them are missing. More come again with the sync."""
     gap_wait_ms: int = 100
-    """How long what is missing may be late before it is asked for."""
+    """How late a missing message may be before a sync requests it."""
     ack_wait_ms: int = 50
     """How long acknowledgements gather before they are sent."""
     check_ms: int = 60_000

@@ -31,28 +31,26 @@ class Connector(BaseConnector[EventsProtocol]):
         self._token = token
         self._on_change = on_change
         self._restart_event = asyncio.Event()
-        self._busy_timer: asyncio.TimerHandle | None = None
+        self._busy_event = asyncio.Event()
 
     def restart(self) -> None:
-        """The protocol has begun again: the connection that there may be is of no use."""
+        """End the connection, if there is one: the protocol has begun again."""
         self._restart_event.set()
         self.skip_pause()
 
     async def _connect(self) -> Socket:
         self._restart_event.clear()
+        self._busy_event.clear()
         token = await resolve_token(self._token)
         socket = await self._transport.connect()
         self._protocol.connect(token)
         return socket
 
     def _list_parts(self) -> Sequence[ConnectionPart]:
-        return self._watch_delivery, self._retry_read, self._wait_for_restart
+        return self._watch_delivery, self._retry_read, self._resume_requests, self._wait_for_restart
 
     def _process_changes(self) -> None:
-        protocol = self._protocol
-        if protocol.phase in (EventsPhase.NONE, EventsPhase.HISTORY_CHANGED):
-            self._stop_busy_timer()
-        elif protocol.is_submitting:
+        if self._protocol.is_submitting:
             self._mark_admitted()
         self._on_change()
 
@@ -69,15 +67,15 @@ class Connector(BaseConnector[EventsProtocol]):
             protocol.receive(await socket.receive())
             if protocol.history_change is not None:
                 raise LostError(protocol.history_change.message)
-            if protocol.busy_ms and self._busy_timer is None:
-                self._busy_timer = asyncio.get_running_loop().call_later(protocol.busy_ms / 1000, self._resume)
+            if protocol.busy_ms:
+                self._busy_event.set()
             self.wake_writer()
             self._process_changes()
             if protocol.is_flooded:
                 self._yield_to_submissions()
 
     async def _watch_delivery(self, _socket: Socket) -> None:
-        """Submissions must not wait for those who take events, who may wait for their outcomes."""
+        """Let submissions go first while handlers are slow: a handler may wait for the outcome of a submission."""
         protocol = self._protocol
         while True:
             before = protocol.page_count
@@ -86,7 +84,7 @@ class Connector(BaseConnector[EventsProtocol]):
                 self._yield_to_submissions()
 
     async def _retry_read(self, _socket: Socket) -> None:
-        """Where not all partitions may be read, asks again from time to time."""
+        """Request events again from time to time, while the client may not read all partitions."""
         while True:
             await asyncio.sleep(self._limits.refused_pause_ms_min / 1000)
             if self._protocol.read_error is not None:
@@ -94,7 +92,7 @@ class Connector(BaseConnector[EventsProtocol]):
                 self.wake_writer()
 
     def _yield_to_submissions(self) -> None:
-        """In a sync, or following, a connection cannot stop: the next one begins by submitting what there is."""
+        """End the connection, which cannot stop a sync: the next one sends the outbox before it syncs."""
         self.skip_pause()
         raise LostError("events are taken too slowly; the client submits first, and then goes on with them")
 
@@ -102,12 +100,11 @@ class Connector(BaseConnector[EventsProtocol]):
         await self._restart_event.wait()
         raise LostError("the client starts over")
 
-    def _stop_busy_timer(self) -> None:
-        timer, self._busy_timer = self._busy_timer, None
-        if timer is not None:
-            timer.cancel()
-
-    def _resume(self) -> None:
-        self._busy_timer = None
-        self._protocol.resume()
-        self.wake_writer()
+    async def _resume_requests(self, _socket: Socket) -> None:
+        """Send requests again after the pause that a busy server has asked for."""
+        while True:
+            await self._busy_event.wait()
+            await asyncio.sleep(self._protocol.busy_ms / 1000)
+            self._busy_event.clear()
+            self._protocol.resume()
+            self.wake_writer()

@@ -21,11 +21,11 @@ class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):
     outbox_bytes_max: int = 256 * MIB
     """Of all of them together; they are kept in memory too."""
     body_bytes_max: int = MIB
-    """Of one event in its canonical form. A server takes frames of 4 MiB unless it was told otherwise."""
+    """Of one event in its canonical form. The default limit of a server is 4 MiB for a frame."""
     hand_over_events_max: int = 1000
     """Events that are handed over in one transaction."""
     taking_timeout_ms: int = 1000
-    """If nobody has room for further events for so long, what waits in the outbox is sent before they are."""
+    """If handlers and loops leave no room for further events for this time, the outbox is sent before they are."""
 
 
 class Event(Struct, frozen=True):
