@@ -133,10 +133,9 @@ class Deliverer:
                     runtime.logger.warning("%s", error)
                 self.last_error = str(error)
                 runtime.wake_waiters()
-                if not runtime.is_ended:
-                    await wait_for_store()
                 if runtime.is_ended:
                     return
+                await wait_for_store()
         self.last_error = None
         runtime.cursor, runtime.epoch = cursor, epoch
         if count >= 0:
