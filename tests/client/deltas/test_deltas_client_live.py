@@ -190,7 +190,7 @@ async def test_refused_delta_blocks_later_deltas_and_not_earlier_ones(tmp_path: 
         with pytest.raises(DeltaRefusedError, match="INVALID") as raised:
             await soon(ann.synced())
         assert raised.value.refusal.delta_id == bad
-        assert (ann.refused(), ann.status().refused) == ([refusal], 1)
+        assert ([one.delta_id for one in ann.refused()], ann.status().refused) == ([bad], 1)
         for call in (ann.send_again("00" * 32), ann.forget_refused("00" * 32)):
             with pytest.raises(ClientError, match=r"delta 0{64} is not refused"):
                 await call
