@@ -23,6 +23,8 @@ from oncelog.client.deltas import (
     UpdatesLostError,
 )
 from oncelog.client.deltas.client import _get_system_wall_ms
+from oncelog.client.deltas.codec import OutboxEntry
+from oncelog.client.deltas.store import DeltasStore
 from oncelog.core.values import Rate
 from oncelog.errors import ClientError, ClosedError
 from oncelog.testing.clock import ManualClock
@@ -137,7 +139,7 @@ async def test_pushes_are_split_when_the_gateway_limits_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A gateway whose burst equals its rate: ours accepts a push of any size after a pause.
-    monkeypatch.setattr("oncelog.server.deltas.service.Rate", lambda per_second, burst: Rate(per_second, per_second))  # noqa: ARG005
+    monkeypatch.setattr("oncelog.server.api_service.Rate", lambda per_second, burst: Rate(per_second, per_second))  # noqa: ARG005
     clock = ManualClock()
     async with (
         serving(tmp_path, clock=clock, new_events_per_second_max=200) as served,
@@ -210,6 +212,32 @@ async def test_refused_delta_blocks_later_deltas_and_not_earlier_ones(tmp_path: 
         assert ann.status().refusal is None
         assert not ann.status().is_resetting
         assert len(await rows_of(ann)) == 2
+
+
+async def test_delta_withdrawn_while_the_next_push_is_read_is_not_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    limits = DeltasLimits(**{**SHORT, "refused_pause_ms_min": 600_000, "refused_pause_ms_max": 600_000})
+    async with client_of(NOWHERE, tmp_path / "ann.db", "ann") as ann:
+        bad = await ann.put("products", "1", {"price": "much"})
+    assert bad is not None
+    list_pending = DeltasStore.list_pending
+
+    def list_and_withdraw(store: DeltasStore, *bounds: Any) -> list[OutboxEntry]:
+        found = list_pending(store, *bounds)
+        if store.discard([bytes.fromhex(bad)]):
+            loop.call_soon_threadsafe(ann._pusher.on_discarded)
+        return found
+
+    monkeypatch.setattr(DeltasStore, "list_pending", list_and_withdraw)
+    async with (
+        serving(tmp_path, deltas_schemas=schema_file(tmp_path, products={"price": "number"})) as served,
+        client_of(served.url, tmp_path / "ann.db", "ann", limits=limits) as ann,
+    ):
+        await soon(ann.synced())
+        assert ann.status().refusal is None
+        assert await server_rows(served) == {}
 
 
 async def test_refusal_is_cleared_when_the_delta_is_accepted(tmp_path: Path) -> None:

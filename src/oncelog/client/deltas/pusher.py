@@ -49,6 +49,8 @@ class Pusher(RetryTask):
         runtime, protocol = self._runtime, self.protocol
         self._work_event.clear()
         bounds = protocol.bounds
+        # Read before the batch: an application may withdraw deltas while the store lists them.
+        discards, refusal = protocol.discards, protocol.refusal
         batch = await runtime.call_store(
             runtime.store.list_pending, bounds.before, bounds.deltas_max, runtime.limits.push_bytes_max
         )
@@ -57,8 +59,9 @@ class Pusher(RetryTask):
             if held is None:
                 await self._work_event.wait()
             return held
+        if protocol.discards != discards:
+            return None
         self._backoff.clear_skip()
-        discards, refusal = protocol.discards, protocol.refusal
         answer: PushReply | ClientError
         try:
             answer = await self._push(batch)
