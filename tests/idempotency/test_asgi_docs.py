@@ -56,5 +56,6 @@ def test_page_lists_every_option_with_its_default() -> None:
 def test_page_lists_every_problem_with_its_status() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE)
     raised = re.findall(r'_Problem\((\d+), "([a-z-]+)"', Path(asgi.__file__).read_text(encoding="utf-8"))
-    held_back = {(kind, str(status)) for status, kind, _ in asgi._BUSY_RESPONSES.values()}
-    assert sorted(rows) == sorted({(kind, status) for status, kind in raised} | held_back)
+    tables = (*asgi._BUSY_RESPONSES.values(), *asgi._REFUSALS.values())
+    listed = {(kind, str(status)) for status, kind, _ in tables}
+    assert sorted(rows) == sorted({(kind, status) for status, kind in raised} | listed)
