@@ -285,3 +285,8 @@ class WatchedLog(Log):
 
 def positions(records: Sequence[Record]) -> list[int]:
     return [record.position for record in records]
+
+
+def count_leases(log: Log) -> int:
+    """Return how many leases the callers of a log hold."""
+    return sum(map(len, log.leases._groups.values()))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, time
@@ -18,11 +18,13 @@ from deadlines import WAIT_S, soon, until
 from engine.observable_store import Gate
 from oncelog import LeaseLostError, once, scope_of
 from oncelog.core.policy import RUNS
-from oncelog.core.values import Lease, Request, Verdict
+from oncelog.core.values import Lease, Request
 from oncelog.engine import lease_watchdog, leases
+from oncelog.engine.held_lease import HeldLease
 from oncelog.errors import StoreUnavailableError
 from oncelog.idempotency.call_key import build_policy
 from oncelog.idempotency.once import RETENTION_DEFAULT
+from oncelog.storage.store import BatchResult
 from oncelog.testing.clock import ManualClock
 from scripts import read_line, start_script, write_line
 
@@ -103,17 +105,17 @@ class BlockedLoop:
         self.attempts = 0
         self._failures = failures
         self._renewed = threading.Event()
-        self._commit = lease_watchdog._SecondStore.commit
-        monkeypatch.setattr(lease_watchdog._SecondStore, "commit", self._counting())
+        self._renew = lease_watchdog.LeaseWatchdog._commit_renewals
+        monkeypatch.setattr(lease_watchdog.LeaseWatchdog, "_commit_renewals", self._counting())
 
-    def _counting(self) -> Callable[..., list[Verdict]]:
-        def commit(second: lease_watchdog._SecondStore, items: Sequence[oncelog.Renew]) -> list[Verdict]:
+    def _counting(self) -> Callable[..., Awaitable[BatchResult]]:
+        async def commit(watchdog: lease_watchdog.LeaseWatchdog, held: Sequence[HeldLease]) -> BatchResult:
             self.attempts += 1
             if self.attempts <= self._failures:
                 raise StoreUnavailableError("no connection")
-            verdicts = self._commit(second, items)
+            result = await self._renew(watchdog, held)
             self._renewed.set()
-            return verdicts
+            return result
 
         return commit
 

@@ -11,7 +11,7 @@ import pytest
 import oncelog
 from databases import BOTH_STORES, log_at
 from deadlines import until
-from engine.observable_store import Gate
+from engine.observable_store import Gate, count_leases
 from idempotency.conftest import Waiters
 from idempotency.run_samples import FIELDS
 from oncelog import (
@@ -19,7 +19,6 @@ from oncelog import (
     CanonicalError,
     InFlightError,
     LeaseLostError,
-    Log,
     ResultError,
     RunCounters,
     RunFailedError,
@@ -29,6 +28,7 @@ from oncelog import (
     run_key_v1,
     scope_of,
 )
+from oncelog.engine import leases
 from oncelog.testing.clock import ManualClock
 
 LEASE_MS: Final = 30_000
@@ -211,8 +211,14 @@ class TestRuns:
 
     @BOTH_STORES
     @pytest.mark.rule("RU-7")
-    async def test_callers_waiting_on_another_log_get_the_error(self, tmp_path: Path) -> None:
-        gate = Gate()
+    async def test_callers_waiting_on_another_log_get_the_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gate, refused, pause = Gate(), asyncio.Event(), leases._pause
+
+        async def pause_after_a_refusal(pause_s: float, deadline: float | None) -> None:
+            refused.set()
+            await pause(pause_s, deadline)
 
         async def failing(**_: Any) -> str:
             await gate()
@@ -224,7 +230,8 @@ class TestRuns:
             first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=failing))
             await gate.reached.wait()
             second = asyncio.create_task(Runs(there).execute(**FIELDS, tool=_never))
-            await _until_refused(there)
+            monkeypatch.setattr(leases, "_pause", pause_after_a_refusal)
+            await refused.wait()
             gate.open()
             with pytest.raises(OSError, match="no dice"):
                 await first
@@ -312,7 +319,7 @@ class TestRuns:
             for _ in range(2):
                 with pytest.raises(RuntimeError):
                     await Runs(log).execute(**FIELDS, tool=stopping)
-            assert log.leases.leases == 0
+            assert count_leases(log) == 0
 
     @pytest.mark.rule("RU-7")
     async def test_cancelled_caller_of_an_async_tool_releases_the_lease_at_once(self, place: str) -> None:
@@ -417,9 +424,3 @@ def _interrupted(**_: Any) -> int:
 
 def _never(**_: Any) -> int:
     raise AssertionError("the tool must not run")
-
-
-async def _until_refused(log: Log) -> None:
-    """Wait until a claim of this log was refused: from then on its caller waits for the holder of the lease."""
-    works = log.leases
-    await until(lambda: works.waiting_count > 0)

@@ -92,7 +92,7 @@ Any number of threads may share one; their writes meet in the same group commits
                 docstring="Work that is done once, for code without an event loop: the methods of `LeaseManager`.",
                 base="oncelog.engine.blocking_base:BlockingLeaseManagerBase",
                 holds="lease_manager",
-                omits=frozenset({"close", "leases", "shield"}),
+                omits=frozenset({"close", "shield"}),
                 inherits=frozenset({"__init__", "begin", "recall", "run"}),
             ),
             Twin(

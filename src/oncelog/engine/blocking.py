@@ -60,23 +60,18 @@ class BlockingLeaseManager(BlockingLeaseManagerBase):
     def complete(self, lease: HeldLease, body: bytes) -> WorkResult:
         """As `LeaseManager.complete`.
 
-        Commits what the work said. Raises LeaseLostError if another caller has taken over.
+        Commit the result of the work. Raises LeaseLostError if another caller has taken over.
         """
         return self._portal.call(self._lease_manager.complete, lease, body)
 
-    def fail(self, lease: HeldLease, error: BaseException) -> None:
-        """As `LeaseManager.fail`.
-
-        The work failed: those who wait are told, and the next caller does it again.
-        """
-        self._portal.call(self._lease_manager.fail, lease, error)
-
-    def release(self, lease: HeldLease) -> None:
+    def release(self, lease: HeldLease, error: Exception | None = None) -> None:
         """As `LeaseManager.release`.
 
-        Nothing came of it, and nobody is to blame: one of those who wait takes over.
+        End a lease without a result. The release continues if its caller is cancelled, or waits for too long.
+
+        With an error, the callers that wait for the work get it. Without one, one of them takes over.
         """
-        self._portal.call(self._lease_manager.release, lease)
+        self._portal.call(self._lease_manager.release, lease, error)
 
 
 class BlockingStateReader(BlockingObject):

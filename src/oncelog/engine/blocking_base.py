@@ -73,11 +73,8 @@ class BlockingLeaseManagerBase(BlockingObject):
         try:
             with mark_active(lease):
                 body, value = call()
-        except Exception as error:
-            self._portal.call(self._lease_manager.fail, lease, error)
-            raise
-        except BaseException:
-            self._portal.call(self._lease_manager.release, lease)
+        except BaseException as error:
+            self._portal.call(self._lease_manager.release, lease, error if isinstance(error, Exception) else None)
             raise
         return self._portal.call(self._lease_manager.complete, lease, body), value
 

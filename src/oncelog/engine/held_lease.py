@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,7 @@ from oncelog.errors import (
     ConflictError,
     InFlightError,
     LeaseLostError,
+    ResultErasedError,
     ResultError,
     RunFailedError,
     WorkError,
@@ -25,6 +26,14 @@ from oncelog.errors import (
 
 KIND_CHARACTERS_MAX: Final = 200
 """Of the name of an error, as those in other processes are told it."""
+
+
+class WorkKey(TypedDict):
+    """Fields of the items that claim, renew, complete and release a lease."""
+
+    policy: Policy
+    scope: str
+    key: bytes
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -46,6 +55,11 @@ class Work(Struct, frozen=True, kw_only=True):
     def identity(self) -> KeyIdentity:
         """Under what it is remembered and leased."""
         return (self.policy.name, self.scope, "", self.key)
+
+    @property
+    def key_fields(self) -> WorkKey:
+        """The fields of items for this work."""
+        return {"policy": self.policy, "scope": self.scope, "key": self.key}
 
 
 class HeldLease:
@@ -69,18 +83,17 @@ class HeldLease:
             self._outcome = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self._outcome)
 
-    def resolve(self, outcome: WorkResult | None) -> None:
-        """Tells those who wait."""
-        if self._outcome is not None and not self._outcome.done():
+    def resolve(self, outcome: WorkResult | BaseException | None) -> None:
+        """Pass the outcome, or the error of the work, to the callers that wait in this process."""
+        if self._outcome is None or self._outcome.done():
+            return
+        if not isinstance(outcome, BaseException):
             self._outcome.set_result(outcome)
-
-    def fail(self, error: BaseException) -> None:
-        """The same with an error, which those who wait get as their own."""
-        if self._outcome is not None and not self._outcome.done():
-            if isinstance(error, StopIteration):  # which no future takes
-                error = RuntimeError(f"the work raised {error!r}")
-            self._outcome.set_exception(error)
-            self._outcome.exception()  # looked at: it is no fault if they have all gone
+            return
+        if isinstance(outcome, StopIteration):  # no future accepts it
+            outcome = RuntimeError(f"the work raised {outcome!r}")
+        self._outcome.set_exception(outcome)
+        self._outcome.exception()  # retrieved: asyncio logs no error if all waiting callers have been cancelled
 
 
 active_keys: Final[ContextVar[tuple[KeyIdentity, ...]]] = ContextVar("active_keys", default=())
@@ -121,6 +134,11 @@ def to_work_error(verdict: Verdict) -> WorkError:
 def build_in_flight_error() -> InFlightError:
     """For who has waited long enough."""
     return InFlightError("another caller still works on it")
+
+
+def build_erased_error() -> ResultErasedError:
+    """Return the error of a caller whose work was done, but whose result was erased."""
+    return ResultErasedError("it was done, but what it said has been erased since")
 
 
 def build_lease_lost_error() -> LeaseLostError:

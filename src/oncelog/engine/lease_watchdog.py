@@ -16,7 +16,7 @@ from typing import Final
 
 from oncelog.core.values import Reason, Refused, Renew, Request, Verdict
 from oncelog.engine.held_lease import HeldLease
-from oncelog.storage.store import Store
+from oncelog.storage.store import BatchResult, Store
 
 logger: Final = logging.getLogger("oncelog.work")
 
@@ -35,20 +35,21 @@ PAUSE_S_MIN: Final = 0.001
 class LeaseGroup:
     """Leases of one length that this process holds. Any thread may use it.
 
-    A lease is renewed from the second round on that finds it: when a fourth to a half of its time is over.
+    A lease is due from its second round on: when a fourth to a half of its time is over.
     """
 
     def __init__(self, lease_ms: int) -> None:
+        self.lease_ms = lease_ms
         self.round_s = lease_ms / 1000 / ROUNDS_PER_LEASE
         self.timer: asyncio.TimerHandle | None = None
-        self._new: set[HeldLease] = set()
-        self._renewable: set[HeldLease] = set()
+        self._leases: dict[HeldLease, bool] = {}
+        """Leases, and whether each is due in the next round."""
         self._lock = threading.Lock()
         self.renewed_s = time.monotonic()
         """When the last round began."""
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._renewable)
+        return len(self._leases)
 
     @property
     def late_s(self) -> float:
@@ -58,30 +59,25 @@ class LeaseGroup:
     def add(self, lease: HeldLease) -> None:
         """Add a lease that was granted just now."""
         with self._lock:
-            self._new.add(lease)
+            self._leases[lease] = False
 
     def remove(self, lease: HeldLease) -> bool:
         """Return whether the lease was still here."""
         with self._lock:
-            leases = self._new if lease in self._new else self._renewable
-            if lease not in leases:
-                return False
-            leases.remove(lease)
-            return True
+            return self._leases.pop(lease, None) is not None
 
     def begin_round(self) -> list[HeldLease]:
         """Return the leases that are due. Younger leases are due in the next round."""
         with self._lock:
-            due = list(self._renewable)
-            self._renewable |= self._new
-            self._new.clear()
+            due = [lease for lease, is_due in self._leases.items() if is_due]
+            self._leases = dict.fromkeys(self._leases, True)
             self.renewed_s = time.monotonic()
             return due
 
     def list_leases(self) -> list[HeldLease]:
         """Return all leases of the group."""
         with self._lock:
-            return [*self._new, *self._renewable]
+            return list(self._leases)
 
     def remove_overrun(self) -> list[HeldLease]:
         """Remove the leases whose work has reached its maximum run time: they are not renewed any more."""
@@ -104,20 +100,13 @@ class LeaseGroup:
 def build_renewal(lease: HeldLease) -> Renew:
     """Return the item that renews a lease."""
     work = lease.work
-    return Renew(
-        policy=work.policy,
-        scope=work.scope,
-        key=work.key,
-        holder=lease.holder,
-        fence=lease.fence,
-        lease_ms=work.lease_ms,
-    )
+    return Renew(**work.key_fields, holder=lease.holder, fence=lease.fence, lease_ms=work.lease_ms)
 
 
 class LeaseWatchdog:
     """Renews leases from a thread while the event loop is blocked.
 
-    `on_lost` is called in that thread with a lease that was lost, or whose work has reached its maximum run time.
+    The event loop calls `on_lost` with a lease that was lost, or whose work has reached its maximum run time.
     """
 
     def __init__(self, store: Store, on_lost: Callable[[HeldLease], None]) -> None:
@@ -126,77 +115,102 @@ class LeaseWatchdog:
         self._groups: list[LeaseGroup] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop that runs the renewal rounds."""
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        """The last one that was started."""
-        self._second_store: _SecondStore | None = None
-        """Of that thread."""
+        """The thread that was started last."""
+        self._thread_loop: asyncio.AbstractEventLoop | None = None
+        """Event loop of that thread, once it runs."""
         self._is_running = False
         self._is_closed = False
+        # Only the thread uses the following attributes.
+        self._wakeup = asyncio.Event()
+        self._commit: asyncio.Task[BatchResult] | None = None
+        self._second_store: Store | None = None
         self._retry_s = 0.0
         """When to try again after a failure."""
         self._failure_level = logging.WARNING
-        """The level of the next failure: WARNING for the first one in a row."""
+        """Level of the next log line about a failure: WARNING for the first failure in a row."""
 
     def watch(self, group: LeaseGroup) -> None:
         """Watch the rounds of a group until `unwatch`. Called on the event loop."""
         if self._store.create_sibling() is None:
             return  # no other process or thread can take over
         self._loop = asyncio.get_running_loop()
-        with self._condition:
+        with self._lock:
             self._groups.append(group)
             if not self._is_running and not self._is_closed:
                 self._is_running = True
-                self._second_store = _SecondStore(self._store)
+                self._thread_loop = None
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._second_store, self._thread), name="oncelog-leases", daemon=True
+                    target=self._run, args=(self._thread,), name="oncelog-leases", daemon=True
                 )
                 self._thread.start()
-            self._condition.notify()
+        self._notify()
 
     def unwatch(self, group: LeaseGroup) -> None:
         """Stop watching a group. The thread ends when it has nothing to watch."""
-        with self._condition:
-            if group in self._groups:
-                self._groups.remove(group)
-            self._condition.notify()
+        with self._lock, suppress(ValueError):
+            self._groups.remove(group)
+        self._notify()
 
     async def close(self) -> None:
-        """End the thread and close the second store."""
-        with self._condition:
+        """End the thread, with any renewal that is under way, and close the second store."""
+        with self._lock:
             self._is_closed = True
-            thread, second = self._thread, self._second_store
-            self._condition.notify()
-        if thread is not None and second is not None:
-            second.cancel()
-            await asyncio.to_thread(thread.join)
+        self._notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _notify(self) -> None:
+        """Wake the thread. A thread that has no event loop yet reads the groups when it starts."""
+        if self._thread_loop is not None:
+            with suppress(RuntimeError):  # the thread has ended
+                self._thread_loop.call_soon_threadsafe(self._wake)
 
     # --- in the thread
 
-    def _run(self, second_store: "_SecondStore", previous: threading.Thread | None) -> None:
+    def _run(self, previous: threading.Thread | None) -> None:
         if previous is not None:
             previous.join()  # it may still close its store
-        while True:
-            with self._condition:
-                if self._groups and not self._is_closed:
-                    due_s = max(self._retry_s, min(group.late_s for group in self._groups))
-                    self._condition.wait(max(0.0, due_s - time.monotonic()) + PAUSE_S_MIN)
-                if self._is_closed or not self._groups or (self._loop is not None and self._loop.is_closed()):
-                    self._is_running = False
-                    break
-                groups = list(self._groups)
-            self._renew_late(groups, second_store)
-        second_store.close()
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._watch())
 
-    def _renew_late(self, groups: Sequence[LeaseGroup], second_store: "_SecondStore") -> None:
+    def _wake(self) -> None:
+        self._wakeup.set()
+        if self._is_closed and self._commit is not None:
+            self._commit.cancel()
+
+    async def _watch(self) -> None:
+        self._wakeup = asyncio.Event()
+        self._thread_loop = asyncio.get_running_loop()
+        try:
+            while groups := self._list_groups():
+                due_s = max(self._retry_s, min(group.late_s for group in groups))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, due_s - time.monotonic()) + PAUSE_S_MIN):
+                        await self._wakeup.wait()
+                self._wakeup.clear()
+                await self._renew_late(self._list_groups())
+        finally:
+            await self._close_second_store()
+
+    def _list_groups(self) -> list[LeaseGroup]:
+        """Return the groups to watch. Without any, the thread ends, and the next `watch` starts another one."""
+        with self._lock:
+            if self._is_closed or (self._loop is not None and self._loop.is_closed()):
+                self._groups.clear()
+            self._is_running = bool(self._groups)
+            return list(self._groups)
+
+    async def _renew_late(self, groups: Sequence[LeaseGroup]) -> None:
         """Renew the leases whose round is late."""
         late = [group for group in groups if time.monotonic() >= group.late_s]
         if not late:
-            second_store.close()  # the loop renews its leases again
+            await self._close_second_store()  # the loop renews its leases again
         for group in late:
             began_s = time.monotonic()
             try:
-                self._renew(group, second_store)
+                await self._renew(group)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
                 logger.log(self._failure_level, "the event loop is blocked, and its leases are not renewed: %s", error)
                 self._failure_level = logging.DEBUG
@@ -205,70 +219,35 @@ class LeaseWatchdog:
             self._failure_level = logging.WARNING
             group.renewed_s = max(group.renewed_s, began_s)
 
-    def _renew(self, group: LeaseGroup, second_store: "_SecondStore") -> None:
-        for lease in group.remove_overrun():
-            self._on_lost(lease)
+    async def _renew(self, group: LeaseGroup) -> None:
+        lost = group.remove_overrun()
         leases = group.list_leases()
         if leases:
-            verdicts = second_store.commit([build_renewal(lease) for lease in leases])
+            self._commit = asyncio.create_task(self._commit_renewals(leases))
+            verdicts = (await self._commit).verdicts[0]
             logger.info("the event loop is blocked; a thread renewed %d leases", len(leases))
-            for lease, verdict in zip(leases, verdicts, strict=True):
-                if group.remove_lost(lease, verdict):
-                    self._on_lost(lease)
+            lost += [
+                lease for lease, verdict in zip(leases, verdicts, strict=True) if group.remove_lost(lease, verdict)
+            ]
+        for lease in lost:
+            if self._loop is not None:
+                with suppress(RuntimeError):  # the event loop has been closed
+                    self._loop.call_soon_threadsafe(self._on_lost, lease)
 
-
-class _SecondStore:
-    """A sibling of the log's store, with an event loop for the thread that uses it. Opened by its first commit."""
-
-    def __init__(self, store: Store) -> None:
-        self._first_store = store
-        self._store: Store | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[list[Verdict]] | None = None
-        self._is_cancelled = False
-
-    def commit(self, items: Sequence[Renew]) -> list[Verdict]:
-        """Commit items as one request, each with its own verdict. Raises what the store raises."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        task = self._task = self._loop.create_task(self._commit(items))
-        if self._is_cancelled:
-            task.cancel()
-        try:
-            return self._loop.run_until_complete(task)
-        except asyncio.CancelledError as error:
-            raise ConnectionAbortedError("the log is being closed") from error
-        finally:
-            self._task = None
-
-    def close(self) -> None:
-        """Close the store, if it is open."""
-        store, self._store = self._store, None
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        try:
-            if store is not None:
-                loop.run_until_complete(store.close())
-        except Exception as error:  # noqa: BLE001 - the renewals are durable already
-            logger.debug("the store of the lease watchdog was not closed: %s", error)
-        finally:
-            loop.close()
-
-    def cancel(self) -> None:
-        """End a commit that is under way, from another thread, and refuse all others."""
-        self._is_cancelled = True
-        loop, task = self._loop, self._task
-        if loop is not None and task is not None:
-            with suppress(RuntimeError):  # the loop has been closed: nothing is under way
-                loop.call_soon_threadsafe(task.cancel)
-
-    async def _commit(self, items: Sequence[Renew]) -> list[Verdict]:
-        if self._store is None:
-            store = self._first_store.create_sibling()
+    async def _commit_renewals(self, leases: Sequence[HeldLease]) -> BatchResult:
+        """Renew leases through a second store, which the first renewal opens."""
+        if self._second_store is None:
+            store = self._store.create_sibling()
             if store is None:
                 raise ConnectionAbortedError("only the event loop can reach the log")
             await store.open()
-            self._store = store
-        result = await self._store.commit([Request(tuple(items))])
-        return result.verdicts[0]
+            self._second_store = store
+        return await self._second_store.commit([Request(tuple(map(build_renewal, leases)))])
+
+    async def _close_second_store(self) -> None:
+        store, self._second_store = self._second_store, None
+        if store is not None:
+            try:
+                await store.close()
+            except Exception as error:  # noqa: BLE001 - the renewals are durable already
+                logger.debug("the store of the lease watchdog was not closed: %s", error)

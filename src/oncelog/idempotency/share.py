@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from msgspec.structs import replace
 
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
-from oncelog.engine.held_lease import Work, to_work_error
-from oncelog.errors import ResultErasedError
+from oncelog.engine.held_lease import Work, build_erased_error, to_work_error
 from oncelog.storage.clock import Clock
 from oncelog.storage.sqlite.borrowed_transaction import BorrowedTransaction
 
@@ -99,7 +98,7 @@ class AsyncSharedTransaction:
 
 
 def _build_submission(work: Work) -> Submission:
-    return Submission(policy=work.policy, scope=work.scope, key=work.key, fingerprint=work.fingerprint)
+    return Submission(**work.key_fields, fingerprint=work.fingerprint)
 
 
 def _check_receipt(verdict: Verdict) -> Receipt | None:
@@ -113,7 +112,7 @@ def _check_receipt(verdict: Verdict) -> Receipt | None:
 
 def _check_body(record: Record) -> bytes:
     if record.erased:
-        raise ResultErasedError("it was done, but what it said has been erased since")
+        raise build_erased_error()
     return record.body
 
 
