@@ -7,7 +7,7 @@ import pytest
 
 from oncelog.errors import StoreUnavailableError
 from oncelog.server.limits import ApiLimits
-from oncelog.server.log_limiter import LINES_MAX, LogLimiter
+from oncelog.server.rate_limiter import LINES_MAX, LogLimiter
 from oncelog.testing.clock import ManualClock
 from security.raw_websocket import frame, is_closed, upgrade
 from server.raw_http import raw_connection

@@ -56,7 +56,7 @@ class Apis:
             insieme=InsiemeDialect(None, shows_actor=settings.show_actors),
         )
         self.events_service.set_tenants(settings.tenants)
-        new_sessions = partial(WebSocketSessions, auth_gate, limits)
+        new_sessions = partial(WebSocketSessions, auth_gate)
         self.event_sessions: WebSocketSessions[EventsSession] = new_sessions(
             partial(EventsSession, self.events_service)
         )

@@ -30,11 +30,11 @@ from oncelog.server.event_validator import load_validator
 from oncelog.server.http_server import HttpServer, MetricsListener, format_address
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.limits import INSIEME_FRAME_BYTES
-from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
 from oncelog.server.open_files import raise_limit
 from oncelog.server.openapi import build_document
 from oncelog.server.operator_endpoints import OperatorEndpoints
+from oncelog.server.rate_limiter import LogLimiter
 from oncelog.server.reloader import Reloader
 from oncelog.server.request_gate import RequestGate
 from oncelog.server.settings import ServerSettings, new_authenticator

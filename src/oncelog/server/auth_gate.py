@@ -1,20 +1,19 @@
 """Authentication for every API: verifies credentials and limits failed attempts."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, Protocol
 
 from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED
 from oncelog.errors import AuthError, CanonicalError
 from oncelog.server.auth.authenticator import CredentialVerifier
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import ApiError, shutdown_error
+from oncelog.server.errors import ApiError, credential_ended_error, field_error, shutdown_error
 from oncelog.server.limits import REQUESTS_BURST_SECONDS, ApiLimits
-from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
-from oncelog.server.rate_limiter import RateLimiter
+from oncelog.server.rate_limiter import LogLimiter, RateLimiter
 from oncelog.storage.clock import Clock
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -22,7 +21,19 @@ logger: Final = logging.getLogger("oncelog.doors")
 RATE_KEYS_MAX: Final = 100_000
 """Addresses or actors that a rate limiter remembers."""
 
-T = TypeVar("T")
+
+class OpenConnection(Protocol):
+    """A connection or stream whose rights can change while it is open."""
+
+    @property
+    def principal(self) -> Principal | None:
+        """The authenticated caller; None before authentication."""
+
+    def renew(self, principal: Principal | None) -> None:
+        """Use the current rights of the caller. None: its credential has ended."""
+
+    def fail(self, error: Exception) -> None:
+        """End the connection, because its rights are unknown."""
 
 
 class AuthGate:
@@ -39,6 +50,7 @@ class AuthGate:
         self._authenticator = authenticator
         self.counts = counts
         self.clock = clock
+        self.limits = limits
         per_minute, per_second = limits.auth_failures_per_minute_max, limits.requests_per_second_max
         self._failure_rates = RateLimiter(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, clock.elapsed_ms)
         """Failed authentications of each address."""
@@ -108,7 +120,7 @@ class AuthGate:
         try:
             return principal.get_event_client(requested)
         except CanonicalError as error:
-            raise ApiError(FORBIDDEN, f"{error.path}: {error.reason}", field=error.path) from None
+            raise field_error(error.path, error.reason, FORBIDDEN) from None
 
     def recheck_principal(self, principal: Principal) -> Principal:
         """The same where there must be some. Raises ApiError: they may have been taken away while a body came."""
@@ -116,6 +128,19 @@ class AuthGate:
         if current is None:
             raise credential_ended_error()
         return current
+
+    def renew_rights(self, connections: Iterable[OpenConnection]) -> None:
+        """Renew the rights of each connection. A connection whose renewal fails is ended."""
+        for connection in list(connections):
+            principal = connection.principal
+            try:
+                current = None if principal is None else self.refresh_principal(principal)
+                if current is not principal:
+                    connection.renew(current)
+            except Exception as error:
+                logger.exception("the rights of a connection could not be renewed, so it is closed")
+                with suppress(Exception):
+                    connection.fail(error)
 
     def _reject(self, address: str, reason: str) -> ApiError:
         """Count a wrong credential, and return its error: RATE_LIMITED above the limit of the address."""
@@ -132,22 +157,3 @@ class AuthGate:
         failures.take(address, 1)
         self.log_limiter.warn("authentication failed", address=address, reason=reason)
         return ApiError(AUTH_FAILED, "authentication failed")
-
-
-def renew_each(connections: Iterable[T], renew: Callable[[T], None], end: Callable[[T, Exception], None]) -> None:
-    """Renew the rights of every connection by itself.
-
-    A connection whose renewal fails is ended, because its rights are unknown.
-    """
-    for connection in list(connections):
-        try:
-            renew(connection)
-        except Exception as error:
-            logger.exception("the rights of a connection could not be renewed, so it is closed")
-            with suppress(Exception):
-                end(connection, error)
-
-
-def credential_ended_error() -> ApiError:
-    """What one is told whose rights have ended."""
-    return ApiError(AUTH_FAILED, "the token has expired, or its rights have changed")

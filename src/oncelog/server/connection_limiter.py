@@ -17,8 +17,8 @@ from oncelog.error_codes import SERVER_BUSY
 from oncelog.server.auth.principal import Principal
 from oncelog.server.errors import ApiError
 from oncelog.server.limits import ApiLimits
-from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.metrics import Counts
+from oncelog.server.rate_limiter import LogLimiter
 
 TURNS_TO_AUTHENTICATE: Final = 16
 """Turns of the event loop in which as many connections are accepted as may be unauthenticated. From the arrival of

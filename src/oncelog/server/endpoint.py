@@ -13,13 +13,12 @@ import orjson
 from aiohttp import web
 from msgspec import Struct
 
-from oncelog import error_codes
 from oncelog.errors import CanonicalError, OncelogError
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, field_error, to_api_error
+from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, field_error, to_api_error
 from oncelog.server.http_requests import JSON, check_json, get_credential, get_path_name, parse_query, read_body
 from oncelog.server.json_schemas import Schema
 from oncelog.server.limits import LONG_FRAME_BYTES
@@ -218,14 +217,13 @@ def _parse_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
     for name, text in parse_query(call.request):
         parameter = by_name.get(name)
         if parameter is None:
-            raise ApiError(error_codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
+            raise field_error(name, "is no parameter of this request")
         if name != call.sent_names.setdefault(parameter.name, name):
-            other = call.sent_names[parameter.name]
-            raise ApiError(error_codes.BAD_REQUEST, f"{name}: cannot stand beside {other}", field=name)
+            raise field_error(name, f"cannot stand beside {call.sent_names[parameter.name]}")
         if parameter.is_repeated:
             sent.setdefault(parameter.name, []).append(text)
         elif parameter.name in sent:
-            raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be there once", field=name)
+            raise field_error(name, "must be there once")
         else:
             sent[parameter.name] = text
     return sent

@@ -8,7 +8,15 @@ from typing import Any, Final
 import orjson
 
 from oncelog.core.values import Reason, Refused
-from oncelog.error_codes import BAD_REQUEST, QUOTA_EXCEEDED, RATE_LIMITED, READ_ONLY, SERVER_BUSY, SERVER_ERROR
+from oncelog.error_codes import (
+    AUTH_FAILED,
+    BAD_REQUEST,
+    QUOTA_EXCEEDED,
+    RATE_LIMITED,
+    READ_ONLY,
+    SERVER_BUSY,
+    SERVER_ERROR,
+)
 from oncelog.errors import (
     ClockJumpedError,
     ClosedError,
@@ -115,6 +123,11 @@ store_failures: Final = StoreFailures()
 def shutdown_error(code: str = SERVER_BUSY) -> ApiError:
     """Return the error for new requests while the server is being stopped."""
     return ApiError(code, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
+
+
+def credential_ended_error() -> ApiError:
+    """Return the error for a caller whose credential or rights have ended."""
+    return ApiError(AUTH_FAILED, "the token has expired, or its rights have changed")
 
 
 _ERRORS: Final[Mapping[type[OncelogError], tuple[str, str]]] = {

@@ -13,8 +13,8 @@ from aiohttp.web_protocol import RequestHandler
 
 from oncelog import error_codes
 from oncelog.server.errors import ApiError
-from oncelog.server.log_limiter import LogLimiter
 from oncelog.server.problems import to_error_response
+from oncelog.server.rate_limiter import LogLimiter
 
 SERVER_NAME: Final = "oncelog"
 """The value of `Server`. It names no version: a version tells an attacker which faults to try."""

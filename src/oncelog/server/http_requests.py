@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from aiohttp import web
 
 from oncelog import error_codes
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, field_error
 from oncelog.server.limits import LONG_FRAME_BYTES
 
 JSON: Final = "application/json"
@@ -41,21 +41,20 @@ def check_single_authorization(headers: Sequence[str]) -> None:
     A proxy may check one of them and the server another.
     """
     if len(headers) > 1:
-        raise ApiError(error_codes.BAD_REQUEST, "Authorization: must not be repeated", field="Authorization")
+        raise field_error("Authorization", "must not be repeated")
 
 
 def check_json(request: web.Request) -> None:
     """Raises ApiError. A page of another origin can send a form without asking, but not this (CO-24)."""
     if request.content_type != JSON:
-        raise ApiError(error_codes.BAD_REQUEST, f"Content-Type: must be {JSON}", field="Content-Type", status=415)
+        raise field_error("Content-Type", f"must be {JSON}", status=415)
 
 
 async def read_body(request: web.Request) -> bytes:
     """Raises ApiError for one that is not what its headers say: half of a chunk, no gzip."""
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ENCODINGS:
-        message = f"Content-Encoding: must be one of {', '.join(ENCODINGS)}"
-        raise ApiError(error_codes.BAD_REQUEST, message, field="Content-Encoding", status=415)
+        raise field_error("Content-Encoding", f"must be one of {', '.join(ENCODINGS)}", status=415)
     try:
         if request.content.is_eof():
             body = await request.read()  # it has come with the headers, as most do
@@ -63,8 +62,7 @@ async def read_body(request: web.Request) -> bytes:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await request.read()
     except TimeoutError:
-        message = f"body: must be there within {BODY_TIMEOUT_S} seconds"
-        raise ApiError(error_codes.BAD_REQUEST, message, field="body", status=408) from None
+        raise field_error("body", f"must be there within {BODY_TIMEOUT_S} seconds", status=408) from None
     except web.RequestPayloadError:
         raise _body_error() from None
     if encoding == "identity" or not body:
@@ -94,7 +92,7 @@ def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
 
 
 def _body_error() -> ApiError:
-    return ApiError(error_codes.BAD_REQUEST, "body: is not what the headers say that it is", field="body")
+    return field_error("body", "is not what the headers say that it is")
 
 
 def get_path_name(request: web.Request, name: str) -> str:
@@ -108,12 +106,11 @@ def get_path_name(request: web.Request, name: str) -> str:
     place = resource.canonical.split("/").index(f"{{{name}}}")
     sent = request.rel_url.raw_path.split("/")[place]
     if _BAD_PERCENT.search(sent):
-        raise ApiError(error_codes.BAD_REQUEST, f"{name}: must write % as %25 in the path", field=name)
+        raise field_error(name, "must write % as %25 in the path")
     try:
         return unquote_to_bytes(sent.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError:
-        message = f"{name}: must be UTF-8, percent-encoded, in the path"
-        raise ApiError(error_codes.BAD_REQUEST, message, field=name) from None
+        raise field_error(name, "must be UTF-8, percent-encoded, in the path") from None
 
 
 def parse_query(request: web.Request) -> list[tuple[str, str]]:
@@ -131,5 +128,5 @@ def parse_query(request: web.Request) -> list[tuple[str, str]]:
 def parse_number(text: str, name: str) -> int:
     """A number of a query. Raises ApiError."""
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
-        raise ApiError(error_codes.BAD_REQUEST, f"{name}: must be a whole number from 0 to 2^53−1", field=name)
+        raise field_error(name, "must be a whole number from 0 to 2^53−1")
     return int(text)

@@ -11,12 +11,10 @@ from aiohttp import web
 
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
-from oncelog.server.auth_gate import AuthGate, credential_ended_error, renew_each
+from oncelog.server.auth_gate import AuthGate
 from oncelog.server.endpoint import Call
-from oncelog.server.errors import UNREADABLE, ApiError, encode_error, to_api_error
+from oncelog.server.errors import UNREADABLE, ApiError, credential_ended_error, encode_error, to_api_error
 from oncelog.server.http_protocol import HttpProtocol
-from oncelog.server.limits import ApiLimits
-from oncelog.server.metrics import Counts
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -29,19 +27,10 @@ B = TypeVar("B")
 class LiveStreams:
     """All streams of an API. `encode` encodes the errors that end them."""
 
-    def __init__(
-        self,
-        auth_gate: AuthGate,
-        limits: ApiLimits,
-        counts: Counts,
-        api: str,
-        encode: Callable[[ApiError], bytes] = encode_error,
-    ) -> None:
+    def __init__(self, auth_gate: AuthGate, api: str, encode_error: Callable[[ApiError], bytes] = encode_error) -> None:
         self._auth_gate = auth_gate
-        self._limits = limits
-        self._counts = counts
         self._api = api
-        self._encode_error = encode
+        self._encode_error = encode_error
         self._streams: set[_LiveStream] = set()
 
     def __len__(self) -> int:
@@ -60,13 +49,14 @@ class LiveStreams:
         # The credential may have ended while the call waited for the store: `renew` does not see it before.
         call.principal = self._auth_gate.recheck_principal(call.principal)
         request = call.request
-        self._counts.requests[self._api, "http", "ok"] += 1
+        counts = self._auth_gate.counts
+        counts.requests[self._api, "http", "ok"] += 1
         response = web.StreamResponse(headers=SSE_HEADERS)
         await response.prepare(request)
         if request.method == "HEAD":
             return response
-        self._counts.sse_connections += 1
-        stream = _LiveStream(self._limits, self._counts, call, names, response, self._encode_error)
+        counts.sse_connections += 1
+        stream = _LiveStream(self._auth_gate, call, names, response, self._encode_error)
         self._streams.add(stream)
         try:
             # Nothing is read from the client, so only the protocol notices that the connection is closed.
@@ -74,17 +64,12 @@ class LiveStreams:
                 await stream.run(_iterate_chunks(hello, batches, encode))
         finally:
             self._streams.discard(stream)
-            self._counts.sse_connections -= 1
+            counts.sse_connections -= 1
         return response
 
     def renew(self) -> None:
         """End the streams of principals whose rights have ended."""
-        renew_each(self._streams, self._renew_stream, lambda stream, _: stream.stop(credential_ended_error()))
-
-    def _renew_stream(self, stream: "_LiveStream") -> None:
-        current = self._auth_gate.refresh_principal(stream.principal)
-        if current is None or not all(map(current.grants.may_read, stream.names)):
-            stream.stop(credential_ended_error())
+        self._auth_gate.renew_rights(self._streams)
 
     def close_all(self) -> None:
         """End all streams. Their readers connect again with the id of the last event that they received."""
@@ -117,20 +102,19 @@ class _LiveStream:
 
     def __init__(
         self,
-        limits: ApiLimits,
-        counts: Counts,
+        auth_gate: AuthGate,
         call: Call,
         names: Sequence[str],
         response: web.StreamResponse,
-        encode: Callable[[ApiError], bytes],
+        encode_error: Callable[[ApiError], bytes],
     ) -> None:
-        self._heartbeat_s = limits.heartbeat_ms / 1000
-        self._counts = counts
+        self._heartbeat_s = auth_gate.limits.heartbeat_ms / 1000
+        self._counts = auth_gate.counts
         self._request = call.request
-        self.principal: Principal = call.principal
-        self.names = names
+        self.principal = call.principal
+        self._names = names
         self._response = response
-        self._encode_error = encode
+        self._encode_error = encode_error
         self._send_task: asyncio.Task[None] | None = None
         self._is_ended = False
         self._last_chunk = b""
@@ -160,6 +144,15 @@ class _LiveStream:
             self._send_task.cancel()  # if this task was cancelled
         if not self._send_task.cancelled():
             self._send_task.result()
+
+    def renew(self, principal: Principal | None) -> None:
+        """As `OpenConnection` says."""
+        if principal is None or not all(map(principal.grants.may_read, self._names)):
+            self.stop(credential_ended_error())
+
+    def fail(self, error: Exception) -> None:  # noqa: ARG002 - the caller logs it
+        """As `OpenConnection` says."""
+        self.stop(credential_ended_error())
 
     def stop(self, error: ApiError | None) -> None:
         """End the stream, with a reason if there is one."""

@@ -1,15 +1,23 @@
-"""Rate limits by key, such as failed authentications by address.
+"""Rate limits by key, such as failed authentications by address, and of log lines that clients can cause.
 
 A token bucket is one number for each key: the time at which it will be full again. Each token that is taken delays that
 time by the refill time of one token. So a full bucket needs no entry, and nothing runs in the background.
 """
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from oncelog.errors import SettingsError
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+LINES_MAX: Final = 5
+"""Lines of one message in a second."""
+_MESSAGES_MAX: Final = 1000
+"""More than the server has messages, so the limiter forgets none."""
 
 _ROUNDING_MS: Final = 1e-6
 """Much larger than rounding errors, much smaller than any delay of a caller."""
@@ -60,3 +68,44 @@ class RateLimiter:
         # A look-up counts as use: a refused key must not be forgotten while its caller keeps trying.
         self._full_at_ms.move_to_end(key)
         return full_ms - self._now_ms() - self._slack_ms
+
+
+class LogLimiter:
+    """Writes lines to the server's logger, at most `lines_max` of one message in a second.
+
+    A client that fails a thousand times a second must not fill the log. The limiter counts the lines above the limit,
+    and the next line of that message carries the count.
+
+    Messages are constants of the code, and values that a client chooses belong into the fields. The owner calls `flush`
+    about once a second, so that the count of the last burst is written too.
+    """
+
+    def __init__(self, now_ms: Callable[[], float], lines_max: int = LINES_MAX) -> None:
+        self._rates = RateLimiter(lines_max, lines_max, _MESSAGES_MAX, now_ms)
+        self._suppressed: dict[str, tuple[int, int, dict[str, Any]]] = {}
+        """By message: the number of suppressed lines, and the level and fields of the last one."""
+
+    def log(self, level: int, message: str, **fields: Any) -> None:
+        """Write a line, or count it as suppressed."""
+        if not logger.isEnabledFor(level):
+            return
+        suppressed = self._suppressed.get(message, (0,))[0]
+        if self._rates.allows(message):
+            self._write(level, message, fields, suppressed)
+        else:
+            self._suppressed[message] = (suppressed + 1, level, fields)
+
+    def warn(self, message: str, **fields: Any) -> None:
+        """Write a warning, or count it as suppressed."""
+        self.log(logging.WARNING, message, **fields)
+
+    def flush(self) -> None:
+        """Write the last suppressed line of each message that the limit allows again, with the count of the others."""
+        for message, (suppressed, level, fields) in list(self._suppressed.items()):
+            if self._rates.allows(message):
+                self._write(level, message, fields, suppressed - 1)
+
+    def _write(self, level: int, message: str, fields: dict[str, Any], suppressed: int) -> None:
+        self._rates.take(message)
+        self._suppressed.pop(message, None)
+        logger.log(level, message, extra={**fields, "suppressed": suppressed} if suppressed else fields)

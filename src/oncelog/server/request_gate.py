@@ -15,7 +15,7 @@ from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream, ForwardedRequest
 from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import ApiError, field_error
 from oncelog.server.http_requests import check_single_authorization
 from oncelog.server.ledger.codec import PROBLEM_DIALECT as LEDGER_PROBLEMS
 from oncelog.server.origins import (
@@ -111,8 +111,7 @@ class RequestGate:
         match error:
             case web.HTTPRequestEntityTooLarge():
                 size = self._limits.frame_bytes_max
-                message = f"body: must have at most {size} bytes"
-                return ApiError(error_codes.BAD_REQUEST, message, field="body", limit=size, status=413)
+                return field_error("body", f"must have at most {size} bytes", limit=size, status=413)
             case web.HTTPNotFound():
                 return ApiError(error_codes.UNKNOWN_PATH, "the server has no such path; `GET /` names its APIs")
             case web.HTTPMethodNotAllowed():
@@ -147,8 +146,7 @@ class RequestGate:
         """Raises ApiError for a host or an origin that is not served."""
         refused = self._find_refusal_cached(remote, host, forwarded, origin)
         if refused is not None:
-            field, message = refused
-            raise ApiError(error_codes.FORBIDDEN, f"{field}: {message}", field=field)
+            raise field_error(*refused, error_codes.FORBIDDEN)
 
     def _find_refusal(
         self, remote: str | None, host: str | None, forwarded: str | None, origin: str | None

@@ -7,10 +7,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from oncelog.server.auth_gate import AuthGate, renew_each
+from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.limits import CONNECT_BYTES_MAX, ApiLimits
-from oncelog.server.log_limiter import LogLimiter
+from oncelog.server.limits import CONNECT_BYTES_MAX
+from oncelog.server.rate_limiter import LogLimiter
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 from oncelog.server.websocket_frames import CloseCode, encode_close_frame
 from oncelog.server.websocket_session import WebSocketSession
@@ -116,14 +116,8 @@ class WebSocketSessions(Generic[S]):
     `new_session` creates a session from a transport, a caller, and the details that were given to `serve`.
     """
 
-    def __init__(
-        self,
-        auth_gate: AuthGate,
-        limits: ApiLimits,
-        new_session: Callable[..., S],
-    ) -> None:
+    def __init__(self, auth_gate: AuthGate, new_session: Callable[..., S]) -> None:
         self._auth_gate = auth_gate
-        self._limits = limits
         self._new_session = new_session
         self._sessions: set[S] = set()
 
@@ -132,7 +126,7 @@ class WebSocketSessions(Generic[S]):
 
     async def serve(self, request: web.Request, caller: Caller, *details: object) -> web.WebSocketResponse:
         """Serve one connection, from its first frame to its last."""
-        limits = self._limits
+        limits = self._auth_gate.limits
         socket = _WebSocket(
             # The server writes the same bytes to all readers, so frames have no compression with state.
             compress=False,
@@ -172,14 +166,7 @@ class WebSocketSessions(Generic[S]):
 
     def renew(self) -> None:
         """Renew the rights of all sessions. Sessions of expired credentials end (CO-23)."""
-        renew_each(self._sessions, self._renew_session, lambda session, error: session.fail(error))
-
-    def _renew_session(self, session: S) -> None:
-        principal = session.principal
-        if principal is not None:
-            current = self._auth_gate.refresh_principal(principal)
-            if current is not principal:
-                session.renew(current)
+        self._auth_gate.renew_rights(self._sessions)
 
     async def wait_for_replies(self) -> None:
         """Return when the replies to all accepted requests have been handed to the connections."""

@@ -20,7 +20,14 @@ from oncelog.core.canonical import JsonValue
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import BUSY_RETRY_AFTER_MS, UNREADABLE, ApiError, to_api_error
+from oncelog.server.errors import (
+    BUSY_RETRY_AFTER_MS,
+    UNREADABLE,
+    ApiError,
+    credential_ended_error,
+    field_error,
+    to_api_error,
+)
 from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.send_queue import SendQueue, SessionTransport
@@ -241,7 +248,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         if handler is None:
             *others, last = self.handlers
             names = f"{', '.join(map(str, others))} or {last}"
-            raise ApiError(error_codes.BAD_REQUEST, f"$.type: must be {names}", field="$.type")
+            raise field_error("$.type", f"must be {names}")
         return handler
 
     def _get_principal(self) -> Principal:
@@ -291,8 +298,7 @@ class WebSocketSession(ABC, Generic[M, R]):
     def renew(self, principal: Principal | None) -> None:
         """Set the current rights. Ends the connection if its credential has ended, or its rights no longer suffice."""
         if principal is None or not self._may_continue(principal):
-            error = ApiError(error_codes.AUTH_FAILED, "the token has expired, or its rights have changed")
-            self._end_credential(error)
+            self._end_credential(credential_ended_error())
         elif principal != self.principal:  # each look-up of an API key returns a new, most often equal object
             self.principal = principal
             self._writable.clear()

@@ -8,12 +8,12 @@ from oncelog.core.canonical import canonical
 from oncelog.core.limits import ACT_CHARACTERS_MAX, NAME_CHARACTERS_MAX, TARGET_CHARACTERS_MAX
 from oncelog.core.rules.audit import KEY_REVOKED, act_key
 from oncelog.core.values import RecordAct
-from oncelog.engine.audit import AuditFilter, AuditPage, entry_to_json
+from oncelog.engine.audit import AuditFilter, entry_to_json
 from oncelog.engine.log import Log
 from oncelog.errors import HistoryChangedError
 from oncelog.server.auth.credential_files import CredentialEvent
 from oncelog.server.endpoint import Call, Endpoint, Parameter
-from oncelog.server.errors import ApiError, translate_errors
+from oncelog.server.errors import ApiError, field_error
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_schemas import (
     TEXT_SCHEMA,
@@ -85,20 +85,15 @@ class AuditEndpoints:
         texts = {name: call[name] for name in _FILTERS}
         audit_filter = AuditFilter(**texts, since_ms=call["since"], until_ms=call["until"])
         try:
-            with translate_errors():
-                page = await self._load_page(call["after"], call["limit"], audit_filter)
+            page = await self._log.audit(call["after"], call["limit"], audit_filter)
+        except HistoryChangedError:
+            reason = "is of another history; read from the beginning"
+            raise field_error("after", reason, error_codes.HISTORY_CHANGED, epoch=self._log.epoch) from None
         except ValueError as error:
-            raise ApiError(error_codes.BAD_REQUEST, f"after: {error}", field="after") from None
+            raise field_error("after", str(error)) from None
         cursor = self._log.audit_cursor(page)
         acts = [entry_to_json(entry) for entry in page.entries]
         return {"acts": acts, "cursor": cursor, "next_after": cursor, "has_more": page.has_more}
-
-    async def _load_page(self, after: str, limit: int, audit_filter: AuditFilter) -> AuditPage:
-        try:
-            return await self._log.audit(after, limit, audit_filter)
-        except HistoryChangedError:
-            message = "after: is of another history; read from the beginning"
-            raise ApiError(error_codes.HISTORY_CHANGED, message, field="after", epoch=self._log.epoch) from None
 
 
 def to_record_act(event: CredentialEvent) -> RecordAct | None:
@@ -132,8 +127,7 @@ def _authorize(call: Call) -> str:
 def _text_parameter(name: str, characters_max: int, description: str) -> Parameter:
     def parse(text: str, _: str) -> str:
         if len(text) > characters_max:
-            message = f"{name}: must have at most {characters_max} characters"
-            raise ApiError(error_codes.BAD_REQUEST, message, field=name, limit=characters_max)
+            raise field_error(name, f"must have at most {characters_max} characters", limit=characters_max)
         return text
 
     schema = {**TEXT_SCHEMA, "maxLength": characters_max, "description": description}
@@ -143,8 +137,7 @@ def _text_parameter(name: str, characters_max: int, description: str) -> Paramet
 def _parse_limit(text: str, name: str) -> int:
     limit = parse_number(text, name)
     if not 1 <= limit <= PAGE_ACTS_MAX:
-        message = f"{name}: must be from 1 to {PAGE_ACTS_MAX}, not {limit}"
-        raise ApiError(error_codes.BAD_REQUEST, message, field=name, limit=PAGE_ACTS_MAX)
+        raise field_error(name, f"must be from 1 to {PAGE_ACTS_MAX}, not {limit}", limit=PAGE_ACTS_MAX)
     return limit
 
 

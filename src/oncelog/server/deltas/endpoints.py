@@ -97,7 +97,7 @@ class DeltasEndpoints:
     def __init__(self, service: DeltasService, sessions: WebSocketSessions[DeltasSession]) -> None:
         self.service = service
         self.sessions = sessions
-        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "deltas", codec.encode_error)
+        self.streams = LiveStreams(service.auth_gate, "deltas", codec.encode_error)
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""

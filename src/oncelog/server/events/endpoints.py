@@ -66,7 +66,7 @@ class EventsEndpoints:
     def __init__(self, service: EventsService, serve_websocket: WebSocketHandler) -> None:
         self._service = service
         self._serve_websocket = serve_websocket
-        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "events")
+        self.streams = LiveStreams(service.auth_gate, "events")
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""

@@ -52,7 +52,7 @@ class LedgerEndpoints:
 
     def __init__(self, service: LedgerService) -> None:
         self.service = service
-        self.streams = LiveStreams(service.auth_gate, service.limits, service.counts, "ledger")
+        self.streams = LiveStreams(service.auth_gate, "ledger")
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""

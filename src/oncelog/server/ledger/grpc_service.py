@@ -20,9 +20,8 @@ from oncelog import error_codes
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.auth.principal import Principal
-from oncelog.server.auth_gate import credential_ended_error, renew_each
 from oncelog.server.connection_limiter import Caller, CountedStream
-from oncelog.server.errors import UNREADABLE, ApiError, shutdown_error, to_api_error
+from oncelog.server.errors import UNREADABLE, ApiError, credential_ended_error, shutdown_error, to_api_error
 from oncelog.server.http_requests import check_single_authorization, parse_bearer
 from oncelog.server.ledger import grpc_codec, reads
 from oncelog.server.ledger.health_service import Health, Reflection, end_call
@@ -173,8 +172,8 @@ class LedgerGrpcService:
         if self._server is None:
             return
         await self._health.enter_graceful_shutdown()
-        for task in list(self._watchers):
-            self._disconnect(task, shutdown_error())
+        for watcher in list(self._watchers.values()):
+            watcher.stop(shutdown_error())
         # Not gRPC's own grace: whoever watches our health would use it up, and is told enough already.
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace_s)
@@ -193,19 +192,7 @@ class LedgerGrpcService:
 
     def renew(self) -> None:
         """Ends the streams of those whose rights have ended."""
-        renew_each(
-            self._watchers, self._renew_watcher, lambda task, _: self._disconnect(task, credential_ended_error())
-        )
-
-    def _renew_watcher(self, task: asyncio.Task[Any]) -> None:
-        watcher = self._watchers[task]
-        current = self._service.auth_gate.refresh_principal(watcher.principal)
-        if current is None or not current.grants.may_read(watcher.scope):
-            self._disconnect(task, credential_ended_error())
-
-    def _disconnect(self, task: asyncio.Task[Any], error: ApiError) -> None:
-        self._watchers[task].error = error
-        task.cancel()
+        self._service.auth_gate.renew_rights(self._watchers.values())
 
     # --- calls
 
@@ -359,7 +346,7 @@ class LedgerGrpcService:
             if self._is_closing:
                 raise shutdown_error()
             scope = reads.BLOCKS.authorize(request.organization, request.vault, principal)
-            self._watchers[task] = _Watcher(principal, scope)
+            self._watchers[task] = _Watcher(principal, scope, task)
             await reads.check_height(self._service, scope, request.after_height, request.epoch)
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
             async with aclosing(reads.follow_blocks(self._service, scope, request.after_height)) as batches:
@@ -422,12 +409,27 @@ _READS: Final[dict[str, tuple[type[Message], Read, Callable[[Any], Message]]]] =
 
 
 class _Watcher(Struct):
-    """One who follows blocks."""
+    """A stream of blocks that a client follows."""
 
     principal: Principal
     scope: str
+    task: asyncio.Task[Any]
     error: ApiError | None = None
-    """Why it is sent away."""
+    """Why the server ended the stream."""
+
+    def renew(self, principal: Principal | None) -> None:
+        """As `OpenConnection` says."""
+        if principal is None or not principal.grants.may_read(self.scope):
+            self.stop(credential_ended_error())
+
+    def fail(self, error: Exception) -> None:  # noqa: ARG002 - the caller logs it
+        """As `OpenConnection` says."""
+        self.stop(credential_ended_error())
+
+    def stop(self, error: ApiError) -> None:
+        """End the stream with an error."""
+        self.error = error
+        self.task.cancel()
 
 
 @lru_cache(maxsize=4096)  # one connection, many calls
