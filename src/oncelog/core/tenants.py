@@ -31,7 +31,7 @@ _KNOWN_PARTITIONS_MAX: Final = 2
 """Partitions of a cached write. 64 long ones take 64 kB, so that one writer could fill the cache with 640 MB."""
 
 
-class Tenant(Struct, frozen=True, gc=False):
+class Tenant(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Whose writes are limited together: all in the stream or partition of that name, and in those below it.
 
     0 is no limit. What a tenant has is counted, whatever its limits.

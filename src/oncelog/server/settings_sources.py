@@ -11,24 +11,22 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oncelog.core.limits import SETTING_NUMBER_MAX
 from oncelog.core.tenants import Tenant
 from oncelog.errors import SettingsError
 from oncelog.server.auth import secret_files
-from oncelog.server.auth.signing_keys import KeyFile, KeyKind
+from oncelog.server.auth.signing_keys import KeyFile, KeyKind, PlainText
 from oncelog.server.limits import SETTINGS_FILE_BYTES_MAX
 
 VARIABLE_PREFIX: Final = "ONCELOG_"
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(_[0-9]+)*", re.ASCII)
 _NUMBER_CHARACTERS_MAX: Final = 40
 _FLAGS: Final = {"true": True, "false": False}
-
-T = TypeVar("T", bound=Struct)
 
 
 class SourcedValue(Struct, frozen=True):
@@ -108,6 +106,32 @@ def _load_toml(path: str) -> dict[str, Any]:
 # --- values ---------------------------------------------------------------------------------------------
 
 
+class _Form(Struct, frozen=True):
+    """The form of one kind of value."""
+
+    kind: Any
+    """The type that msgspec converts a value to."""
+    description: str
+    """What an error says that the value must be."""
+    parse: Callable[[str], object] = str
+    """Returns the value of a text from the environment or the command line."""
+    plural: str = ""
+    is_table: bool = False
+    """Whether a file may have a text in place of a table, which is parsed too."""
+
+    def decode(self, value: object, is_text: bool) -> object:
+        """Return the value in its type. Raises _WrongValueError."""
+        if isinstance(value, str) and (is_text or self.is_table):
+            value = self.parse(value)
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(value, self.kind)
+        raise _WrongValueError(self.description)
+
+
+class _WrongValueError(Exception):
+    """The text says what the value must be."""
+
+
 def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
     """Return the value of a setting in its type. Raises SettingsError for a value of another type."""
     try:
@@ -117,100 +141,53 @@ def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
     raise SettingsError(f"{sourced.source}: {name} must be {problem}")
 
 
-class _WrongValueError(Exception):
-    """The text says what the value must be."""
-
-
 def _decode(kind: Any, value: object, is_text: bool) -> object:
     if get_origin(kind) in (Union, types.UnionType):
         # An empty variable resets a setting of the file.
         return None if is_text and value == "" else _decode(get_args(kind)[0], value, is_text)
     if get_origin(kind) is tuple:
-        return _decode_list(get_args(kind)[0], value, is_text)
+        return _decode_list(_FORMS[get_args(kind)[0]], value, is_text)
     if get_origin(kind) is Literal:
-        return _decode_choice(kind, value)
-    return _DECODERS[kind](value, is_text)
+        *others, last = get_args(kind)
+        return _Form(kind, f"{', '.join(others)} or {last}").decode(value, is_text)
+    return _FORMS[kind].decode(value, is_text)
 
 
-def _decode_integer(value: object, is_text: bool) -> int:
-    if is_text and isinstance(value, str) and _is_number(value):
-        value = int(value)
-    if type(value) is not int or abs(value) > SETTING_NUMBER_MAX:
-        raise _WrongValueError(f"a whole number, at most {SETTING_NUMBER_MAX}")
-    return value
-
-
-def _is_number(text: str) -> bool:
-    return len(text) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(text) is not None
-
-
-def _decode_boolean(value: object, is_text: bool) -> bool:
-    if is_text and isinstance(value, str):
-        value = _FLAGS.get(value.lower())
-    if type(value) is not bool:
-        raise _WrongValueError("true or false")
-    return value
-
-
-def _decode_text(value: object, is_text: bool) -> str:  # noqa: ARG001 - as all decoders
-    if type(value) is not str or not value or "\0" in value:
-        raise _WrongValueError("a text, not empty and without U+0000")
-    return value
-
-
-def _decode_choice(kind: Any, value: object) -> object:
-    *others, last = choices = get_args(kind)
-    if value not in choices:
-        raise _WrongValueError(f"{', '.join(others)} or {last}")
-    return value
-
-
-def _decode_list(kind: Any, value: object, is_text: bool) -> tuple[object, ...]:
+def _decode_list(form: _Form, value: object, is_text: bool) -> tuple[object, ...]:
     if is_text and isinstance(value, str):
         value = [item.strip() for item in value.split(",")] if value.strip() else []
-    description = f"a list of {_PLURALS[kind]}{', with commas between them' if is_text else ''}"
+    description = f"a list of {form.plural}{', with commas between them' if is_text else ''}"
     if type(value) is not list or "" in value:
         raise _WrongValueError(f"{description}, none of them empty")
     try:
-        return tuple(_DECODERS[kind](item, is_text) for item in value)
+        return tuple(form.decode(item, is_text) for item in value)
     except _WrongValueError as error:
         problem = str(error)
     raise _WrongValueError(f"{description}: each must be {problem}")
 
 
-def _decode_key_file(value: object, is_text: bool) -> KeyFile:  # noqa: ARG001
-    """Decode `kind:path`, `kind#key_id:path`, or a table of these three."""
-    if isinstance(value, str):
-        head, _, path = value.partition(":")
-        kind, mark, key_id = head.partition("#")
-        value = {"kind": kind, "path": path, "key_id": key_id if mark else None}
-    found = _convert_table(value, KeyFile, _KEY_FILE_FORM)
-    if "" in (found.path, found.key_id) or "\0" in found.path:
-        raise _WrongValueError(_KEY_FILE_FORM)
-    return found
+def _parse_integer(text: str) -> int | None:
+    is_number = len(text) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(text) is not None
+    return int(text) if is_number else None
 
 
-def _decode_tenant(value: object, is_text: bool) -> Tenant:  # noqa: ARG001
-    """Decode a table; or the prefix and, after it, `name=number` for each of its limits."""
-    if isinstance(value, str):
-        prefix, *limits = value.split()
-        pairs = [limit.partition("=") for limit in limits]
-        value = {"prefix": prefix, **{name: _parse_tenant_value(name, text) for name, _, text in pairs}}
-    return _convert_table(value, Tenant, _TENANT_FORM)
+def _parse_boolean(text: str) -> bool | None:
+    return _FLAGS.get(text.lower())
 
 
-def _parse_tenant_value(name: str, text: str) -> int | bool | None:
-    if name == "own_ids":
-        return _FLAGS.get(text)
-    return int(text) if _is_number(text) else None
+def _parse_key_file(text: str) -> dict[str, object]:
+    """Parse `kind:path` or `kind#key_id:path`."""
+    head, _, path = text.partition(":")
+    kind, mark, key_id = head.partition("#")
+    return {"kind": kind, "path": path, "key_id": key_id if mark else None}
 
 
-def _convert_table(value: object, kind: type[T], form: str) -> T:
-    """Convert a table to a struct. Raise _WrongValueError with the form for one with unknown or wrong fields."""
-    if isinstance(value, dict) and value.keys() <= {field.name for field in msgspec.structs.fields(kind)}:
-        with suppress(msgspec.ValidationError):
-            return msgspec.convert(value, kind)
-    raise _WrongValueError(form)
+def _parse_tenant(text: str) -> dict[str, object]:
+    """Parse a prefix and, after it, `name=number` for each of its limits."""
+    prefix, *limits = text.split() or [""]
+    pairs = [limit.partition("=") for limit in limits]
+    numbers = {name: _FLAGS.get(value) if name == "own_ids" else _parse_integer(value) for name, _, value in pairs}
+    return {"prefix": prefix, **numbers}
 
 
 _TENANT_FORM: Final = (
@@ -222,11 +199,14 @@ _KEY_FILE_FORM: Final = (
     f'"kind:path" or "kind#key_id:path", where the kind is {", ".join(one.value for one in KeyKind)}; or in a file '
     "also a table with kind, path and key_id"
 )
-_DECODERS: Final[Mapping[Any, Callable[[object, bool], object]]] = {
-    int: _decode_integer,
-    bool: _decode_boolean,
-    str: _decode_text,
-    KeyFile: _decode_key_file,
-    Tenant: _decode_tenant,
+_FORMS: Final[Mapping[Any, _Form]] = {
+    int: _Form(
+        Annotated[int, Meta(ge=-SETTING_NUMBER_MAX, le=SETTING_NUMBER_MAX)],
+        f"a whole number, at most {SETTING_NUMBER_MAX}",
+        _parse_integer,
+    ),
+    bool: _Form(bool, "true or false", _parse_boolean),
+    str: _Form(PlainText, "a text, not empty and without U+0000", plural="texts"),
+    KeyFile: _Form(KeyFile, _KEY_FILE_FORM, _parse_key_file, plural="key files", is_table=True),
+    Tenant: _Form(Tenant, _TENANT_FORM, _parse_tenant, plural="tenants", is_table=True),
 }
-_PLURALS: Final[Mapping[Any, str]] = {str: "texts", KeyFile: "key files", Tenant: "tenants"}

@@ -9,14 +9,14 @@ import hmac
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwa import JWSAlgModel
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 from joserfc.jws import CompactSignature, JWSRegistry, extract_compact, serialize_compact, validate_compact
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oncelog.core.canonical import JsonValue
 from oncelog.errors import SettingsError
@@ -46,6 +46,8 @@ _KEY_ERRORS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError
 """Errors of joserfc and cryptography for malformed keys and signatures."""
 
 
+PlainText = Annotated[str, Meta(pattern=r"^[^\0]+\Z")]
+"""A text of a file of settings: not empty, and without U+0000."""
 _DIGEST_KEY: Final = secrets.token_bytes(32)
 
 
@@ -60,12 +62,12 @@ class KeyKind(enum.Enum):
     """A JSON Web Key Set, RFC 7517."""
 
 
-class KeyFile(Struct, frozen=True):
+class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
     """Path and format of a file of keys. The format is never guessed."""
 
-    path: str
+    path: PlainText
     kind: KeyKind
-    key_id: str | None = None
+    key_id: PlainText | None = None
     """The `kid` of the one key in a secret or PEM file. A key without one is tried for every token."""
 
 
