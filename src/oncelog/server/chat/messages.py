@@ -29,7 +29,11 @@ from oncelog.core.values import Role
 from oncelog.error_codes import INVALID_MESSAGE, MESSAGE_TOO_LARGE
 from oncelog.errors import CanonicalError
 from oncelog.server.errors import ApiError, MalformedMessageError, field_error
-from oncelog.server.json_fields import (
+from oncelog.server.json_schemas import NO_NUL, Schema, integer_schema
+from oncelog.server.limits import ApiLimits
+from oncelog.server.messages import (
+    Field,
+    Message,
     decode_array,
     decode_boolean,
     decode_integer,
@@ -39,9 +43,6 @@ from oncelog.server.json_fields import (
     get_text,
     parse_json,
 )
-from oncelog.server.json_schemas import NO_NUL, Schema, integer_schema
-from oncelog.server.limits import ApiLimits
-from oncelog.server.messages import Field, Message
 
 REQUEST_ID_CHARACTERS_MAX: Final = 128
 DEVICE_ID_CHARACTERS_MAX: Final = 128

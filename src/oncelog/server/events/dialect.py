@@ -18,7 +18,9 @@ from oncelog.server.auth.principal import parse_client_id
 from oncelog.server.errors import ApiError, MalformedMessageError, field_error
 from oncelog.server.events.projects import Project
 from oncelog.server.events.results import ItemResult, Submit
-from oncelog.server.json_fields import (
+from oncelog.server.json_schemas import Schema
+from oncelog.server.messages import (
+    Field,
     decode_array,
     decode_integer,
     decode_number,
@@ -28,8 +30,6 @@ from oncelog.server.json_fields import (
     get_text,
     parse_json,
 )
-from oncelog.server.json_schemas import Schema
-from oncelog.server.messages import Field
 from oncelog.server.websocket_frames import encode_frame_header
 from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
 

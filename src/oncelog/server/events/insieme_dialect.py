@@ -36,8 +36,7 @@ from oncelog.server.events.dialect import (
 )
 from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, Project, parse_project
 from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
-from oncelog.server.json_fields import decode_object, decode_text, get_required, get_text, parse_json
-from oncelog.server.messages import Field, Message
+from oncelog.server.messages import Field, Message, decode_object, decode_text, get_required, get_text, parse_json
 from oncelog.server.websocket_frames import encode_json_text
 from oncelog.storage.store import RecordView, RecordViewPage
 

@@ -38,13 +38,6 @@ from oncelog.server.events.dialect import (
     since_field,
 )
 from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
-from oncelog.server.json_fields import (
-    decode_array,
-    decode_number,
-    decode_object,
-    decode_text,
-    get_required,
-)
 from oncelog.server.json_schemas import (
     NO_NUL,
     TEXT_SCHEMA,
@@ -57,7 +50,15 @@ from oncelog.server.json_schemas import (
 )
 from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import outcome_schema
-from oncelog.server.messages import Field, Message
+from oncelog.server.messages import (
+    Field,
+    Message,
+    decode_array,
+    decode_number,
+    decode_object,
+    decode_text,
+    get_required,
+)
 from oncelog.server.websocket_frames import encode_frame_header, encode_json_text
 from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
 
