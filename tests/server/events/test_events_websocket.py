@@ -127,10 +127,11 @@ async def test_connection_above_the_limit_is_refused_and_a_silent_one_closed(tmp
         await first.close()
         await until(lambda: len(served.server.event_sessions) == 0)
         # Only this connection has a short time to send `connect`.
-        limits = served.server.event_sessions._limits
-        served.server.event_sessions._limits = replace(limits, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+        auth_gate = served.server.event_sessions._auth_gate
+        limits = auth_gate.limits
+        auth_gate.limits = replace(limits, connect_timeout_ms=CONNECT_TIMEOUT_MS)
         silent = await served.socket()
-        served.server.event_sessions._limits = limits
+        auth_gate.limits = limits
         assert await silent.closed() == 1008
         await until(lambda: len(served.server.event_sessions) == 0)
         assert "epoch" in await (await served.socket()).connect()
