@@ -67,8 +67,7 @@ async def test_reads_of_unknown_names_store_nothing() -> None:
     store = MemoryStore()
     await store.open()
     await store.commit([Request((event(1), transaction(1, 1)))])
-    where = store._record_index
-    orders = (where.lanes, where.streams, where.partitions, where.heights)
+    orders = (store._index._orders, store._index._blocks)
     before = [len(one) for one in orders]
     for number in range(10):
         name = f"unknown {number}"

@@ -1,12 +1,14 @@
 """A log in memory: the tables that every store has, as dictionaries. Nothing is durable."""
 
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
-from operator import itemgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -47,7 +49,7 @@ from oncelog.storage.leaps import (
     decode_previous_epochs,
 )
 from oncelog.storage.metadata import LogMetadata, new_epoch, new_settings
-from oncelog.storage.side_state import TABLES, build_member_change_rows
+from oncelog.storage.side_state import TABLES, build_member_change_rows, lane_of_scope
 from oncelog.storage.store import (
     BatchResult,
     Consumer,
@@ -90,7 +92,6 @@ from oncelog.storage.tenants import (
     list_tenants,
 )
 
-_Key = TypeVar("_Key")
 _CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 
 
@@ -197,7 +198,7 @@ class MemoryStore:
         jump_ms_max: int = JUMP_MS_MAX,
     ) -> None:
         self._log = MemoryLog(new_settings(settings), draw)
-        self._record_index = _RecordIndex()
+        self._index = _RecordIndex()
         self._clock = clock or SystemClock()
         self._draw = draw
         self._jump_ms_max = jump_ms_max
@@ -247,7 +248,7 @@ class MemoryStore:
             return result
         if jumped is not None and not result.changes.leap:
             raise jumped
-        self._record_index.add(result, len(log.records), self.settings.lanes)
+        self._index.add(result, len(log.records), self.settings.lanes)
         log.keep(result)
         self._mark = self._mark if jumped is not None else mark
         return result
@@ -261,20 +262,18 @@ class MemoryStore:
         """As `Store` says."""
         snapshot = self._check_open().snapshot
         remembered = snapshot.keys.get(identity)
-        record, lane = None, self._get_lane(identity[1])
-        positions: tuple[int, ...] = ()
-        if remembered is not None:
+        if remembered is None:
+            lane, records = lane_of_scope(identity[1], self.settings.lanes), []
+        else:
             lane = remembered.receipt.lane
-            record = self._get_record(lane, remembered.receipt.position)
-            positions = tuple(
-                lane_record.position
-                for lane_record in (self._log.records[index] for index in self._record_index.get_lane(lane).indexes)
-                if lane_record.identity == identity
-            )
+            candidates = (self._log.records[index] for _, index in self._index.get_order(lane))
+            records = [record for record in candidates if record.identity == identity]
         head = snapshot.heads.get(lane) or LaneHead()
         mark, _ = self._mark.propose(self._clock, self._jump_ms_max)
         client_entry = snapshot.clients.get(identity[:3])
-        return KeyStatus(record, snapshot.leases.get(identity), head, mark.time_ms, positions, client_entry)
+        positions = tuple(record.position for record in records)
+        newest = records[-1] if records else None
+        return KeyStatus(newest, snapshot.leases.get(identity), head, mark.time_ms, positions, client_entry)
 
     async def read(self, query: Query) -> Page:
         """As `Store` says."""
@@ -313,16 +312,16 @@ class MemoryStore:
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """As `Store` says."""
         self._check_open()
-        numbers = self._record_index.get_stream(stream).numbers
-        place = bisect_right(numbers, upto) - count
-        return numbers[place] if place >= 0 else 0
+        sequences = self._index.get_order(stream)
+        place = _count_upto(sequences, upto) - count
+        return sequences[place][0] if place >= 0 else 0
 
     async def sequence_after(self, stream: str, after: int, count: int) -> int:
         """As `Store` says."""
         self._check_open()
-        numbers = self._record_index.get_stream(stream).numbers
-        place = min(bisect_right(numbers, after) + count, len(numbers)) - 1
-        return max(after, numbers[place]) if place >= 0 else after
+        sequences = self._index.get_order(stream)
+        first = _count_upto(sequences, after)
+        return sequences[first : first + count][-1][0] if first < len(sequences) else after
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""
@@ -331,30 +330,23 @@ class MemoryStore:
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
         """As `Store` says."""
         self._check_open()
-        block = self._record_index.blocks.get((lane, height))
-        if block is None:
+        blocks = self._index.list_blocks(lane, height - 1, 1)
+        if not blocks or blocks[0].height != height:
             raise LookupError(f"lane {lane} has no block of height {height}")
-        return block, [self._get_evidence(lane, block.first_position + index) for index in range(block.count)]
+        return blocks[0], [self._get_evidence(index) for _, index in self._index.iterate_block(blocks[0])]
 
     async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
         """As `Store` says."""
-        self._check_open()
+        records = self._check_open().records
         found = []
-        heights = self._record_index.heights.get(lane, [])
-        first = bisect_right(heights, after)
-        for height in heights[first : first + limit]:
-            block = self._record_index.blocks[lane, height]
-            records = self._iterate_block_records(block)
-            found.append(
-                ScopedBlock(
-                    block, tuple(record.position for record in records if record.sequence and record.scope == scope)
-                )
-            )
+        for block in self._index.list_blocks(lane, after, limit):
+            positions = [
+                position
+                for position, index in self._index.iterate_block(block)
+                if records[index].sequence and records[index].scope == scope
+            ]
+            found.append(ScopedBlock(block, tuple(positions)))
         return found
-
-    def _iterate_block_records(self, block: Block) -> Iterator[Record]:
-        for position in range(block.first_position, block.first_position + block.count):
-            yield self._get_record(block.lane, position)
 
     async def side_state(self, read_set: ReadSet) -> SideState:
         """As `Store` says."""
@@ -440,7 +432,7 @@ class MemoryStore:
         snapshot = self._check_open().snapshot
         changed = sorted(
             (revision, scope, member, kind)
-            for (where, scope, member, kind), revision in self._record_index.member_changes.items()
+            for (where, scope, member, kind), revision in self._index.member_changes.items()
             if where == lane and (revision, scope, member, kind) > after
         )
         return [
@@ -459,7 +451,7 @@ class MemoryStore:
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """As `Store` says."""
         log = self._check_open()
-        indexes = [self._record_index.find_index(lane, position) for position in sorted(set(positions))]
+        indexes = [self._index.find_index(lane, position) for position in sorted(set(positions))]
         erased = [index for index in indexes if index is not None and not log.records[index].erased]
         if erased and act is not None:
             await self.commit([build_act_request(act, lane, self.settings.lanes, len(erased))])  # first: it may raise
@@ -499,8 +491,7 @@ class MemoryStore:
         """As `Store` says."""
         cursors = sorted(self._check_open().snapshot.consumers.items())
         return [
-            Consumer(scope, name, cursor, self._record_index.count_after(scope, cursor))
-            for (scope, name), cursor in cursors
+            Consumer(scope, name, cursor, self._index.count_after(scope, cursor)) for (scope, name), cursor in cursors
         ]
 
     async def scrub(self) -> bool:
@@ -553,146 +544,87 @@ class MemoryStore:
             raise ClosedError("the log in memory is not open")
         return self._log
 
-    def _get_lane(self, scope: str) -> int:
-        return compute_lane(scope, self.settings.lanes) if scope else 0
-
     def _get_newest(self, stream: str | None, lane: int) -> int:
         snapshot = self._log.snapshot
         if stream is not None:
             return snapshot.streams.get(stream, 0)
         return (snapshot.heads.get(lane) or LaneHead()).position
 
-    def _get_record(self, lane: int, position: int) -> Record:
-        return self._log.records[self._record_index.get_index(lane, position)]
-
     def _iterate_records(self, query: Query, upto: int) -> Iterator[tuple[int, Record]]:
-        """What is asked for in order, each with its number in that order."""
-        if query.stream is not None:
-            for sequence, index in self._record_index.get_stream(query.stream).iterate_between(query.after, upto):
-                yield sequence, self._log.records[index]
-            return
-        for position in self._iterate_positions(query, upto):
-            yield position, self._get_record(query.lane, position)
+        """Iterate over the records of a query in their order, each once, with its number in that order."""
+        names: list[_OrderName] = [query.lane] if query.stream is None else [query.stream]
+        if query.stream is None and query.partitions:
+            names = [(query.lane, partition) for partition in query.partitions]
+        orders = [self._index.iterate_between(name, query.after, upto) for name in names]
+        for (number, index), _ in groupby(merge(*orders)):  # a record may be in several partitions
+            yield number, self._log.records[index]
 
-    def _iterate_positions(self, query: Query, upto: int) -> Iterator[int]:
-        if not query.partitions:
-            yield from (
-                position for position, _ in self._record_index.get_lane(query.lane).iterate_between(query.after, upto)
-            )
-            return
-        orders = [
-            [
-                number
-                for number, _ in self._record_index.get_partition(query.lane, name).iterate_between(query.after, upto)
-            ]
-            for name in query.partitions
-        ]
-        last = 0
-        for position in merge(*orders):
-            if position != last:  # a record may be in several of them
-                yield position
-            last = position
-
-    def _get_evidence(self, lane: int, position: int) -> Evidence:
-        index = self._record_index.get_index(lane, position)
+    def _get_evidence(self, index: int) -> Evidence:
         record, salt = self._log.records[index], self._log.salts[index]
         kept_hash = self._body_hashes.get(index)
         return Evidence(record, salt, hash_body(salt, record.body) if kept_hash is None else kept_hash)
 
 
-class _NumberIndex:
-    """Numbers in ascending order, with gaps where the log has leapt, and where the record of each one is."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.indexes: list[int] = []
-
-    def add(self, number: int, index: int) -> None:
-        """Add a record, which must have the highest number."""
-        self.numbers.append(number)
-        self.indexes.append(index)
-
-    def find(self, number: int) -> int | None:
-        """Return the index of the record with a number, or None."""
-        place = bisect_left(self.numbers, number)
-        return self.indexes[place] if place < len(self.numbers) and self.numbers[place] == number else None
-
-    def iterate_between(self, after: int, upto: int) -> Iterator[tuple[int, int]]:
-        """Iterate over the numbers above one and up to another."""
-        places = range(bisect_right(self.numbers, after), bisect_right(self.numbers, upto))
-        return ((self.numbers[place], self.indexes[place]) for place in places)
-
-
-_EMPTY_INDEX: Final = _NumberIndex()
+_OrderName = int | str | tuple[int, str]
+"""A lane by its number, a stream by its name, or a partition by lane and name."""
 
 
 class _RecordIndex:
-    """Where in a log's list of records those of each order are, so that no reader looks through all of them."""
+    """Index of the records of a log by their numbers in each order, and of its blocks and member changes."""
 
     def __init__(self) -> None:
-        self.lanes: dict[int, _NumberIndex] = {}
-        """Of each lane, by position."""
-        self.streams: dict[str, _NumberIndex] = {}
-        """Of each stream, by sequence."""
-        self.partitions: dict[tuple[int, str], _NumberIndex] = {}
-        """The positions in each partition of a lane."""
-        self.blocks: dict[tuple[int, int], Block] = {}
-        """By lane and height."""
-        self.heights: dict[int, list[int]] = {}
-        """Of each lane, in order."""
+        self._orders: defaultdict[_OrderName, list[tuple[int, int]]] = defaultdict(list)
+        """Numbers in ascending order, with gaps where the log has leapt, each with the index of its record."""
+        self._blocks: defaultdict[int, list[Block]] = defaultdict(list)
+        """By lane, in the order of their heights."""
         self.member_changes: dict[tuple[int, str, str, int], int] = {}
         """The revision of the newest change, by lane, scope, member and kind."""
 
-    def add(self, result: BatchResult, index: int, lanes: int) -> None:
-        """Notes records that are about to be appended from `index` on."""
+    def add(self, result: BatchResult, first_index: int, lanes: int) -> None:
+        """Add records that are about to be appended to the log, the first one at an index."""
         for lane, scope, member, kind, revision in build_member_change_rows(result.changes, lanes):
             self.member_changes[lane, scope, member, kind] = revision
         for block in result.sealed.blocks:
-            self.blocks[block.lane, block.height] = block
-            self.heights.setdefault(block.lane, []).append(block.height)
-        for record in result.changes.records:
-            _get_or_create_index(self.lanes, record.lane).add(record.position, index)
-            if record.sequence:
-                _get_or_create_index(self.streams, record.scope).add(record.sequence, index)
+            self._blocks[block.lane].append(block)
+        for index, record in enumerate(result.changes.records, first_index):
+            self._orders[record.lane].append((record.position, index))
             for partition in dict.fromkeys(record.partitions):
-                _get_or_create_index(self.partitions, (record.lane, partition)).add(record.position, index)
-            index += 1
+                self._orders[record.lane, partition].append((record.position, index))
+            if record.sequence:
+                self._orders[record.scope].append((record.sequence, index))
 
-    def get_lane(self, lane: int) -> _NumberIndex:
-        """Return the records of a lane. A look-up of an unknown name stores nothing; the same holds below."""
-        return self.lanes.get(lane, _EMPTY_INDEX)
+    def get_order(self, name: _OrderName) -> Sequence[tuple[int, int]]:
+        """Return all numbers of an order with the indexes of their records. An unknown name is not stored."""
+        return self._orders.get(name, ())
 
-    def get_stream(self, stream: str) -> _NumberIndex:
-        """Return the records of a stream."""
-        return self.streams.get(stream, _EMPTY_INDEX)
-
-    def get_partition(self, lane: int, partition: str) -> _NumberIndex:
-        """Return the records of a partition."""
-        return self.partitions.get((lane, partition), _EMPTY_INDEX)
+    def iterate_between(self, name: _OrderName, after: int, upto: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the numbers of an order above `after` and up to `upto`, with the indexes of their records."""
+        order = self.get_order(name)
+        return map(order.__getitem__, range(_count_upto(order, after), _count_upto(order, upto)))
 
     def find_index(self, lane: int, position: int) -> int | None:
-        """Of the record at a position; None if there is none."""
-        return self.get_lane(lane).find(position)
-
-    def get_index(self, lane: int, position: int) -> int:
-        """The same of a record that must be there."""
-        index = self.find_index(lane, position)
-        if index is None:
-            raise LookupError(f"lane {lane} has no record at position {position}")
-        return index
+        """Return the index of the record at a position, or None."""
+        return next((index for _, index in self.iterate_between(lane, position - 1, position)), None)
 
     def count_after(self, stream: str, cursor: int) -> int:
-        """Count the records of a stream, or of lane 0 where none is named, after a cursor."""
-        numbers = (self.get_stream(stream) if stream else self.get_lane(0)).numbers
-        return len(numbers) - bisect_right(numbers, cursor)
+        """Count the records after a cursor in a stream, or in lane 0 where no stream is named."""
+        order = self.get_order(stream or 0)
+        return len(order) - _count_upto(order, cursor)
+
+    def iterate_block(self, block: Block) -> Iterator[tuple[int, int]]:
+        """Iterate over the positions of the records in a block, with the indexes of the records."""
+        return self.iterate_between(block.lane, block.first_position - 1, block.first_position + block.count - 1)
+
+    def list_blocks(self, lane: int, after: int, limit: int) -> list[Block]:
+        """Return the first blocks of a lane above a height."""
+        blocks = self._blocks.get(lane, [])
+        first = bisect_right(blocks, after, key=attrgetter("height"))
+        return blocks[first : first + limit]
 
 
-def _get_or_create_index(indexes: dict[_Key, _NumberIndex], name: _Key) -> _NumberIndex:
-    """Return the order of a name, and create it for its first record."""
-    order = indexes.get(name)
-    if order is None:
-        order = indexes[name] = _NumberIndex()
-    return order
+def _count_upto(order: Sequence[tuple[int, int]], number: int) -> int:
+    """Count the numbers of an order that are not above a number."""
+    return bisect_right(order, number, key=itemgetter(0))
 
 
 def _measure_record(record: Record) -> SizeRow:
