@@ -73,6 +73,8 @@ from oncelog.storage.store import (
     SideState,
     StreamMember,
     build_act_request,
+    count_fitting,
+    cut_page,
     encode_partitions,
     merge_by_log_time,
     plan_batch,
@@ -282,8 +284,7 @@ class MemoryStore:
     def _read_page(self, query: Query, policy: str | None) -> Page:
         self._check_open()
         newest = self._get_newest(query.stream, query.lane)
-        query = query.clamp(newest, self._epoch)
-        upto = newest if query.upto is None else query.upto
+        query, upto = query.clamp(newest, self._epoch)
         records: list[Record] = []
         following, size = query.after, 0
         for number, record in self._iterate_records(query, upto):
@@ -369,7 +370,8 @@ class MemoryStore:
             if where == scope and key.startswith(prefix) and key > after and entity.is_live(time_ms)
         ]
         wanted.sort(key=itemgetter(0))
-        return EntityPage.from_entities(wanted, limit, bytes_max)
+        fitting = count_fitting([len(entity.value) for _, entity in wanted], limit, bytes_max)
+        return EntityPage(*cut_page(wanted, fitting))
 
     async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
         """As `Store` says."""
@@ -381,8 +383,8 @@ class MemoryStore:
             ),
             key=itemgetter(0, 1),
         )
-        lengths = [sum(len(value) for value in row.values.values()) for _, _, row in found]
-        return RowPage.from_rows(found, lengths, limit, bytes_max)
+        sizes = [sum(len(value) for value in row.values.values()) for _, _, row in found]
+        return RowPage(*cut_page(found, count_fitting(sizes, limit, bytes_max)))
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""
@@ -395,41 +397,34 @@ class MemoryStore:
             and (resource, relation, subject) > after
             and all(map(_matches_filter, terms, (resource, relation, subject)))
         )
-        return RelationshipPage(found[: query.limit], len(found) > query.limit)
+        return RelationshipPage(*cut_page(found, query.limit))
 
     async def members(self, scope: str, after: str, limit: int) -> MemberPage:
         """As `Store` says."""
         snapshot = self._check_open().snapshot
         names = sorted(member for where, member in snapshot.members if where == scope and member > after)
-        found = [
-            StreamMember.from_row(name, snapshot.acknowledged.get((scope, name), 0), self._is_owner(scope, name))
-            for name in names
-        ]
-        return MemberPage.from_members(found, limit)
+        return MemberPage(*cut_page([StreamMember(name, *self._get_standing(scope, name)) for name in names], limit))
 
-    def _is_owner(self, scope: str, member: str) -> bool:
+    def _get_standing(self, scope: str, member: str) -> tuple[int, Role]:
+        """Return the sequence that a member has acknowledged, and the role of the member."""
         snapshot = self._log.snapshot
         found = snapshot.members.get((scope, member))
-        return found is not None and get_effective_role(found, snapshot.rosters[scope]) is Role.OWNER
+        role = Role.MEMBER if found is None else get_effective_role(found, snapshot.rosters[scope])
+        return snapshot.acknowledged.get((scope, member), 0), role
 
     async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
         """As `Store` says."""
         snapshot = self._check_open().snapshot
         found = [
-            Membership.from_row(
-                scope,
-                snapshot.streams.get(scope, 0),
-                snapshot.acknowledged.get((scope, name), 0),
-                self._is_owner(scope, name),
-            )
+            Membership(scope, snapshot.streams.get(scope, 0), *self._get_standing(scope, name))
             for scope, name in sorted(snapshot.members)
             if name == member and scope > after and scope.startswith(prefix)
         ]
-        return MembershipPage.from_memberships(found, limit)
+        return MembershipPage(*cut_page(found, limit))
 
     async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
         """As `Store` says."""
-        snapshot = self._check_open().snapshot
+        members = self._check_open().snapshot.members
         changed = sorted(
             (revision, scope, member, kind)
             for (where, scope, member, kind), revision in self._index.member_changes.items()
@@ -437,13 +432,7 @@ class MemoryStore:
         )
         return [
             MemberChange.from_row(
-                revision,
-                scope,
-                member,
-                kind,
-                (scope, member) in snapshot.members,
-                snapshot.acknowledged.get((scope, member), 0),
-                self._is_owner(scope, member),
+                revision, scope, member, kind, (scope, member) in members, *self._get_standing(scope, member)
             )
             for revision, scope, member, kind in changed[:limit]
         ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from struct import Struct as Packing
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import orjson
 from msgspec import Struct
@@ -44,6 +44,8 @@ from oncelog.errors import HistoryChangedError, PolicyError
 from oncelog.storage.cursor_check import warn_of_reader_ahead
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.side_state import MEMBERSHIP
+
+T = TypeVar("T")
 
 _SALT: Final = Packing(f"{SALT_BYTES}s")
 Draw = Callable[[int], bytes]
@@ -128,10 +130,10 @@ class Query(Struct, frozen=True, kw_only=True):
     bytes_max: int = 8 * 2**20
     """A page ends early, but never empty, when its bodies have come to this."""
 
-    def clamp(self, newest: int, epoch: str) -> "Query":
-        """The same with its numbers in range: cursor from 0, bound up to the newest, one record or more.
+    def clamp(self, newest: int, epoch: str) -> tuple["Query", int]:
+        """Return the query with its numbers in range, and its bound, which is at most the newest number.
 
-        Raises HistoryChangedError for a cursor beyond the newest.
+        Raises HistoryChangedError for a cursor beyond the newest number.
         """
         if self.after > newest:
             order = f"lane {self.lane}" if self.stream is None else f"the stream {self.stream!r}"
@@ -139,7 +141,7 @@ class Query(Struct, frozen=True, kw_only=True):
             message = f"the cursor {self.after} is ahead of the newest, {newest}: this is not the log it was read from"
             raise HistoryChangedError(message, epoch, newest)
         upto = newest if self.upto is None else min(self.upto, newest)
-        return replace(self, after=max(0, self.after), upto=upto, limit=max(1, self.limit))
+        return replace(self, after=max(0, self.after), upto=upto, limit=max(1, self.limit)), upto
 
 
 class Page(Struct, frozen=True):
@@ -256,26 +258,32 @@ class SideState(Struct, frozen=True):
         return self.time_ms if head is None else max(self.time_ms, head.log_time_ms)
 
 
+def count_fitting(sizes: Sequence[int], items_max: int, bytes_max: int, *, is_first: bool = True) -> int:
+    """Return how many items of these sizes fit into a page. The first item of a page always fits."""
+    if len(sizes) <= items_max and sum(sizes) <= bytes_max:
+        return len(sizes)
+    for index, size in enumerate(sizes):
+        bytes_max -= size
+        if index == items_max or (bytes_max < 0 and not (is_first and not index)):
+            return index
+    return len(sizes)
+
+
+def cut_page(items: Sequence[T], count: int) -> tuple[list[T], bool]:
+    """Return the first items, and whether there are more."""
+    return list(items[:count]), len(items) > count
+
+
+def to_role(is_owner: object) -> Role:
+    """Return the role that a column stands for."""
+    return Role.OWNER if is_owner else Role.MEMBER
+
+
 class EntityPage(Struct, frozen=True):
     """Some entities of a scope in the order of their keys, none of them expired."""
 
     entities: list[tuple[str, Entity]]
     has_more: bool
-
-    @classmethod
-    def from_entities(cls, entities: Sequence[tuple[str, Entity]], limit: int, bytes_max: int) -> "EntityPage":
-        """As many of them as a page holds: never none, if there is one."""
-        count = _count_fitting([len(entity.value) for _, entity in entities], limit, bytes_max)
-        return cls(list(entities[:count]), has_more=count < len(entities))
-
-
-def _count_fitting(lengths: Sequence[int], limit: int, bytes_max: int) -> int:
-    size = 0
-    for count, length in enumerate(lengths):
-        size += length
-        if count == limit or (count and size > bytes_max):
-            return count
-    return len(lengths)
 
 
 class RowPage(Struct, frozen=True):
@@ -284,14 +292,6 @@ class RowPage(Struct, frozen=True):
     rows: list[tuple[str, str, Row]]
     """Table, row id, and what is left of its deltas."""
     has_more: bool
-
-    @classmethod
-    def from_rows(
-        cls, rows: Sequence[tuple[str, str, Row]], lengths: Sequence[int], limit: int, bytes_max: int
-    ) -> "RowPage":
-        """As many of them as a page holds, by what each has in bytes: never none, if there is one."""
-        count = _count_fitting(lengths, limit, bytes_max)
-        return cls(list(rows[:count]), has_more=count < len(rows))
 
 
 class RelationshipQuery(Struct, frozen=True, kw_only=True):
@@ -328,22 +328,12 @@ class StreamMember(Struct, frozen=True):
     """The sequence up to which it has received the stream."""
     role: Role
 
-    @classmethod
-    def from_row(cls, name: str, acknowledged: int, is_owner: object) -> "StreamMember":
-        """Return a member from its columns."""
-        return cls(name, acknowledged, Role.OWNER if is_owner else Role.MEMBER)
-
 
 class MemberPage(Struct, frozen=True):
     """Some members of a stream in the order of their names."""
 
     members: list[StreamMember]
     has_more: bool
-
-    @classmethod
-    def from_members(cls, members: Sequence[StreamMember], limit: int) -> "MemberPage":
-        """As many of them as a page holds."""
-        return cls(list(members[:limit]), len(members) > limit)
 
 
 class Membership(Struct, frozen=True):
@@ -356,22 +346,12 @@ class Membership(Struct, frozen=True):
     """Up to where the member has received it."""
     role: Role
 
-    @classmethod
-    def from_row(cls, scope: str, newest: int, acknowledged: int, is_owner: object) -> "Membership":
-        """Return a membership from its columns."""
-        return cls(scope, newest, acknowledged, Role.OWNER if is_owner else Role.MEMBER)
-
 
 class MembershipPage(Struct, frozen=True):
     """Some streams of a member in the order of their names."""
 
     memberships: list[Membership]
     has_more: bool
-
-    @classmethod
-    def from_memberships(cls, memberships: Sequence[Membership], limit: int) -> "MembershipPage":
-        """As many of them as a page holds."""
-        return cls(list(memberships[:limit]), len(memberships) > limit)
 
 
 class MemberChange(Struct, frozen=True, gc=False):
@@ -391,12 +371,11 @@ class MemberChange(Struct, frozen=True, gc=False):
 
     @classmethod
     def from_row(
-        cls, revision: int, scope: str, member: str, kind: int, present: object, acknowledged: int, is_owner: object
+        cls, revision: int, scope: str, member: str, kind: int, present: object, acknowledged: int, role: Role
     ) -> "MemberChange":
         """Return a change from its columns."""
-        role = Role.OWNER if is_owner else Role.MEMBER
-        is_told = present and kind == MEMBERSHIP
-        return cls(revision, scope, member, kind, bool(present), acknowledged, role if is_told else None)
+        has_role = present and kind == MEMBERSHIP
+        return cls(revision, scope, member, kind, bool(present), acknowledged, role if has_role else None)
 
     @property
     def cursor(self) -> "MemberCursor":

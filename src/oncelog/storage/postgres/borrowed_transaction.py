@@ -25,9 +25,8 @@ from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import StoreTransaction
-from oncelog.storage.queries.records import read_page
+from oncelog.storage.queries.records import load_records
 from oncelog.storage.queries.writes import encode_policy
-from oncelog.storage.store import Query
 
 IDLE_TIMEOUT: Final = "30s"
 """How long the caller's function may leave its session without a statement, before the server ends it."""
@@ -135,11 +134,8 @@ class BorrowedTransaction:
 
     async def load_record(self, receipt: Receipt) -> Record:
         """The record at a place."""
-        query = Query(lane=receipt.lane, after=receipt.position - 1, upto=receipt.position, limit=1)
-        metadata = self._store_transaction.metadata
         async with _translate_errors():
-            page = await run_query(self._connection, read_page, query, metadata.settings.lanes, metadata.epoch)
-        return page.records[0]
+            return (await run_query(self._connection, load_records, receipt.lane, [receipt.position]))[0]
 
     async def _decide(self, submission: Submission) -> Verdict:
         batch: Sequence[Request] = [Request((submission,))]

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from oncelog.storage.queries.records import get_value
 from oncelog.storage.queries.statement import QuerySteps, Statement
-from oncelog.storage.store import Query
+from oncelog.storage.store import Query, count_fitting
 
 _FIRST_FETCH_ROWS: Final = 64
 
@@ -12,15 +13,22 @@ Rows = Sequence[Any]
 
 
 def read_rows(
-    query: Query, lane: int, upto: int, policy: str | None, take: Callable[[Rows], object], fetch_rows_max: int = 10**6
-) -> QuerySteps[int | None]:
-    """Hand the rows of a page to `take`, in parts. `policy` asks for the views of its records (`RecordView`).
+    query: Query,
+    lane: int,
+    epoch: str,
+    policy: str | None,
+    take: Callable[[Rows], object],
+    fetch_rows_max: int = 10**6,
+) -> QuerySteps[tuple[int, int, bool, int]]:
+    """Pass the rows of a page to `take`, in parts. `policy` selects the views of its records (`RecordView`).
 
-    Bodies can be long, and a statement reads all rows that it asks for. So the first statement asks for few, and the
-    next ones for as many as will fit by the average length so far.
+    Bodies can be long, and a statement reads all rows that it selects. So the first statement selects few rows, and
+    the next ones select as many as will probably fit, by the average length so far.
 
-    Returns None, or the number of the last row if the page ends early: by the limit, or by the bytes of its bodies.
+    Returns what follows the records in a page: the fields `next`, `upto`, `has_more` and `newest` of `Page`.
     """
+    newest = yield from _load_newest(query.stream, lane)
+    query, upto = query.clamp(newest, epoch)
     source = _RowSource(query, lane, upto, policy)
     count = size = 0
     last: int = query.after
@@ -29,15 +37,21 @@ def read_rows(
         limit = min(_compute_fetch_limit(count, size, query), fetch_rows_max)
         rows, following = yield from source.fetch(following, limit)
         sizes = [len(row[-1]) if type(row[-1]) is bytes else _measure_text(row[-1]) for row in rows]
-        end = _count_fitting(sizes, query.limit - count, query.bytes_max - size, is_first=not count)
+        end = count_fitting(sizes, query.limit - count, query.bytes_max - size, is_first=not count)
         if end:
             take(rows[:end])
             last = rows[end - 1][source.number_column]
         if end < len(rows):
-            return last
+            return last, upto, True, newest
         count += end
         size += sum(sizes)
-    return None
+    return max(upto, query.after), upto, False, newest
+
+
+def _load_newest(stream: str | None, lane: int) -> QuerySteps[int]:
+    """Return the newest position of a lane, or the newest sequence of a stream in it."""
+    rows = yield Statement("lane_head", lane) if stream is None else Statement("stream_head", lane, stream)
+    return int(get_value(rows, 0))
 
 
 class _RowSource:
@@ -114,14 +128,3 @@ def _measure_text(body: str | None) -> int:
     if body is None:
         return 0
     return len(body) if body.isascii() else len(body.encode())
-
-
-def _count_fitting(sizes: Sequence[int], rows_left: int, bytes_left: int, *, is_first: bool) -> int:
-    """Return how many of these rows fit into the page; the first row of a page always does."""
-    if len(sizes) <= rows_left and sum(sizes) <= bytes_left:
-        return len(sizes)
-    for index, size in enumerate(sizes):
-        bytes_left -= size
-        if index == rows_left or (bytes_left < 0 and not (is_first and not index)):
-            return index
-    return len(sizes)

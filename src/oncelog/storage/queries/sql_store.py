@@ -1,17 +1,29 @@
-"""Base of both SQL stores: reads by shared queries, and the counting of usage while commits go on."""
+"""Base of the SQLite and PostgreSQL stores: their reads, and the counting of usage beside commits.
+
+A method that is decorated with `_shared_query` is a generator: it yields statements, and the engine runs them on a
+connection for reads (`queries.statement`).
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial, wraps
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+from oncelog.core.merge import decode_row
 from oncelog.core.proof import Block
 from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import LaneHead, Record, RecordAct, Settings
-from oncelog.storage.queries import records, side_state
+from oncelog.core.values import LaneHead, Record, RecordAct, Settings, Snapshot
+from oncelog.storage.leaps import PREVIOUS_EPOCHS_MAX, decode_previous_epochs
+from oncelog.storage.queries import records
 from oncelog.storage.queries import tenants as tenant_queries
-from oncelog.storage.queries.statement import QuerySteps, SharedQuery
+from oncelog.storage.queries.record_pages import Rows, read_rows
+from oncelog.storage.queries.side_state import load_tables
+from oncelog.storage.queries.statement import PagedStatement, QuerySteps, SharedQuery, Statement
+from oncelog.storage.record_rows import decode_record
+from oncelog.storage.side_state import compute_prefix_end, decode_entity, lane_of_scope
 from oncelog.storage.store import (
     Consumer,
     EncodeViews,
@@ -20,19 +32,42 @@ from oncelog.storage.store import (
     MemberChange,
     MemberCursor,
     MemberPage,
+    Membership,
     MembershipPage,
     Page,
     Query,
+    RecordView,
     RecordViewPage,
     RelationshipPage,
     RelationshipQuery,
     RowPage,
     ScopedBlock,
     SideState,
+    StreamMember,
+    count_fitting,
+    cut_page,
+    to_role,
 )
 from oncelog.storage.tenants import COUNT_ATTEMPTS_MAX, CountStart, UsageCount, encode_tenants, list_tenants
 
+S = TypeVar("S", bound="SqlStore")
+P = ParamSpec("P")
 T = TypeVar("T")
+
+_PART_VIEWS: Final = 100
+"""Records that are encoded at a time (`RecordViewPage.encoded`)."""
+
+
+def _shared_query(
+    query: Callable[Concatenate[S, P], QuerySteps[T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Turn a generator method into a method of a store that runs the query."""
+
+    @wraps(query)
+    async def run(store: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return await store._run_query(partial(query, store, *arguments, **options))  # noqa: SLF001
+
+    return run
 
 
 class SqlStore(ABC):
@@ -65,27 +100,55 @@ class SqlStore(ABC):
     ) -> bool:
         """Save tenants and their usage. Returns False if it must be counted again (`queries.tenants`)."""
 
-    # --- records
+    def _get_lane(self, scope: str) -> int:
+        return lane_of_scope(scope, self.settings.lanes)
 
-    async def read(self, query: Query) -> Page:
-        """As `Store` says."""
-        return await self._run_query(records.read_page, query, self.settings.lanes, self.epoch)
+    # --- pages of records
 
-    async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
+    @_shared_query
+    def read(self, query: Query) -> QuerySteps[Page]:
+        """As `Store` says.
+
+        A page needs no transaction: positions become visible in their order, so records up to the newest position of
+        one statement are visible to the next.
+        """
+        lane = query.lane if query.stream is None else self._get_lane(query.stream)
+        found: list[Record] = []
+        end = yield from read_rows(query, lane, self.epoch, None, lambda rows: found.extend(map(decode_record, rows)))
+        return Page(found, *end)
+
+    @_shared_query
+    def read_views(self, query: Query, policy: str, encode: EncodeViews) -> QuerySteps[RecordViewPage]:
         """As `Store` says."""
-        return await self._run_query(records.read_views, query, policy, encode, self.epoch, self._view_fetch_rows_max)
+        encoded: list[bytes] = []
+        total = 0
+
+        def encode_rows(rows: Rows) -> None:
+            nonlocal total
+            total += len(rows)
+            parts = (rows[start : start + _PART_VIEWS] for start in range(0, len(rows), _PART_VIEWS))
+            encoded.extend(encode(_decode_views(part)) for part in parts)
+
+        end = yield from read_rows(query, query.lane, self.epoch, policy, encode_rows, self._view_fetch_rows_max)
+        return RecordViewPage(encoded, total, *end)
+
+    # --- records, blocks and heads
 
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
         """As `Store` says."""
         return await self._run_query(records.list_internal_records, after, limit)
 
-    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+    @_shared_query
+    def sequence_before(self, stream: str, upto: int, count: int) -> QuerySteps[int]:
         """As `Store` says."""
-        return await self._run_query(records.find_sequence_before, stream, upto, count, self.settings.lanes)
+        rows = yield Statement("sequence_before", self._get_lane(stream), stream, upto, count - 1)
+        return int(records.get_value(rows, 0))
 
-    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+    @_shared_query
+    def sequence_after(self, stream: str, after: int, count: int) -> QuerySteps[int]:
         """As `Store` says."""
-        return await self._run_query(records.find_sequence_after, stream, after, count, self.settings.lanes)
+        rows = yield Statement("sequence_after", self._get_lane(stream), stream, after, count)
+        return int(records.get_value(rows, after))
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""
@@ -95,9 +158,22 @@ class SqlStore(ABC):
         """As `Store` says."""
         return await self._run_query(records.load_block, lane, height)
 
-    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+    @_shared_query
+    def blocks(self, lane: int, after: int, limit: int, scope: str) -> QuerySteps[list[ScopedBlock]]:
         """As `Store` says."""
-        return await self._run_query(records.list_blocks, lane, after, limit, scope)
+        rows = yield Statement("blocks", lane, after, limit)
+        blocks = [Block(*row) for row in rows]
+        if not blocks:
+            return []
+        bounds = (blocks[0].first_position - 1, blocks[-1].first_position + blocks[-1].count - 1)
+        rows = yield Statement("scoped_positions", lane, *bounds, scope)
+        positions = [position for (position,) in rows]
+        starts = [bisect_left(positions, block.first_position) for block in blocks]
+        ends = [*starts[1:], len(positions)]
+        return [
+            ScopedBlock(block, tuple(positions[start:end]))
+            for block, start, end in zip(blocks, starts, ends, strict=True)
+        ]
 
     async def erasures(self) -> int:
         """As `Store` says."""
@@ -107,40 +183,86 @@ class SqlStore(ABC):
         """As `Store` says."""
         return await self._run_query(records.list_consumers)
 
-    async def previous_epochs(self) -> tuple[str, ...]:
+    @_shared_query
+    def previous_epochs(self) -> QuerySteps[tuple[str, ...]]:
         """As `Store` says."""
-        return await self._run_query(records.list_previous_epochs)
+        leaps = yield from records.load_leaps()
+        restores = yield from records.load_records(0, [above + 1 for above in leaps[-PREVIOUS_EPOCHS_MAX:]])
+        return decode_previous_epochs([record.body for record in restores])
 
     # --- side state
 
-    async def side_state(self, read_set: ReadSet) -> SideState:
+    @_shared_query
+    def side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
         """As `Store` says."""
-        return await self._run_query(side_state.load_side_state, read_set, self.settings, self._propose_time_ms)
+        return self._load_side_state(read_set)
 
-    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
-        """As `Store` says."""
-        bounds = (scope, prefix, after, limit, bytes_max)
-        return await self._run_query(side_state.list_entities, *bounds, self.settings, self._propose_time_ms)
+    def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
+        """Load side state after the heads: a row that is seen after them is judged no later than they say."""
+        time_ms = yield from self._propose_time_ms()
+        heads = yield from records.load_heads()
+        snapshot = Snapshot(
+            settings=self.settings, heads={lane: heads.get(lane) or LaneHead() for lane in read_set.lanes}
+        )
+        yield from load_tables(read_set, snapshot)
+        return SideState(snapshot, time_ms)
 
-    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+    @_shared_query
+    def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> QuerySteps[EntityPage]:
         """As `Store` says."""
-        return await self._run_query(side_state.list_rows, scope, table, after, limit, bytes_max, self.settings)
+        lane = self._get_lane(scope)
+        state = yield from self._load_side_state(ReadSet(lanes={lane}))
+        bounds = (lane, scope, after, prefix, compute_prefix_end(prefix), state.get_time_ms(lane))
+        rows = yield PagedStatement("entity_page", *bounds, size_column=1, limit=limit, bytes_max=bytes_max)
+        fitting = count_fitting([len(value) for _, value, *_ in rows], limit, bytes_max)
+        return EntityPage(*cut_page([(key, decode_entity(entity)) for key, *entity in rows], fitting))
 
-    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+    @_shared_query
+    def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> QuerySteps[RowPage]:
         """As `Store` says."""
-        return await self._run_query(side_state.list_relationships, query, self.settings)
+        if table and after[0] != table:
+            after = (table, "")
+        statement = "row_page_of_table" if table else "row_page"
+        bounds = (self._get_lane(scope), scope, *after)
+        rows = yield PagedStatement(statement, *bounds, size_column=2, limit=limit, bytes_max=bytes_max)
+        fitting = count_fitting([len(state) for _, _, state in rows], limit, bytes_max)
+        return RowPage(*cut_page([(name, row_id, decode_row(state)) for name, row_id, state in rows], fitting))
 
-    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+    @_shared_query
+    def relationships(self, query: RelationshipQuery) -> QuerySteps[RelationshipPage]:
         """As `Store` says."""
-        return await self._run_query(side_state.list_members, scope, after, limit, self.settings)
+        field = query.search_field
+        named: tuple[Any, ...] = {"resource": (query.resource,), "": ()}.get(field, (query.resource, query.relation))
+        after = (*query.after[:2], query.subject or query.after[2])
+        statement = f"relationship_page_of_{field}" if field else "relationship_page"
+        place = (self._get_lane(query.scope), query.scope)
+        rows = yield Statement(statement, *place, *after, query.limit + 1, *named)
+        return RelationshipPage(*cut_page([tuple(row) for row in rows], query.limit))
 
-    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+    @_shared_query
+    def members(self, scope: str, after: str, limit: int) -> QuerySteps[MemberPage]:
         """As `Store` says."""
-        return await self._run_query(side_state.list_memberships, member, prefix, after, limit)
+        rows = yield Statement("member_page", self._get_lane(scope), scope, after, limit + 1)
+        members = [StreamMember(name, acknowledged, to_role(is_owner)) for name, acknowledged, is_owner in rows]
+        return MemberPage(*cut_page(members, limit))
 
-    async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
+    @_shared_query
+    def memberships(self, member: str, prefix: str, after: str, limit: int) -> QuerySteps[MembershipPage]:
         """As `Store` says."""
-        return await self._run_query(side_state.list_member_changes, lane, after, limit)
+        rows = yield Statement("membership_page", member, after, prefix, compute_prefix_end(prefix), limit + 1)
+        memberships = [
+            Membership(scope, newest, acknowledged, to_role(is_owner)) for scope, newest, acknowledged, is_owner in rows
+        ]
+        return MembershipPage(*cut_page(memberships, limit))
+
+    @_shared_query
+    def member_changes(self, lane: int, after: MemberCursor, limit: int) -> QuerySteps[list[MemberChange]]:
+        """As `Store` says."""
+        rows = yield Statement("member_changes", lane, *after, limit)
+        return [
+            MemberChange.from_row(revision, scope, member, kind, present, acknowledged, to_role(is_owner))
+            for revision, scope, member, kind, present, acknowledged, is_owner in rows
+        ]
 
     # --- tenants
 
@@ -169,3 +291,10 @@ class SqlStore(ABC):
         """Count usage that was counted by an earlier version of Oncelog."""
         if not start.is_counted(start.text):
             await self.set_tenants(list_tenants(start.text))
+
+
+def _decode_views(rows: Rows) -> Sequence[RecordView]:
+    """Return rows with their bodies as text. Rows of SQLite, which are tuples, have that already."""
+    if type(rows[0]) is tuple:
+        return rows
+    return [(*columns, None if body is None else body.decode()) for *columns, body in rows]

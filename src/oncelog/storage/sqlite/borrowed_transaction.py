@@ -19,7 +19,7 @@ from oncelog.core.values import Receipt, Record, Request, Submission, Verdict
 from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.queries.records import read_page
+from oncelog.storage.queries.records import load_records
 from oncelog.storage.sqlite.database_file import (
     SCHEMA_VERSION,
     SqliteDriver,
@@ -30,7 +30,6 @@ from oncelog.storage.sqlite.database_file import (
 )
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.transaction import StoreTransaction
-from oncelog.storage.store import Query
 
 _SYNCHRONOUS_FULL: Final = 2
 _SAVEPOINT: Final = "oncelog_guest"
@@ -222,10 +221,8 @@ class BorrowedTransaction:
 
     def load_record(self, receipt: Receipt) -> Record:
         """The record at a place."""
-        query = Query(lane=receipt.lane, after=receipt.position - 1, upto=receipt.position, limit=1)
         with self._translate_errors():
-            file = self._shared_file.transaction.metadata
-            return run_query(self._connection, read_page, query, file.settings.lanes, file.epoch).records[0]
+            return run_query(self._connection, load_records, receipt.lane, [receipt.position])[0]
 
     def _check_no_transaction(self) -> None:
         if self._raw_connection.in_transaction:
