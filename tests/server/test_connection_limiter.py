@@ -15,6 +15,8 @@ from oncelog.server.connection_limiter import (
 )
 from oncelog.server.errors import ApiError
 from oncelog.server.limits import ApiLimits
+from oncelog.server.metrics import Counts
+from oncelog.server.rate_limiter import LogLimiter
 from oncelog.testing.clock import ManualClock
 
 TIMEOUT_MS = 10_000
@@ -37,7 +39,7 @@ class Limiter(ConnectionLimiter):
     def __init__(self, total_max: int = 100, **limits: int) -> None:
         self.clock = ManualClock()
         limits_ = ConnectionLimits(total_max=total_max, timeout_ms=TIMEOUT_MS, **limits)
-        super().__init__(limits_, self.clock.elapsed_ms)
+        super().__init__(limits_, self.clock.elapsed_ms, Counts(), LogLimiter(self.clock.elapsed_ms))
 
     def connect(self, address: str = "192.0.2.1", *, is_proxy: bool = False) -> Connection | None:
         made = self.accept(address, lambda: None, is_proxy=is_proxy)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,16 +15,23 @@ from oncelog.storage.memory import MemoryStore
 PAGE = Path(__file__).parents[2] / "docs/server.md"
 
 
+class MeasuredLog:
+    """The numbers of a log that metrics show."""
+
+    def __init__(self, queue_length: int = 0) -> None:
+        self.queue_length = queue_length
+        self.evictions, self.client_evictions = 2, 5
+        self.write_gate = WriteGate(MemoryStore(), None)
+        self.write_gate.free_bytes = self.write_gate.store_bytes = 1
+
+
 def metrics_of(counts: Counts, queue_items: int = 0, position: int = 0, subscribers: int = 0) -> Metrics:
-    guard = WriteGate(MemoryStore(), None)
-    guard.free_bytes = guard.store_bytes = 1
+    log: Any = MeasuredLog(queue_items)
     metrics = Metrics(
         counts,
-        queue_items=lambda: queue_items,
+        log,
         positions=lambda: {0: position, 3: 7},
         subscribers=lambda: subscribers,
-        evictions=lambda: (2, 5),
-        write_gate=guard,
         failed_files=lambda: {"api_keys": 0},
     )
     metrics.usage = [(Tenant("acme", bytes_max=5, records_max=6), Usage(3, 4))]
@@ -90,22 +98,15 @@ def test_reasons_and_requests_are_labels() -> None:
 
 
 def test_gauges_are_evaluated_at_every_scrape() -> None:
-    known = {"queue": 1, "position": 2, "subscribers": 3}
-    asked = 0
-
-    def queue_items() -> int:
-        nonlocal asked
-        asked += 1
-        return known["queue"]
-
+    known = {"position": 2, "subscribers": 3}
+    log: Any = MeasuredLog(queue_length=1)
     metrics = Metrics(
         Counts(),
-        queue_items=queue_items,
+        log,
         positions=lambda: {0: 1, 4: known["position"]},
         subscribers=lambda: known["subscribers"],
-        evictions=lambda: (known["position"], 0),
+        failed_files=dict,
     )
-    assert asked == 0
     names = (
         ("oncelog_queue_items",),
         ("oncelog_last_committed_position", "4"),
@@ -113,7 +114,8 @@ def test_gauges_are_evaluated_at_every_scrape() -> None:
         ("oncelog_evictions_total",),
     )
     assert [samples(metrics)[name] for name in names] == [1, 2, 3, 2]
-    known.update(queue=4, position=5, subscribers=6)
+    known.update(position=5, subscribers=6)
+    log.queue_length, log.evictions = 4, 5
     assert [samples(metrics)[name] for name in names] == [4, 5, 6, 5]
 
 

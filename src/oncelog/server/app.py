@@ -30,11 +30,9 @@ from oncelog.server.event_validator import load_validator
 from oncelog.server.http_server import HttpServer, MetricsListener, format_address
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.limits import INSIEME_FRAME_BYTES
-from oncelog.server.metrics import Counts
 from oncelog.server.open_files import raise_limit
 from oncelog.server.openapi import build_document
 from oncelog.server.operator_endpoints import OperatorEndpoints
-from oncelog.server.rate_limiter import LogLimiter
 from oncelog.server.reloader import Reloader
 from oncelog.server.request_gate import RequestGate
 from oncelog.server.settings import ServerSettings, new_authenticator
@@ -73,15 +71,14 @@ class Server:
         self.log = _open_log(settings, clock, self._schemas)
         self._authenticator = new_authenticator(settings, self._clock.wall_ms)
         self._certificate = ServerCertificate(settings)
-        self.counts = Counts()
-        self._log_limiter = LogLimiter(self._clock.elapsed_ms)
+        self._auth_gate = AuthGate(self._authenticator, self._clock, limits)
+        self.counts = self._auth_gate.counts
         self._limiter = ConnectionLimiter(
             to_connection_limits(limits, is_development=settings.development),
             self._clock.elapsed_ms,
             self.counts,
-            self._log_limiter,
+            self._auth_gate.log_limiter,
         )
-        self._auth_gate = AuthGate(self._authenticator, self.counts, self._clock, limits, self._log_limiter)
         self.apis = Apis(
             self.log,
             settings,
@@ -121,7 +118,7 @@ class Server:
         self.metrics = self._operators.metrics
         self.metrics_listener = MetricsListener(self._operators.metrics_port_handlers, self._limiter)
         fast_routes = self.apis.ledger.list_fast_routes()
-        self._http = HttpServer(settings, self._gate, self._auth_gate, self._certificate, fast_routes)
+        self._http = HttpServer(settings, self._gate, self._certificate, fast_routes)
         self._tasks = BackgroundTasks()
         loaders: list[Callable[[], None]] = [self._certificate.load, self._authenticator.reload]
         if self._schemas is not None:
@@ -333,7 +330,7 @@ class Server:
         checks: list[Callable[[], object]] = [
             *self.apis.list_checks(),
             errors.store_failures.poll,
-            self._log_limiter.flush,
+            self._auth_gate.log_limiter.flush,
             self._limiter.close_expired,
             self.metrics_listener.close_expired,
             self._http.close_idle,

@@ -39,16 +39,9 @@ class OpenConnection(Protocol):
 class AuthGate:
     """One for a server."""
 
-    def __init__(
-        self,
-        authenticator: CredentialVerifier,
-        counts: Counts,
-        clock: Clock,
-        limits: ApiLimits,
-        log_limiter: LogLimiter | None = None,
-    ) -> None:
+    def __init__(self, authenticator: CredentialVerifier, clock: Clock, limits: ApiLimits) -> None:
         self._authenticator = authenticator
-        self.counts = counts
+        self.counts = Counts()
         self.clock = clock
         self.limits = limits
         per_minute, per_second = limits.auth_failures_per_minute_max, limits.requests_per_second_max
@@ -57,7 +50,7 @@ class AuthGate:
         burst = max(1, REQUESTS_BURST_SECONDS * per_second)
         self._request_rates = RateLimiter(per_second, burst, RATE_KEYS_MAX, clock.elapsed_ms)
         """Requests of each actor."""
-        self.log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
+        self.log_limiter = LogLimiter(clock.elapsed_ms)
         self.is_closing = False
         """Whether the server is being stopped, and refuses new requests."""
 

@@ -259,13 +259,13 @@ class ConnectionLimiter:
         self,
         limits: ConnectionLimits,
         now_ms: Callable[[], int],
-        counts: Counts | None = None,
-        log_limiter: LogLimiter | None = None,
+        counts: Counts,
+        log_limiter: LogLimiter,
     ) -> None:
         self.limits = limits
         self.now_ms = now_ms
-        self.counts = counts or Counts()
-        self.log_limiter = log_limiter or LogLimiter(now_ms)
+        self.counts = counts
+        self.log_limiter = log_limiter
         self._connections: dict[Connection, None] = {}
         self._by_address: defaultdict[str, set[Caller]] = defaultdict(set)
         self._by_principal: defaultdict[str, set[Connection | CountedStream]] = defaultdict(set)

@@ -22,7 +22,6 @@ from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, field_error, to_a
 from oncelog.server.http_requests import JSON, check_json, get_credential, get_path_name, parse_query, read_body
 from oncelog.server.json_schemas import Schema
 from oncelog.server.limits import LONG_FRAME_BYTES
-from oncelog.server.metrics import Counts
 
 ANONYMOUS: Final = Principal(actor="", client_id=None, grants=parse_grants())
 """Principal of calls to public endpoints."""
@@ -142,13 +141,11 @@ class EndpointRouter:
     def __init__(
         self,
         auth_gate: AuthGate,
-        counts: Counts,
         *,
         find_caller: Callable[[web.Request], Caller],
         admit_stream: Callable[[web.Request], Caller],
     ) -> None:
         self._auth_gate = auth_gate
-        self._counts = counts
         self._find_caller = find_caller
         self._admit_stream = admit_stream
 
@@ -193,8 +190,9 @@ class EndpointRouter:
     def _respond(self, endpoint: Endpoint, answer: bytes | Mapping[str, Any] | Reply) -> web.Response:
         status, content = (answer.status, answer.body) if isinstance(answer, Reply) else (200, answer)
         body = content if isinstance(content, bytes) else orjson.dumps(content)
-        self._counts.requests[endpoint.api, "http", "ok"] += 1
-        self._counts.bytes_sent += len(body)
+        counts = self._auth_gate.counts
+        counts.requests[endpoint.api, "http", "ok"] += 1
+        counts.bytes_sent += len(body)
         return web.Response(body=body, status=status, content_type=JSON, headers={"Cache-Control": "no-store"})
 
 

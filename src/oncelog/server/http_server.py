@@ -12,7 +12,6 @@ import aiohttp
 from aiohttp import web
 
 from oncelog.errors import SettingsError
-from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import ConnectionLimiter, ConnectionLimits
 from oncelog.server.endpoint import Endpoint, EndpointRouter
 from oncelog.server.http_fast_path import FastHandler, HttpFastPath
@@ -129,7 +128,6 @@ class HttpServer(HttpPort):
         self,
         settings: ServerSettings,
         gate: RequestGate,
-        auth_gate: AuthGate,
         certificate: ServerCertificate,
         fast_routes: Mapping[str, FastHandler],
     ) -> None:
@@ -137,8 +135,7 @@ class HttpServer(HttpPort):
         self._settings = settings
         self._gate = gate
         self._certificate = certificate
-        counts = gate.limiter.counts
-        self._router = EndpointRouter(auth_gate, counts, find_caller=gate.find_caller, admit_stream=gate.admit_stream)
+        self._router = EndpointRouter(gate.auth_gate, find_caller=gate.find_caller, admit_stream=gate.admit_stream)
         self.fast_path = HttpFastPath(
             fast_routes,
             check_request=gate.check_fast_request,

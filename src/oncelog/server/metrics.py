@@ -14,7 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.engine.write_gate import ReadOnlyReason, WriteGate
+from oncelog.engine.log import Log
+from oncelog.engine.write_gate import ReadOnlyReason
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 BATCH_ITEMS_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -95,20 +96,16 @@ class Metrics(Collector):
     def __init__(
         self,
         counts: Counts,
+        log: Log,
         *,
-        queue_items: Callable[[], int],
         positions: Callable[[], Mapping[int, int]],
         subscribers: Callable[[], int],
-        evictions: Callable[[], tuple[int, int]],
-        write_gate: WriteGate | None = None,
-        failed_files: Callable[[], Mapping[str, int]] | None = None,
+        failed_files: Callable[[], Mapping[str, int]],
     ) -> None:
         self.counts = counts
-        self.queue_items = queue_items
+        self.log = log
         self.positions = positions
         self.subscribers = subscribers
-        self.evictions = evictions
-        self.write_gate = write_gate
         self.failed_files = failed_files
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
         """What tenants had when their usage was last requested."""
@@ -159,9 +156,8 @@ class _Declaration(Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-def _read_reasons(metrics: Metrics) -> Mapping[str, int] | None:
-    gate = metrics.write_gate
-    return None if gate is None else {why.value: int(why in gate.reasons) for why in ReadOnlyReason}
+def _read_reasons(metrics: Metrics) -> Mapping[str, int]:
+    return {reason.value: int(reason in metrics.log.write_gate.reasons) for reason in ReadOnlyReason}
 
 
 def _read_outcomes(metrics: Metrics) -> Mapping[str, int]:
@@ -190,19 +186,19 @@ _DECLARATIONS: Final = (
         _GAUGE,
         "disk_free_bytes",
         "Free bytes of the log's disk, less its -wal.",
-        lambda metrics: None if metrics.write_gate is None else metrics.write_gate.free_bytes,
+        lambda metrics: metrics.log.write_gate.free_bytes,
     ),
     _Declaration(
         _GAUGE,
         "store_bytes",
         "Bytes of the file or the database.",
-        lambda metrics: None if metrics.write_gate is None else metrics.write_gate.store_bytes,
+        lambda metrics: metrics.log.write_gate.store_bytes,
     ),
     _Declaration(
         _GAUGE,
         "credential_files_failed",
         "Credential files whose newest content could not be loaded; their previous content is in use.",
-        lambda metrics: None if metrics.failed_files is None else metrics.failed_files(),
+        lambda metrics: metrics.failed_files(),
         ("kind",),
     ),
     _Declaration(
@@ -315,7 +311,7 @@ _DECLARATIONS: Final = (
         "Requests without a credential that needed one.",
         lambda metrics: metrics.counts.unauthenticated_requests,
     ),
-    _Declaration(_GAUGE, "queue_items", "Writes that wait for their commit.", lambda metrics: metrics.queue_items()),
+    _Declaration(_GAUGE, "queue_items", "Writes that wait for their commit.", lambda metrics: metrics.log.queue_length),
     _Declaration(
         _GAUGE,
         "last_committed_position",
@@ -327,13 +323,13 @@ _DECLARATIONS: Final = (
         _COUNTER,
         "evictions",
         "Evictions at positions that this server committed.",
-        lambda metrics: metrics.evictions()[0],
+        lambda metrics: metrics.log.evictions,
     ),
     _Declaration(
         _COUNTER,
         "evicted_clients",
         "Entries of forgotten ledger clients that this server deleted from the store.",
-        lambda metrics: metrics.evictions()[1],
+        lambda metrics: metrics.log.client_evictions,
     ),
     _Declaration(_GAUGE, "subscribers", "Readers that follow the log.", lambda metrics: metrics.subscribers()),
 )

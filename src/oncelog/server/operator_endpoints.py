@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -34,7 +35,6 @@ from oncelog.server.settings import ServerSettings
 
 OperatorHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-METRICS_PATH: Final = "/metrics"
 METRICS_GRANT: Final = "oncelog/metrics"
 """A credential needs a read grant for this name to read `/metrics`."""
 METRICS_TIMEOUT_S: Final = 1.0
@@ -51,21 +51,6 @@ _METRICS_RESPONSE: Final[Schema] = {
     "description": "Prometheus' text format.",
     "content": {"text/plain": {"schema": TEXT_SCHEMA}},
 }
-_OPERATIONS: Final[Mapping[str, tuple[str, str, Mapping[int, Schema]]]] = {
-    "/": ("hello", "What this is", {200: schema_response("Hello", "Hello.")}),
-    "/healthz": ("health", "Whether the process lives", {200: schema_response("Health", "It does.")}),
-    "/readyz": (
-        "readiness",
-        "Whether it can do its work",
-        {
-            200: schema_response("Ready", "It can."),
-            503: schema_response("Health", "The log cannot be read, or the server is stopping."),
-        },
-    ),
-    METRICS_PATH: ("metrics", "Counters and gauges", {200: _METRICS_RESPONSE}),
-    "/openapi.json": ("describe", "This document", {200: json_response("It.", {"type": "object"})}),
-}
-"""Name, summary and answers of each path."""
 
 
 class OperatorEndpoints:
@@ -96,52 +81,72 @@ class OperatorEndpoints:
         self.is_ready = False
         self.metrics = Metrics(
             auth_gate.counts,
-            queue_items=lambda: log.queue_length,
+            log,
             positions=self._get_positions,
-            evictions=lambda: (log.evictions, log.client_evictions),
             subscribers=count_streams,
-            write_gate=log.write_gate,
             failed_files=count_failed_files,
         )
         log.watch_commits(self.metrics.observe_commit)
-        self._handlers: dict[str, OperatorHandler] = {
-            "/": self._serve_hello,
+        self.metrics_port_handlers: Mapping[str, OperatorHandler] = {
+            "/metrics": self._serve_metrics,
             "/healthz": self._serve_healthz,
             "/readyz": self._serve_readyz,
-            METRICS_PATH: self._serve_metrics,
-            "/openapi.json": self._serve_document,
         }
-        self.metrics_port_handlers = {path: self._handlers[path] for path in (METRICS_PATH, "/healthz", "/readyz")}
         """What the metrics port serves."""
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the endpoints of the server's port."""
         settings = self._get_settings()
-        off = {
-            METRICS_PATH: not settings.metrics or settings.metrics_port is not None,
-            "/openapi.json": not settings.openapi,
-        }
-        return [
-            self._new_endpoint(path, needs_grant=path == METRICS_PATH and not settings.metrics_public)
-            for path in _OPERATIONS
-            if not off.get(path, False)
+        # Prometheus and load balancers may add parameters.
+        get = partial(Endpoint, method="GET", api="operators", parameters=None, is_public=True)
+        endpoints = [
+            get(
+                path="/",
+                name="hello",
+                summary="What this is",
+                responses={200: schema_response("Hello", "Hello.")},
+                handle=lambda call: self._serve_hello(call.request),
+            ),
+            get(
+                path="/healthz",
+                name="health",
+                summary="Whether the process lives",
+                responses={200: schema_response("Health", "It does.")},
+                handle=lambda call: self._serve_healthz(call.request),
+            ),
+            get(
+                path="/readyz",
+                name="readiness",
+                summary="Whether it can do its work",
+                responses={
+                    200: schema_response("Ready", "It can."),
+                    503: schema_response("Health", "The log cannot be read, or the server is stopping."),
+                },
+                handle=lambda call: self._serve_readyz(call.request),
+            ),
         ]
-
-    def _new_endpoint(self, path: str, *, needs_grant: bool) -> Endpoint:
-        name, summary, responses = _OPERATIONS[path]
-        return Endpoint(
-            method="GET",
-            path=path,
-            api="operators",
-            name=name,
-            summary=summary,
-            description=_METRICS_DESCRIPTION if path == METRICS_PATH else "",
-            responses=responses,
-            parameters=None,  # Prometheus and load balancers may add some
-            is_public=not needs_grant,
-            authorize=_authorize_metrics if needs_grant else None,
-            handle=lambda call: self._handlers[path](call.request),
-        )
+        if settings.metrics and settings.metrics_port is None:
+            metrics = get(
+                path="/metrics",
+                name="metrics",
+                summary="Counters and gauges",
+                description=_METRICS_DESCRIPTION,
+                responses={200: _METRICS_RESPONSE},
+                is_public=settings.metrics_public,
+                authorize=None if settings.metrics_public else _authorize_metrics,
+                handle=lambda call: self._serve_metrics(call.request),
+            )
+            endpoints.append(metrics)
+        if settings.openapi:
+            document = get(
+                path="/openapi.json",
+                name="describe",
+                summary="This document",
+                responses={200: json_response("It.", {"type": "object"})},
+                handle=lambda call: self._serve_document(call.request),
+            )
+            endpoints.append(document)
+        return endpoints
 
     async def _serve_hello(self, _: web.Request) -> web.Response:
         """Answer what the server is, and where its APIs are."""

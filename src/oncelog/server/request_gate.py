@@ -59,8 +59,7 @@ class RequestGate:
         count_streams: Callable[[], int],
     ) -> None:
         self._is_development = settings.development
-        self._limits = settings.api_limits
-        self._auth_gate = auth_gate
+        self.auth_gate = auth_gate
         self.limiter = limiter
         self._has_tls = has_tls
         self._count_streams = count_streams
@@ -83,7 +82,7 @@ class RequestGate:
             response = await self._respond(request, handler)
         finally:
             self.open_requests.pop(id(request), None)
-        if self._auth_gate.is_closing and not response.prepared:
+        if self.auth_gate.is_closing and not response.prepared:
             response.force_close()
         return response
 
@@ -110,7 +109,7 @@ class RequestGate:
         """Return the error for a request that aiohttp refuses."""
         match error:
             case web.HTTPRequestEntityTooLarge():
-                size = self._limits.frame_bytes_max
+                size = self.auth_gate.limits.frame_bytes_max
                 return field_error("body", f"must have at most {size} bytes", limit=size, status=413)
             case web.HTTPNotFound():
                 return ApiError(error_codes.UNKNOWN_PATH, "the server has no such path; `GET /` names its APIs")
@@ -133,12 +132,12 @@ class RequestGate:
         forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
         self.check_host(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
         if request.path.startswith("/v1/"):
-            self._auth_gate.check_open()
+            self.auth_gate.check_open()
 
     def check_fast_request(self, remote: str, host: str) -> None:
         """Raise ApiError for a request of the fast path that is not served."""
         self.check_host(remote, host)
-        self._auth_gate.check_open()
+        self.auth_gate.check_open()
 
     def check_host(
         self, remote: str | None, host: str | None, forwarded: str | None = None, origin: str | None = None
@@ -216,12 +215,13 @@ class RequestGate:
         return self.limiter.open_stream(address)
 
     def _check_capacity(self, connection: Connection | None = None) -> None:
-        if self._count_streams() >= self._limits.connections_max and not self.limiter.close_unauthenticated_stream(
-            connection
+        if (
+            self._count_streams() >= self.auth_gate.limits.connections_max
+            and not self.limiter.close_unauthenticated_stream(connection)
         ):
-            message = f"connections_max is {self._limits.connections_max}, and that many are there already"
+            message = f"connections_max is {self.auth_gate.limits.connections_max}, and that many are there already"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=1000)
-        self._auth_gate.check_open()
+        self.auth_gate.check_open()
 
 
 def _find_api_name(path: str) -> str:

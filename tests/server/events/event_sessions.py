@@ -22,7 +22,6 @@ from oncelog.server.events.hub import EventsHub
 from oncelog.server.events.service import EventsService
 from oncelog.server.events.session import EventsSession
 from oncelog.server.limits import ApiLimits
-from oncelog.server.metrics import Counts
 
 Json = dict[str, Any]
 
@@ -220,10 +219,10 @@ class SessionServer:
 
     def __init__(self, log: WatchedLog, authenticator: CredentialVerifier, **limits: int) -> None:
         self.log = log
-        self.counts = Counts()
-        self.hub = EventsHub(log.clock.wall_ms, self.counts, self.fail)
         rates = ApiLimits(auth_failures_per_minute_max=3, requests_per_second_max=0)
-        entrance = AuthGate(authenticator, self.counts, log.clock, rates)
+        entrance = AuthGate(authenticator, log.clock, rates)
+        self.counts = entrance.counts
+        self.hub = EventsHub(log.clock.wall_ms, self.counts, self.fail)
         self.door = EventsService(log, self.hub, entrance, limits=ApiLimits(**limits), counts=self.counts)
         self.peers: list[Peer] = []
 
