@@ -49,7 +49,7 @@ def known(source: KeyFile, algorithm: str, now_ms: int | None = None, **settings
     """Return the verifier of a server with that key, at the current time unless another one is given."""
     clock = SystemClock().wall_ms if now_ms is None else lambda: now_ms
     tokens = Tokens(TokenSettings(algorithms=(algorithm,), key_files=(source,), **settings), clock)
-    tokens.reload()
+    auth_material.reload(tokens)
     return tokens
 
 
@@ -152,7 +152,7 @@ def test_api_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     text = run("apikey", "create", path, "--client-id", "billing", "--name", "nightly bills", *GRANTED)
     keys = ApiKeys(path, SetClock())
-    keys.reload()
+    auth_material.reload(keys)
     found = keys.authenticate(text)
     assert (found.actor, found.grants) == ("client:billing", parse_grants(["orders/*", "a"], ["orders/1"]))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -169,7 +169,7 @@ def test_api_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
     assert "refuse the key and end its connections about a second from now" in done.stderr
     assert RUNNER.invoke(COMMAND, ["apikey", "revoke", str(path), str(found.key_id)]).stdout == done.stdout
     assert run("apikey", "list", path) == revoked
-    keys.reload()
+    auth_material.reload(keys)
     with pytest.raises(AuthError):
         keys.authenticate(text)
 
@@ -204,7 +204,7 @@ def test_expiry_of_api_keys_is_listed_and_enforced(tmp_path: Path) -> None:
     text = run(*create, "--expires", "0s")
     assert " UTC, expired 2" in run("apikey", "list", path)
     keys = ApiKeys(path, SystemClock().wall_ms)
-    keys.reload()
+    auth_material.reload(keys)
     with pytest.raises(AuthError):
         keys.authenticate(text)
     assert "is not a duration" in refusal(*create, "--expires", "soon")

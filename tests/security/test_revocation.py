@@ -281,7 +281,7 @@ def test_keys_that_ended_before_the_first_load_are_initial(tmp_path: Path) -> No
     served, events = ApiKeys(tmp_path / "keys.json", clock), list[CredentialEvent]()
     served.subscribe(events.append)
     for _ in range(2):
-        served.reload()
+        auth_material.reload(served)
         served.report_expired()
     assert [(one.act, one.id, one.is_initial) for one in events] == [
         ("api_key_revoked", revoked.key.id, True),

@@ -394,7 +394,9 @@ def _settings(
         settings["tokens"] = TokenSettings(algorithms=("HS256",), key_files=(source,), **token_settings)
     if api_keys:
         keys = ApiKeys(directory / "keys.json", chosen.wall_ms)
-        keys.reload() if (directory / "keys.json").exists() else keys.create("nobody", "nobody", parse_grants())
+        if not (directory / "keys.json").exists():
+            keys.create("nobody", "nobody", parse_grants())
+        auth_material.reload(keys)
         settings["api_keys"] = ApiKeySettings(file=str(directory / "keys.json"))
     settings.setdefault("development", not tokens and not api_keys)
     settings.setdefault("store", log_at(directory / "events.db"))

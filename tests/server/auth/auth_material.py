@@ -11,6 +11,7 @@ from typing import Any, Final
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 
+from oncelog.server.auth.credential_files import CredentialFiles, CredentialUser
 from oncelog.server.auth.secret_files import SecretCheck, read_file
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind, SigningKey, check_key_set, parse_key_file
 from oncelog.server.auth.tokens import Tokens, TokenSettings
@@ -99,12 +100,17 @@ def public(algorithm: str, key_id: str | None, number: int = 0, **others: Any) -
     return {**key_of(algorithm, number).as_dict(private=False), **named, **others}
 
 
+def reload(user: CredentialUser) -> None:
+    """Load the files of tokens or API keys. Raises SettingsError."""
+    CredentialFiles(user.list_files()).reload()
+
+
 def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **settings: Any) -> Tokens:
     """Return a verifier with one key for each of the algorithms."""
     chosen = algorithms or ("HS256",)
     sources = settings.pop("key_files", None) or tuple(key_file(directory, one) for one in chosen)
     made = Tokens(TokenSettings(algorithms=chosen, key_files=sources, **settings), clock or SetClock())
-    made.reload()
+    reload(made)
     return made
 
 

@@ -9,6 +9,7 @@ import re
 import stat
 import threading
 from contextlib import ExitStack
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -91,11 +92,11 @@ def test_other_process_sees_changes_after_a_reload(path: Path, keys: ApiKeys) ->
     other = ApiKeys(path, SetClock())
     created = keys.create("a", "a", GRANTS)
     assert refusal(other, created.text) == "API key: unknown"
-    other.reload()
+    auth_material.reload(other)
     other.authenticate(created.text)
     keys.revoke(created.key.id)
     other.authenticate(created.text)
-    other.reload()
+    auth_material.reload(other)
     assert refusal(other, created.text) == f"API key {created.key.id}: revoked"
 
 
@@ -237,12 +238,12 @@ def test_existing_client_id_with_the_prefix_of_a_principal_causes_one_warning(
 ) -> None:
     created = [keys.create(f"user-{number}", "n", GRANTS) for number in (1, 2, 3)]
     path.write_text(path.read_text().replace("user-1", "user:1").replace("user-2", "system:2"))
-    keys.reload()
+    auth_material.reload(keys)
     keys.revoke(created[1].key.id)
     server = ApiKeys(path, SetClock())
     caplog.clear()
     for _ in range(2):
-        server.reload()
+        auth_material.reload(server)
     (warning,) = caplog.records
     assert "begins with `user:`" in warning.getMessage()
     assert warning.__dict__["key_id"] == created[0].key.id
@@ -252,7 +253,7 @@ def test_existing_client_id_with_the_prefix_of_a_principal_causes_one_warning(
 @pytest.mark.rule("CO-20")
 def test_names_of_maximum_length_are_accepted(keys: ApiKeys) -> None:
     created = keys.create("x" * (NAME_CHARACTERS_MAX - 7), "x" * NAME_CHARACTERS_MAX, GRANTS)
-    keys.reload()
+    auth_material.reload(keys)
     assert len(keys.authenticate(created.text).actor) == NAME_CHARACTERS_MAX
 
 
@@ -263,10 +264,10 @@ def test_key_above_the_maximum_number_is_refused(keys: ApiKeys, monkeypatch: pyt
     with pytest.raises(LimitExceededError):
         keys.create("c", "c", GRANTS)
     keys.revoke(first.key.id)
-    keys.reload()
+    auth_material.reload(keys)
     monkeypatch.setattr(api_keys, "API_KEYS_MAX", 1)
     with pytest.raises(SettingsError, match=r"\$\.keys: must have at most 1"):
-        keys.reload()
+        auth_material.reload(keys)
 
 
 def test_file_above_the_size_limit_is_neither_written_nor_read(
@@ -278,16 +279,16 @@ def test_file_above_the_size_limit_is_neither_written_nor_read(
     with pytest.raises(LimitExceededError):
         keys.create("b", "b", GRANTS)
     assert path.read_bytes() == before
-    keys.reload()
+    auth_material.reload(keys)
     monkeypatch.setattr(api_keys, "API_KEYS_FILE_BYTES_MAX", len(before) - 1)
     with pytest.raises(SettingsError, match="larger than"):
-        keys.reload()
+        auth_material.reload(keys)
 
 
 def test_grants_edited_in_the_file_apply_after_a_reload(path: Path, keys: ApiKeys) -> None:
     created = keys.create("a", "a", parse_grants(["old"]))
     path.write_text(path.read_text().replace('"old"', '"cafe\u0301/*"'), encoding="utf-8")
-    keys.reload()
+    auth_material.reload(keys)
     current = keys.find_principal(created.key.id, NOW_MS)
     assert current is not None
     assert current.grants == parse_grants(["caf\u00e9/*"])
@@ -316,13 +317,18 @@ def test_file_accessible_to_others_is_refused(path: Path, keys: ApiKeys, mode: i
     created = keys.create("a", "a", GRANTS)
     before = path.read_bytes()
     path.chmod(mode)
-    for use in (keys.reload, keys.list, lambda: keys.revoke(created.key.id), lambda: keys.create("b", "b", GRANTS)):
+    for use in (
+        lambda: auth_material.reload(keys),
+        keys.list,
+        lambda: keys.revoke(created.key.id),
+        lambda: keys.create("b", "b", GRANTS),
+    ):
         with pytest.raises(SettingsError, match=rf"keys\.json has API keys.*{mode:04o}.*chmod 600"):
             use()
     assert path.read_bytes() == before
     keys.authenticate(created.text)  # the loaded keys stay valid
     path.chmod(0o400)
-    keys.reload()
+    auth_material.reload(keys)
 
 
 def entry(**changed: Any) -> dict[str, Any]:
@@ -355,10 +361,10 @@ def entry(**changed: Any) -> dict[str, Any]:
 def test_invalid_entry_is_refused_with_its_field(path: Path, keys_in_it: Any, field: str) -> None:
     keys = ApiKeys(path, SetClock())
     auth_material.written(path, json.dumps({"version": 1, "keys": [entry()]}).encode())
-    keys.reload()
+    auth_material.reload(keys)
     auth_material.written(path, json.dumps({"version": 1, "keys": keys_in_it}).encode())
     with pytest.raises(SettingsError, match=re.escape(field)) as caught:
-        keys.reload()
+        auth_material.reload(keys)
     assert str(path) in str(caught.value)
     assert keys.find_principal("0123456789abcdef", NOW_MS) is not None
 
@@ -379,14 +385,19 @@ def test_invalid_entry_is_refused_with_its_field(path: Path, keys_in_it: Any, fi
 )
 def test_malformed_file_is_refused_and_left_unchanged(path: Path, keys: ApiKeys, data: bytes) -> None:
     auth_material.written(path, data)
-    for use in (keys.reload, keys.list, lambda: keys.revoke("0" * 16), lambda: keys.create("b", "b", GRANTS)):
+    for use in (
+        lambda: auth_material.reload(keys),
+        keys.list,
+        lambda: keys.revoke("0" * 16),
+        lambda: keys.create("b", "b", GRANTS),
+    ):
         with pytest.raises(SettingsError, match=r"keys\.json"):
             use()
     assert path.read_bytes() == data
 
 
 def test_missing_file_is_reported(path: Path, keys: ApiKeys) -> None:
-    for use in (keys.reload, keys.list, lambda: keys.revoke("0" * 16)):
+    for use in (partial(auth_material.reload, keys), keys.list, lambda: keys.revoke("0" * 16)):
         with pytest.raises(SettingsError, match="No such file"):
             use()
     assert not path.exists()
@@ -484,7 +495,7 @@ def test_concurrent_processes_lose_no_change(path: Path) -> None:
         made = [worker.communicate("\n", timeout=WAIT_S)[0].split() for worker in workers]
         assert [worker.returncode for worker in workers] == [0] * len(names)
     keys = ApiKeys(path, SetClock())
-    keys.reload()
+    auth_material.reload(keys)
     assert len(keys.list()) == len(names) * count
     for name, texts in zip(names, made, strict=True):
         assert len(texts) == count

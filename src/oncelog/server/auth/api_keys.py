@@ -60,10 +60,6 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     expires_ms: int | None = None
     """Time from which on the key is refused. None: the key does not expire."""
 
-    def has_expired(self, now_ms: int) -> bool:
-        """Return whether the key is refused because of its age."""
-        return self.expires_ms is not None and now_ms >= self.expires_ms
-
     def find_end(self, now_ms: int) -> "_KeyEnd | None":
         """Return why the key is refused, and since when; None for a key that is valid."""
         if self.revoked_ms is not None:

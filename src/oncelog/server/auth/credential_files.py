@@ -104,14 +104,6 @@ class CredentialUser(ABC):
     def report_expired(self) -> None:  # noqa: B027 - keys of tokens do not expire
         """Report the keys that have expired since the last call."""
 
-    def reload(self) -> None:
-        """Load all files together. Raises SettingsError if one is bad, and keeps the contents of all of them."""
-        contents = {
-            file.source: file.parse(secret_files.read_file(file.path, file.bytes_max)) for file in self.list_files()
-        }
-        self.check(contents)
-        self.use(contents)
-
     def subscribe(self, listener: CredentialListener) -> None:
         """Call the listener for every event from now on, in the thread that reloads the files."""
         self._listeners.append(listener)

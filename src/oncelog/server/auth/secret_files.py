@@ -11,7 +11,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -166,10 +166,8 @@ def replace_file(path: Path, data: bytes) -> None:
         try:
             _write_file(temporary_path, data, path)
             temporary_path.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary_path.unlink(missing_ok=True)
-            raise
+        finally:
+            temporary_path.unlink(missing_ok=True)
         sync_path(path.parent)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
