@@ -18,7 +18,7 @@ import pytest
 from cli.server_process import DEVELOPMENT, ServerProcess, reserve_port
 from cli.server_process import serving as server_process
 from deadlines import WAIT_S, wait_until
-from oncelog.server import open_files
+from oncelog.server import listener
 from scripts import read_line, start_script
 from server.auth import auth_material
 from server.test_server_app import make_certificate
@@ -152,7 +152,7 @@ def test_low_limit_of_open_files_is_raised_and_reported_at_start(tmp_path: Path)
     assert limits == (1000, 1000)
     (line,) = [one for one in lines if "RLIMIT_NOFILE" in one]
     assert "limit=1000" in line
-    assert f"needed={10_000 + 100 + open_files.RESERVED_FILES}" in line
+    assert f"needed={10_000 + 100 + listener.RESERVED_FILES}" in line
 
 
 @pytest.mark.rule("CO-27")
@@ -175,5 +175,5 @@ def test_soft_limit_is_raised_as_far_as_needed(
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: raised.append(both))
-    assert open_files.raise_limit(1000, 1000) == fitting
+    assert listener.raise_open_files_limit(1000, 1000) == fitting
     assert raised == ([] if raised_to is None else [(raised_to, hard)])

@@ -30,7 +30,7 @@ from oncelog.server.event_validator import load_validator
 from oncelog.server.http_server import HttpServer, MetricsListener, format_address
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.limits import INSIEME_FRAME_BYTES
-from oncelog.server.open_files import raise_limit
+from oncelog.server.listener import raise_open_files_limit
 from oncelog.server.openapi import build_document
 from oncelog.server.operator_endpoints import OperatorEndpoints
 from oncelog.server.reloader import Reloader
@@ -213,7 +213,7 @@ class Server:
     def _raise_open_files_limit(self) -> None:
         grpc_connections_max = self.grpc_service.connections_max if self.grpc_service is not None else 0
         limits = self._limiter.limits
-        total_max, grpc_connections_max = raise_limit(limits.total_max, grpc_connections_max)
+        total_max, grpc_connections_max = raise_open_files_limit(limits.total_max, grpc_connections_max)
         self._limiter.limits = replace(limits, total_max=total_max)
         if self.grpc_service is not None:
             self.grpc_service.connections_max = grpc_connections_max

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from oncelog.error_codes import SERVER_BUSY
 from oncelog.server.auth.principal import Principal
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import RETRY_AFTER_MS, ApiError
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.rate_limiter import LogLimiter
@@ -32,7 +32,6 @@ HELD_BYTES: Final = 20 * 1024
 that holds more can be closed when all together hold too much."""
 HELD_BY_MIN: Final = 8
 """With a lower number of unauthenticated connections, the head of one long HTTP request would be too much."""
-RETRY_AFTER_MS: Final = 1000
 RESERVED_CONNECTIONS: Final = 100
 """Connections above `connections_max`, so that callers can be answered that there are too many, and for operators."""
 

@@ -66,6 +66,10 @@ class MalformedMessageError(ApiError):
         self.reply_to = reply_to
 
 
+SERVER_FAILURE: Final = ApiError(SERVER_ERROR, "the server is at fault", status=500)
+"""The answer to a request that failed for a reason of the server."""
+
+
 def encode_error(error: ApiError) -> bytes:
     """An error on a wire of JSON."""
     return orjson.dumps({"code": error.code, "message": error.message, "details": error.details})

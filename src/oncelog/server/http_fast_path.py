@@ -13,14 +13,13 @@ import logging
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import HttpVersion11, base_protocol, helpers, http_exceptions, http_parser, tcp_helpers, web
 from msgspec import Struct
 
-from oncelog import error_codes
-from oncelog.server.connection_limiter import Caller, ForwardedRequest
-from oncelog.server.errors import ApiError
+from oncelog.server.connection_limiter import Caller, ForwardedRequest, Transport
+from oncelog.server.errors import SERVER_FAILURE, ApiError
 from oncelog.server.http_protocol import RESPONSE_HEADERS
 from oncelog.server.http_requests import JSON, parse_bearer
 from oncelog.server.limits import LONG_FRAME_BYTES
@@ -62,9 +61,6 @@ _OTHER_SAMPLES: Final = (
     ("a head that is not valid", b"Host:", b"Host :"),
 )
 """Heads that the fast path leaves to aiohttp: name, old and new part of the sample."""
-
-Transport = Any
-"""uvloop's is an asyncio.Transport without saying so."""
 
 
 class RequestHead(Struct, frozen=True):
@@ -144,8 +140,9 @@ class HttpFastPath:
 
     def close_idle(self, since_s: float) -> None:
         """Closes those that have asked for nothing since then."""
-        for connection in [candidate for candidate in self.connections if candidate.is_idle_since(since_s)]:
-            connection.close()
+        for connection in list(self.connections):
+            if not connection.is_busy and connection.last_active_s < since_s:
+                connection.close()
 
     @property
     def is_busy(self) -> bool:
@@ -242,7 +239,7 @@ class _FastConnection(asyncio.Protocol):
         self._remote = ""
         self._path = ""
         self._buffered = b""
-        self._last_active_s = 0.0
+        self.last_active_s = 0.0
         self.is_busy = False
         """Whether a request waits for its answer."""
         self.is_reading_paused = False
@@ -257,7 +254,7 @@ class _FastConnection(asyncio.Protocol):
         tcp_helpers.tcp_keepalive(self._transport)
         peer = transport.get_extra_info("peername")
         self._remote = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._last_active_s = self._loop.time()
+        self.last_active_s = self._loop.time()
         self._fast_path.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whatever it was
@@ -316,7 +313,7 @@ class _FastConnection(asyncio.Protocol):
     def _send_error(self, error: Exception) -> None:
         if not isinstance(error, ApiError):
             logger.error("a request failed", exc_info=error, extra={"method": "POST", "path": self._path})
-            error = ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500)
+            error = SERVER_FAILURE
         else:
             self._fast_path.count_failure(self._path, error)
         self._send(self._fast_path.encode_error(to_error_response(error, self._fast_path.find_dialect(self._path))))
@@ -325,7 +322,7 @@ class _FastConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._transport.write(data)
-        self._last_active_s = self._loop.time()
+        self.last_active_s = self._loop.time()
         self.is_busy = False
         if self._connection.counted_address is not None:
             self._connection.finish_request()
@@ -347,10 +344,6 @@ class _FastConnection(asyncio.Protocol):
         if self.is_reading_paused:
             self.is_reading_paused = False
             self._transport.resume_reading()
-
-    def is_idle_since(self, since_s: float) -> bool:
-        """Whether it has had nothing to do since then."""
-        return not self.is_busy and self._last_active_s < since_s
 
     def close(self) -> None:
         """What was written is sent first."""

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -12,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from oncelog import error_codes
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import SERVER_FAILURE, ApiError
 from oncelog.server.problems import to_error_response
 from oncelog.server.rate_limiter import LogLimiter
 
@@ -79,13 +80,11 @@ class HttpProtocol(RequestHandler):
     ) -> web.StreamResponse:
         """As aiohttp says. The response quotes nothing of the request."""
         super().handle_error(request, status, exc, message)  # logs, and raises if a response was begun
-        is_malformed = status < web.HTTPInternalServerError.status_code
-        code, text = (
-            (error_codes.BAD_REQUEST, TOO_LONG_MESSAGE if isinstance(exc, LineTooLong) else MALFORMED_MESSAGE)
-            if is_malformed
-            else (error_codes.SERVER_ERROR, "the server is at fault")
-        )
-        response = to_error_response(ApiError(code, text, status=status))
+        error = SERVER_FAILURE
+        if status < web.HTTPInternalServerError.status_code:
+            text = TOO_LONG_MESSAGE if isinstance(exc, LineTooLong) else MALFORMED_MESSAGE
+            error = ApiError(error_codes.BAD_REQUEST, text, status=status)
+        response = to_error_response(error)
         response.headers.update(RESPONSE_HEADERS)
         response.force_close()
         return response
@@ -100,31 +99,20 @@ def new_http_logger(log_limiter: LogLimiter) -> logging.Logger:
     """Return the logger that aiohttp writes to for one server, below `oncelog.doors`."""
     http_logger = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one for each server, and not one of the process
     http_logger.parent = logging.getLogger("oncelog.doors")
-    http_logger.addFilter(_ClientErrorFilter(log_limiter))
+    http_logger.addFilter(partial(_replace_client_error, log_limiter))
     return http_logger
 
 
-class _ClientErrorFilter(logging.Filter):
-    """Replaces records of malformed requests.
+def _replace_client_error(log_limiter: LogLimiter, record: logging.LogRecord) -> bool:
+    """Keep the record of an error of the server. Write that of a client as a rate-limited line.
 
     The bytes of the request are left out: a client that used a wrong port may have sent a token.
     """
-
-    def __init__(self, log_limiter: LogLimiter) -> None:
-        super().__init__()
-        self._log_limiter = log_limiter
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keep errors of the server; write those of a client as a rate-limited line."""
-        kind = record.exc_info[0] if record.exc_info else None
-        if kind is None or not issubclass(kind, _CLIENT_ERRORS):
-            return True
-        # aiohttp: "Error handling request from %s", with the address.
-        address = record.args[0] if isinstance(record.args, tuple) and record.args else None
-        self._log_limiter.log(
-            min(record.levelno, logging.WARNING),
-            "received data is not valid HTTP",
-            address=address,
-            error=kind.__name__,
-        )
-        return False
+    kind = record.exc_info[0] if record.exc_info else None
+    if kind is None or not issubclass(kind, _CLIENT_ERRORS):
+        return True
+    # aiohttp: "Error handling request from %s", with the address.
+    address = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    level = min(record.levelno, logging.WARNING)
+    log_limiter.log(level, "received data is not valid HTTP", address=address, error=kind.__name__)
+    return False

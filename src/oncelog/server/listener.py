@@ -6,6 +6,8 @@ process has no file descriptor left. So sockets are accepted here.
 
 import asyncio
 import errno
+import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -15,11 +17,18 @@ from typing import Final
 from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.connection_limiter import Connection, ConnectionLimiter
 
+logger: Final = logging.getLogger("oncelog.doors")
+
 BACKLOG: Final = 4096
 """Connections that the system keeps until they are accepted. The system may have a lower limit (`somaxconn`)."""
 NO_FILES_PAUSE_S: Final = 0.1
 """Pause after `accept` failed for lack of a file descriptor. The system keeps the connections in its queue."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+RESERVED_FILES: Final = 200
+"""Open files of the server that are not connections: the log, its connections, listening sockets, key files."""
+GRPC_SHARE: Final = 10
+"""With a low limit, gRPC gets at least one of ten open files."""
 
 AddressLookup = Callable[[str | None], tuple[str, bool]]
 """Return the address that a peer is counted by, and whether it is a trusted proxy."""
@@ -36,6 +45,31 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             sockets.append(bound)
         opened.pop_all()
     return sockets
+
+
+def raise_open_files_limit(connections_max: int, grpc_connections_max: int) -> tuple[int, int]:
+    """Raise the soft limit as far as needed and allowed, and warn if the connections of HTTP do not fit.
+
+    Returns how many connections of HTTP and of gRPC fit. Both together fit, so that connections of one port never take
+    the files of the other one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return connections_max, grpc_connections_max
+    needed = connections_max + grpc_connections_max + RESERVED_FILES
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    available = max(2, soft - RESERVED_FILES)
+    of_grpc = min(grpc_connections_max, max(1, available // GRPC_SHARE, available - connections_max))
+    of_http = min(connections_max, available - of_grpc)
+    if of_http < connections_max:
+        logger.warning(
+            "the limit of open files (RLIMIT_NOFILE, ulimit -n) is lower than limits.connections_max needs: raise it, "
+            "or lower limits.connections_max",
+            extra={"limit": soft, "needed": needed},
+        )
+    return of_http, of_grpc
 
 
 class Listener:

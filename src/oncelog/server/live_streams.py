@@ -60,7 +60,9 @@ class LiveStreams:
         self._streams.add(stream)
         try:
             # Nothing is read from the client, so only the protocol notices that the connection is closed.
-            with _get_protocol(request).call_on_loss(partial(stream.stop, None)):
+            protocol = request.protocol
+            assert isinstance(protocol, HttpProtocol)  # noqa: S101 - the server has no other protocol
+            with protocol.call_on_loss(partial(stream.stop, None)):
                 await stream.run(_iterate_chunks(hello, batches, encode))
         finally:
             self._streams.discard(stream)
@@ -80,12 +82,6 @@ class LiveStreams:
 def encode_event(event_id: int, data: bytes) -> bytes:
     """Encode a server-sent event."""
     return b"id: %d\ndata: %b\n\n" % (event_id, data)
-
-
-def _get_protocol(request: web.Request) -> HttpProtocol:
-    protocol = request.protocol
-    assert isinstance(protocol, HttpProtocol)  # noqa: S101 - the server makes no other one
-    return protocol
 
 
 async def _iterate_chunks(

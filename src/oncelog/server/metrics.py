@@ -17,7 +17,6 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.engine.log import Log
 from oncelog.engine.write_gate import ReadOnlyReason
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 BATCH_ITEMS_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 COMMIT_SECONDS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -91,7 +90,7 @@ class Counts:
 class Metrics(Collector):
     """The metrics of one server. Each `render` calls the functions that it gets, which must not raise or wait."""
 
-    content_type: Final = CONTENT_TYPE
+    content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(
         self,

@@ -69,8 +69,7 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 def get_scheme(peer: str | None, forwarded_proto: str | None, is_tls: bool, trusted: Networks) -> str:
     """`http` or `https`, as the client has it: where the peer is a trusted proxy, what `X-Forwarded-Proto` says."""
     own = "https" if is_tls else "http"
-    found = _parse_address(peer)
-    if found is None or forwarded_proto is None or not _is_in(found, trusted):
+    if forwarded_proto is None or not is_trusted(peer, trusted):
         return own
     # Of several, the last one: it was written by the proxy that we know.
     return _SCHEMES.get(forwarded_proto.rpartition(",")[2].strip().lower(), own)

@@ -11,16 +11,13 @@ from typing import Any, Final
 
 from aiohttp import StreamReader
 
-from oncelog.server.connection_limiter import Connection
+from oncelog.server.connection_limiter import Connection, Transport
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 
 HEAD_BYTES_MAX: Final = 128 * 1024
 """Of an HTTP request before it is parsed: the longest request line (64 KiB) and its headers."""
 GRACE_S: Final = 0.2
 """Time between a read above the limit and the end of the connection. The request in it may authenticate meanwhile."""
-
-Transport = Any
-"""uvloop's is an asyncio.Transport without saying so."""
 
 
 class PreauthLimiter(asyncio.Protocol):

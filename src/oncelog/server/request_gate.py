@@ -15,7 +15,7 @@ from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream, ForwardedRequest
 from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
-from oncelog.server.errors import ApiError, field_error
+from oncelog.server.errors import SERVER_FAILURE, ApiError, field_error
 from oncelog.server.http_requests import check_single_authorization
 from oncelog.server.ledger.codec import PROBLEM_DIALECT as LEDGER_PROBLEMS
 from oncelog.server.origins import (
@@ -43,7 +43,6 @@ PREFLIGHT_HEADERS: Final = {
 _API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
 _PROBLEM_DIALECTS: Final = {"deltas": DELTAS_PROBLEMS, "chat": CHAT_PROBLEMS, "ledger": LEDGER_PROBLEMS}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_FAILURE: Final = ApiError(error_codes.SERVER_ERROR, "the server is at fault", status=500)
 
 
 class RequestGate:
@@ -103,7 +102,7 @@ class RequestGate:
             raise
         except Exception:
             logger.exception("a request failed", extra={"method": request.method, "path": request.path})
-            return to_error_response(_FAILURE, dialect)
+            return to_error_response(SERVER_FAILURE, dialect)
 
     def _to_api_error(self, error: web.HTTPException) -> ApiError:
         """Return the error for a request that aiohttp refuses."""

@@ -10,7 +10,6 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.limits import CONNECT_BYTES_MAX
-from oncelog.server.rate_limiter import LogLimiter
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 from oncelog.server.websocket_frames import CloseCode, encode_close_frame
 from oncelog.server.websocket_session import WebSocketSession
@@ -83,21 +82,20 @@ class _WebSocket(web.WebSocketResponse):
 
     session: WebSocketSession[Any, Any] | None = None
     session_transport: WebSocketSessionTransport | None = None
-    log_limiter: LogLimiter
-    frame_bytes_max = 0
+    auth_gate: AuthGate
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
         """As aiohttp says."""
         if code == CloseCode.TOO_LARGE and self.session is not None and not self.closed:
             principal = self.session.principal
-            self.log_limiter.log(
+            self.auth_gate.log_limiter.log(
                 logging.INFO if principal is None else logging.WARNING,
                 "a frame is larger than limits.frame_bytes_max; the connection is closed",
                 address=self.session.address,
                 actor=None if principal is None else principal.actor,
             )
             await self.session.receive_oversize()
-            message = b"limits.frame_bytes_max is %d: send smaller requests" % self.frame_bytes_max
+            message = b"limits.frame_bytes_max is %d: send smaller requests" % self.auth_gate.limits.frame_bytes_max
         return await super().close(code=code, message=message, drain=drain)
 
     async def write_eof(self) -> None:  # type: ignore[override]  # as in aiohttp
@@ -134,7 +132,7 @@ class WebSocketSessions(Generic[S]):
             max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
             decode_text=False,
         )
-        socket.log_limiter = self._auth_gate.log_limiter
+        socket.auth_gate = self._auth_gate
         await socket.prepare(request)
         transport = request.transport
         if transport is None:  # the connection is lost already
@@ -142,11 +140,7 @@ class WebSocketSessions(Generic[S]):
         session_transport = WebSocketSessionTransport(request, transport)
         session = self._new_session(session_transport, caller, *details)
         caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, session_transport.refuse_first_message)
-        socket.session, socket.session_transport, socket.frame_bytes_max = (
-            session,
-            session_transport,
-            limits.frame_bytes_max,
-        )
+        socket.session, socket.session_transport = session, session_transport
         self._sessions.add(session)
         self._auth_gate.counts.ws_connections += 1
         timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, self._check_connected, session)

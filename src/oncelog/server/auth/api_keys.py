@@ -20,7 +20,6 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from oncelog.core.canonical import JsonValue
 from oncelog.core.identity import check_text
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
@@ -164,7 +163,11 @@ class ApiKeys(CredentialUser):
 
     def _parse(self, contents: FileContents) -> LoadedKeys:
         contents.check_secret("API keys", self._secret_check)
-        return LoadedKeys(_decode_file(secret_files.parse_json(contents), contents.path), contents.modified_ns)
+        value = secret_files.parse_json(contents)
+        try:
+            return LoadedKeys(_to_keys(msgspec.convert(value, _KeyFileContent)), contents.modified_ns)
+        except (msgspec.ValidationError, CanonicalError) as error:
+            raise SettingsError(f"{contents.path} is no file of API keys: {error}") from error
 
     def restrict(self, source: Path, content: LoadedKeys) -> LoadedKeys | None:  # noqa: ARG002 - there is one file
         """As `CredentialUser` says."""
@@ -332,13 +335,6 @@ def _encode_file(keys: KeysById) -> bytes:
         FILE_VERSION if all(stored.key.expires_ms is None for stored in keys.values()) else FILE_VERSION_WITH_EXPIRY
     )
     return orjson.dumps({"version": version, "keys": entries}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def _decode_file(value: JsonValue, path: str) -> KeysById:
-    try:
-        return _to_keys(msgspec.convert(value, _KeyFileContent))
-    except (msgspec.ValidationError, CanonicalError) as error:
-        raise SettingsError(f"{path} is no file of API keys: {error}") from error
 
 
 def _to_keys(content: _KeyFileContent) -> KeysById:

@@ -125,7 +125,9 @@ def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
     names: set[str] = set()
     prefixes: set[str] = set()
     for index, text in enumerate(texts):
-        normal = nfc(_check_text(text, f"{path}[{index}]"))
+        if "\0" in check_text(text, f"{path}[{index}]"):
+            raise CanonicalError(f"{path}[{index}]", "must not have U+0000")
+        normal = nfc(text)
         is_prefix = normal.endswith(WILDCARD)
         name = normal.removesuffix(WILDCARD) if is_prefix else normal
         if len(name) > PARTITION_CHARACTERS_MAX or not normal:
@@ -138,13 +140,6 @@ def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
             path, f"must have at most {GRANTS_MAX} different entries, not {len(names) + len(prefixes)}"
         )
     return _PartitionSet(frozenset(names), tuple(sorted(prefixes)))
-
-
-def _check_text(value: JsonValue, path: str) -> str:
-    text = check_text(value, path)
-    if "\0" in text:
-        raise CanonicalError(path, "must not have U+0000")
-    return text
 
 
 EVERYTHING: Final = parse_grants([WILDCARD], [WILDCARD], [WILDCARD])
