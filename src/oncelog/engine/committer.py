@@ -120,12 +120,6 @@ class _EntryQueue:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def append(self, entry: _QueueEntry, items: int) -> None:
-        """Add an entry that has so many items."""
-        self.items += items
-        self.bytes += entry.bytes
-        self.entries.append(entry)
-
 
 class Committer:
     """The committer of a log in one process. It runs on the event loop; only the store uses other threads."""
@@ -203,24 +197,32 @@ class Committer:
         if sink is None:
             sink = future = self.create_future()
         if identity in self._in_flight and self._can_join(item, identity):
-            self._join(identity, sink)
+            self._join(self._in_flight[identity], sink)
             return future
-        return self._enqueue(item, identity, size, sink) or future
+        return self._enqueue(_QueueEntry(item, sink, size, identity)) or future
 
-    def _enqueue(self, item: Item, identity: KeyIdentity | None, size: int, sink: ItemSink) -> Refused | None:
-        """Add an item to the queue, or to the known-only queue if it is full. Refuse it if that is full, too."""
-        entry = _QueueEntry(item, sink, size, identity)
+    def _enqueue(self, entry: _QueueEntry, items: int = 1) -> Refused | None:
+        """Add an entry to the queue, or to the known-only queue if that is full. Refuse it if both are full.
+
+        Known-only entries are answered if `plan` knows them, and refused as busy otherwise.
+        """
         queue = self._queue
-        # `_has_room` and `_EntryQueue.append` inlined, as above.
-        if queue.items and (queue.items >= self._items_max or queue.bytes + size > self._bytes_max):
-            return self._enqueue_known_only(entry)
-        if identity is not None:
-            self._in_flight.setdefault(identity, entry)
-        queue.items += 1
-        queue.bytes += size
+        # `_has_room` inlined, as above.
+        if queue.items and (queue.items + items > self._items_max or queue.bytes + entry.bytes > self._bytes_max):
+            queue = self._known_only_queue
+            if not _can_be_known_only(entry) or not self._has_room(queue, entry.bytes, items):
+                return self._refuse_busy()
+            entry.request = _to_known_only(entry.request)
+            entry.identity = None
+            entry.is_known_only = True
+        elif entry.identity is not None:
+            self._in_flight.setdefault(entry.identity, entry)
+        queue.items += items
+        queue.bytes += entry.bytes
         queue.entries.append(entry)
         if self._drain_task is None:
-            self._start_draining()
+            # The task starts in the next iteration of the loop: submissions of this iteration join its first batch.
+            self._drain_task = self._get_loop().create_task(self._drain())
         elif self._scheduler.is_waiting:
             self._scheduler.notify_arrival()
         return None
@@ -243,8 +245,7 @@ class Committer:
             return False
         return check_item(item) is None and self._in_flight[identity].request == item
 
-    def _join(self, identity: KeyIdentity | None, sink: ItemSink) -> None:
-        in_flight = self._in_flight[identity]
+    def _join(self, in_flight: _QueueEntry, sink: ItemSink) -> None:
         if in_flight.joined_sinks is None:
             in_flight.joined_sinks = []
         self._joined_count += 1
@@ -264,14 +265,7 @@ class Committer:
             known = self._answer_all_from_cache(request)
             if known is not None:
                 return known
-            entry = _QueueEntry(request, sink, sum(sizes))
-            if self._has_room(self._queue, entry.bytes, len(request.items)):
-                self._queue.append(entry, len(request.items))
-                self._start_draining()
-                if self._scheduler.is_waiting:
-                    self._scheduler.notify_arrival()
-                return None
-            refused = self._enqueue_known_only(entry)
+            refused = self._enqueue(_QueueEntry(request, sink, sum(sizes)), len(request.items))
         return None if refused is None else [refused] * len(request.items)
 
     def _check_request_size(self, items: int, sizes: Sequence[int]) -> Refused | None:
@@ -340,21 +334,6 @@ class Committer:
             return True  # a single request has limits of its own, which were checked
         return queue.items + items <= self._items_max and queue.bytes + size <= self._bytes_max
 
-    def _enqueue_known_only(self, entry: _QueueEntry) -> Refused | None:
-        """The queue is full: let `plan` answer what is known and refuse the rest.
-
-        Refuses the entry at once if too many of them wait, or if it has an item that cannot be known.
-        """
-        queue, items = self._known_only_queue, len(entry.items)
-        if not _can_be_known_only(entry) or not self._has_room(queue, entry.bytes, items):
-            return self._refuse_busy()
-        entry.request = _to_known_only(entry.request)
-        entry.identity = None
-        entry.is_known_only = True
-        queue.append(entry, items)
-        self._start_draining()
-        return None
-
     def _refuse_busy(self) -> Refused:
         batches = 1 + self._queue.items // self._limits.batch_items_max
         retry_after_ms = max(RETRY_AFTER_MS_MIN, round(batches * self._batch_ms))
@@ -368,11 +347,6 @@ class Committer:
         return self._loop
 
     # --- group commit
-
-    def _start_draining(self) -> None:
-        if self._drain_task is None:
-            # The task starts in the next iteration of the loop: submissions of this iteration join its first batch.
-            self._drain_task = self._get_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         try:
@@ -429,9 +403,9 @@ class Committer:
             batch.append(entries.popleft())
         return batch
 
-    async def _commit(self, batch: Sequence[_QueueEntry]) -> None:
-        read_only_message = self._write_gate.refresh_message()
-        refusal = _refuse_read_only(read_only_message) if read_only_message else None
+    async def _commit(self, batch: Sequence[_QueueEntry], clock_error: ClockJumpedError | None = None) -> None:
+        """Commit a batch and settle its entries. While new writes are refused, only known ones get their answers."""
+        refusal = self._get_refusal(clock_error)
         requests = [entry.request for entry in batch]
         if refusal is not None:
             requests = [_to_known_only(request) for request in requests]
@@ -445,13 +419,15 @@ class Committer:
             if isinstance(error, LogReplacedError):
                 self._cache.clear()  # its answers belong to the replaced history
             self._fail(batch, error)
-        except ClockJumpedError as error:
-            await self._commit_known_only(batch, error)
         except Exception as error:  # noqa: BLE001 - no error of one submission may fail the others
-            if len(batch) > 1:
+            if isinstance(error, ClockJumpedError) and clock_error is None:
+                logger.warning("new writes are refused: %s", error)
+                self._fail([entry for entry in batch if not _can_be_known_only(entry)], error)
+                await self._commit([entry for entry in batch if _can_be_known_only(entry)], error)
+            elif len(batch) > 1:
                 middle = len(batch) // 2
-                await self._commit(batch[:middle])
-                await self._commit(batch[middle:])
+                await self._commit(batch[:middle], clock_error)
+                await self._commit(batch[middle:], clock_error)
             elif isinstance(error, UnstorableError):
                 # Not the details of the cause, which quote the rejected row.
                 reason = str(error.__cause__ or "").partition("\n")[0]
@@ -461,28 +437,24 @@ class Committer:
                 logger.warning("a request was not committed: %s: %s", type(error).__name__, error)
                 self._fail(batch, error)
         else:
-            self._reply(batch, result, refusal)
+            if self._failed_batches and not result.changes.is_empty:
+                logger.warning("batches are committed again, after %d that were not", self._failed_batches)
+                self._failed_batches = 0
+            self._cache.put_batch(result)
+            is_cacheable = result.erasures >= self._cache.erasures
+            verdicts = chain.from_iterable(result.verdicts)
+            self._settle(batch, verdicts, refusal, clock_error, is_cacheable=is_cacheable)
+            self._notify_subscribers(result)
 
-    async def _commit_known_only(self, batch: Sequence[_QueueEntry], error: ClockJumpedError) -> None:
-        """Refuse new writes with the error, and answer those that are known, in one transaction."""
-        logger.warning("new writes are refused: %s", error)
-        entries = [entry for entry in batch if _can_be_known_only(entry)]
-        self._fail([entry for entry in batch if not _can_be_known_only(entry)], error)
-        try:
-            requests = _group_into_requests([_to_known_only(entry.request) for entry in entries])
-            result = await self._store.commit(requests, self._validate)
-        except Exception as second:  # noqa: BLE001 - the callers get the error
-            self._fail(entries, second)
-            return
-        # A single item gets the error; each item of a request gets its own verdict.
-        refusal = Refused(Reason.BUSY, str(error), retry_after_ms=RETRY_AFTER_MS_MIN)
-        verdicts = chain.from_iterable(result.verdicts)
-        for entry in entries:
-            answers = list(islice(verdicts, len(entry.items)))
-            if not isinstance(entry.request, Request) and _is_not_known(answers[0]):
-                self._fail([entry], error)
-            else:
-                self._settle([entry], answers, refusal)
+    def _get_refusal(self, clock_error: ClockJumpedError | None) -> Refused | None:
+        """Return the verdict of new writes while the log refuses them: after a clock jump, or while it is read-only."""
+        if clock_error is not None:
+            return Refused(Reason.BUSY, str(clock_error), retry_after_ms=RETRY_AFTER_MS_MIN)
+        read_only_message = self._write_gate.refresh_message()
+        if not read_only_message:
+            return None
+        message = f"no new writes are taken for now: {read_only_message}; try again later"
+        return Refused(Reason.READ_ONLY, message, retry_after_ms=RETRY_AFTER_READ_ONLY_MS)
 
     async def _commit_bisected(
         self, entry: _QueueEntry, request_or_item: Item | Request, refusal: Refused | None
@@ -512,7 +484,8 @@ class Committer:
             except UnstorableError as error:
                 logger.debug("%d items cannot be stored: %s", len(items), error)
             else:
-                self._publish(result)
+                self._cache.put_batch(result)
+                self._notify_subscribers(result)
                 return result.verdicts[0]
         if len(items) == 1 or request.mode is Mode.ALL:
             return [Refused(Reason.UNSTORABLE, UNSTORABLE, "body")] * len(items)
@@ -526,11 +499,6 @@ class Committer:
             raise StoreUnavailableError("a limit was met while the request was being divided; submit it again")
         return verdicts
 
-    def _publish(self, result: BatchResult) -> None:
-        """Update the answer cache and notify the subscribers of a commit."""
-        self._cache.put_batch(result)
-        self._notify_subscribers(result)
-
     def _notify_subscribers(self, result: BatchResult) -> None:
         try:
             self._on_commit(result)
@@ -539,26 +507,19 @@ class Committer:
 
     # --- answers
 
-    def _reply(self, batch: Sequence[_QueueEntry], result: BatchResult, refusal: Refused | None) -> None:
-        if self._failed_batches and not result.changes.is_empty:
-            logger.warning("batches are committed again, after %d that were not", self._failed_batches)
-            self._failed_batches = 0
-        self._cache.put_batch(result)
-        is_cacheable = result.erasures >= self._cache.erasures
-        self._settle(batch, chain.from_iterable(result.verdicts), refusal, is_cacheable=is_cacheable)
-        self._notify_subscribers(result)
-
     def _settle(
         self,
         batch: Sequence[_QueueEntry],
         verdicts: Iterable[Verdict],
         refusal: Refused | None,
+        clock_error: ClockJumpedError | None = None,
         *,
         is_cacheable: bool = False,
     ) -> None:
         """Send the entries of a batch their verdicts, and free their places in the queue.
 
-        `refusal` replaces the verdict NOT_KNOWN. Without it the queue was full when a known-only entry came.
+        `refusal` replaces the verdict NOT_KNOWN; `clock_error` does so for a single item. Without them the queue was
+        full when a known-only entry arrived.
         """
         remaining = iter(verdicts)
         for entry in batch:
@@ -567,16 +528,19 @@ class Committer:
                 answers = list(islice(remaining, len(entry.request.items)))
                 if refusal is not None or entry.is_known_only:
                     answers = [self._replace_not_known(verdict, refusal) for verdict in answers]
-                _send_result(entry.sink, answers)
+                _send(entry.sink, answers)
                 continue
             verdict = next(remaining)
+            if clock_error is not None and _is_not_known(verdict):
+                _send_error(entry, clock_error)
+                continue
             if refusal is not None or entry.is_known_only:
                 verdict = self._replace_not_known(verdict, refusal)
             elif is_cacheable and isinstance(verdict, Replayed):
                 self._cache_answer(entry, verdict)
-            _send_result(entry.sink, verdict)
+            _send(entry.sink, verdict)
             for joined in entry.joined_sinks or ():
-                _send_result(joined, _to_replayed(verdict))
+                _send(joined, Replayed(verdict.receipt) if isinstance(verdict, Committed) else verdict)
 
     def _replace_not_known(self, verdict: Verdict, refusal: Refused | None) -> Verdict:
         return (refusal or self._refuse_busy()) if _is_not_known(verdict) else verdict
@@ -592,8 +556,7 @@ class Committer:
     def _fail(self, batch: Iterable[_QueueEntry], error: Exception) -> None:
         for entry in batch:
             self._dequeue(entry)
-            for sink in (entry.sink, *(entry.joined_sinks or ())):
-                _send_error(sink, error)
+            _send_error(entry, error)
 
     def _dequeue(self, entry: _QueueEntry) -> None:
         entry.is_settled = True
@@ -605,21 +568,22 @@ class Committer:
         self._in_flight.pop(entry.identity, None)
 
 
-def _send_result(sink: VerdictSink[T], result: T) -> None:
-    """Pass a result to a sink. A sink that raises must not affect the others."""
+def _send(sink: VerdictSink[T], outcome: T) -> None:
+    """Pass an outcome to a sink. A sink that raises must not affect the others."""
     try:
         if not sink.done():
-            sink.set_result(result)
+            sink.set_result(outcome)
     except Exception:
         logger.exception("a receiver could not take its verdict")
 
 
-def _send_error(sink: VerdictSink[Any], error: Exception) -> None:
-    try:
-        if not sink.done():
-            sink.set_exception(error)
-    except Exception:
-        logger.exception("a receiver could not take its error")
+def _send_error(entry: _QueueEntry, error: Exception) -> None:
+    for sink in (entry.sink, *(entry.joined_sinks or ())):
+        try:
+            if not sink.done():
+                sink.set_exception(error)
+        except Exception:
+            logger.exception("a receiver could not take its error")
 
 
 def _check_item(item: object) -> None:
@@ -664,19 +628,8 @@ def _to_known_only_item(item: Item) -> Item:
     return replace(item, known_only=True) if can_be_known_only(item) else item
 
 
-def _refuse_read_only(reason: str) -> Refused:
-    """Return the verdict of a new write while the log takes none."""
-    message = f"no new writes are taken for now: {reason}; try again later"
-    return Refused(Reason.READ_ONLY, message, retry_after_ms=RETRY_AFTER_READ_ONLY_MS)
-
-
 def _is_not_known(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and verdict.reason is Reason.NOT_KNOWN
-
-
-def _to_replayed(verdict: Verdict) -> Verdict:
-    """Return the verdict of an equal submission that joined the first one."""
-    return Replayed(verdict.receipt) if isinstance(verdict, Committed) else verdict
 
 
 def _wrap_validate(validate: Validate) -> Validate:

@@ -56,10 +56,10 @@ class Work(Struct, frozen=True, kw_only=True):
         """Under what it is remembered and leased."""
         return (self.policy.name, self.scope, "", self.key)
 
-    @property
-    def key_fields(self) -> WorkKey:
-        """The fields of items for this work."""
-        return {"policy": self.policy, "scope": self.scope, "key": self.key}
+
+def build_key_fields(work: Work) -> WorkKey:
+    """Return the fields that all items for a piece of work have in common."""
+    return {"policy": work.policy, "scope": work.scope, "key": work.key}
 
 
 class HeldLease:

@@ -39,6 +39,7 @@ from oncelog.engine.held_lease import (
     active_keys,
     build_erased_error,
     build_in_flight_error,
+    build_key_fields,
     build_lease_lost_error,
     encode_failure,
     mark_active,
@@ -205,7 +206,7 @@ class LeaseManager:
     async def _submit_claim(self, lease: HeldLease, waited_for: int) -> Verdict:
         work = lease.work
         claim = Claim(
-            **work.key_fields,
+            **build_key_fields(work),
             fingerprint=work.fingerprint,
             holder=lease.holder,
             lease_ms=work.lease_ms,
@@ -240,7 +241,7 @@ class LeaseManager:
     async def _complete(self, lease: HeldLease, body: bytes) -> WorkResult:
         work = lease.work
         submission = Submission(
-            **work.key_fields, fingerprint=work.fingerprint, body=body, holder=lease.holder, fence=lease.fence
+            **build_key_fields(work), fingerprint=work.fingerprint, body=body, holder=lease.holder, fence=lease.fence
         )
         generation = self._results.generation
         result: WorkResult | None = None
@@ -287,7 +288,7 @@ class LeaseManager:
     async def _release(self, lease: HeldLease, error: Exception | None) -> None:
         work = lease.work
         failure = None if error is None else encode_failure(error)
-        release = Release(**work.key_fields, holder=lease.holder, fence=lease.fence, failure=failure)
+        release = Release(**build_key_fields(work), holder=lease.holder, fence=lease.fence, failure=failure)
         self._untrack(lease)
         try:
             verdict = await self._submit_with_retry(release, work.lease_ms)
