@@ -27,7 +27,7 @@ from oncelog import (
 )
 from oncelog.core.policy import EVENTS, LEDGER, RUNS
 from oncelog.core.values import Receipt, Remembered, Request, Submission, key_identity
-from oncelog.engine import log as log_module
+from oncelog.engine import answer_cache
 from oncelog.engine.answer_cache import AnswerCache
 from oncelog.storage.memory import MemoryStore
 from oncelog.testing.clock import START_MS, ManualClock
@@ -246,7 +246,7 @@ async def test_answer_decided_before_an_erasure_is_not_cached_after_it(log: Watc
 @BOTH_STORES
 @pytest.mark.rule("CO-41")
 async def test_erasure_by_another_process_clears_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "ERASURES_POLL_MS", 1)
+    monkeypatch.setattr(answer_cache, "ERASURES_POLL_MS", 1)
     path = log_at(tmp_path / "log.db")
     async with oncelog.open(path) as one, oncelog.open(path) as other:
         receipt = assert_committed(await one.submit(event(1)))
@@ -258,7 +258,7 @@ async def test_erasure_by_another_process_clears_the_cache(tmp_path: Path, monke
 @pytest.mark.rule("CO-41")
 @pytest.mark.parametrize("error", [StoreUnavailableError("away"), OSError("whatever")])
 async def test_failed_poll_for_erasures_is_retried(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "ERASURES_POLL_MS", 1)
+    monkeypatch.setattr(answer_cache, "ERASURES_POLL_MS", 1)
     failed = asyncio.Event()
 
     async def fail() -> None:

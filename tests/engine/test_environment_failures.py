@@ -15,8 +15,7 @@ from core.item_builders import delta
 from databases import BOTH_STORES, log_at
 from oncelog import ClosedError, CorruptError, Cursor, OncelogError, StoreUnavailableError
 from oncelog.core.merge import Op
-from oncelog.engine import eraser
-from oncelog.engine import log as log_module
+from oncelog.engine import answer_cache, eraser
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailer
 from oncelog.storage.memory import MemoryStore
@@ -98,7 +97,7 @@ def test_erasure_blocked_by_a_reader_can_be_repeated(tmp_path: Path, monkeypatch
     path = tmp_path / "log.db"
     monkeypatch.setattr(eraser, "SCRUB_ATTEMPTS", 2)
     monkeypatch.setattr(eraser, "SCRUB_PAUSE_S", 0)
-    monkeypatch.setattr(log_module, "ERASURES_POLL_MS", 3_600_000)  # its reads would block the second erasure
+    monkeypatch.setattr(answer_cache, "ERASURES_POLL_MS", 3_600_000)  # its reads would block the second erasure
 
     def is_on_disk() -> bool:
         return any(b"very secret" in name.read_bytes() for name in tmp_path.iterdir())

@@ -10,7 +10,7 @@ from cli.server_process import oncelog
 from databases import BOTH_STORES, is_postgres, log_at
 from deadlines import until
 from oncelog.core.values import Replayed
-from oncelog.engine import log as log_module
+from oncelog.engine import answer_cache
 from oncelog.engine.log import open_log
 from oncelog.errors import LogReplacedError
 from oncelog.testing.contract.writes import event
@@ -29,7 +29,7 @@ def replace_history(place: str) -> None:
 async def test_retry_is_not_answered_from_memory_after_the_log_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "ERASURES_POLL_MS", 10)
+    monkeypatch.setattr(answer_cache, "ERASURES_POLL_MS", 10)
     place = log_at(tmp_path / "log.db")
     async with open_log(place) as log:
         await log.submit(event(1))

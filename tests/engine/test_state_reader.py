@@ -135,7 +135,7 @@ async def test_proof_data_is_cached_until_an_erasure(tmp_path: Path) -> None:
 async def test_cached_salts_are_dropped_when_another_process_erases_records_without_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncelog.engine.log.ERASURES_POLL_MS", 1)
+    monkeypatch.setattr("oncelog.engine.answer_cache.ERASURES_POLL_MS", 1)
     place = log_at(tmp_path / "log.db")
     async with oncelog.open(place) as log, oncelog.open(place) as other:
         receipt = assert_committed(await log.submit(write(1)))

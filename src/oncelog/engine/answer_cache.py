@@ -4,9 +4,11 @@ An entry is added when its write is durable, never before. It is served only whi
 the caches compare ages alone, which is stricter than any eviction.
 """
 
+import asyncio
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -15,11 +17,16 @@ from msgspec import Struct
 from oncelog.core.policy import FOREVER, Forget, Policy, Retention
 from oncelog.core.proof import Block, MerkleTree, Proof, prove_from_tree
 from oncelog.core.values import KeyIdentity, Receipt, Remembered
+from oncelog.errors import LogReplacedError
 from oncelog.storage.clock import Clock
-from oncelog.storage.store import BatchResult
+from oncelog.storage.store import BatchResult, Store
+
+logger: Final = logging.getLogger("oncelog.engine")
 
 SHRINK_DIVISOR: Final = 64
 """A full answer cache drops this fraction of its entries at a time."""
+ERASURES_POLL_MS: Final = 1000
+"""Interval between polls for erasures by other processes, while a cache has entries."""
 _RESULT_OVERHEAD_BYTES: Final = 600
 """Approximate memory of a result besides its body."""
 
@@ -215,3 +222,62 @@ class ResultCache(_RetentionCache):
 
     def _drop(self, identity: KeyIdentity) -> None:
         self._bytes -= len(self._results.pop(identity).body) + _RESULT_OVERHEAD_BYTES
+
+
+class CacheUpdater:
+    """Keeps the caches of a log up to date with other processes: with their erasures, and their log time."""
+
+    def __init__(
+        self, store: Store, answers: AnswerCache, results: ResultCache, drop_buffered: Callable[[], None]
+    ) -> None:
+        """`drop_buffered` is called with each `clear`: subscribers must not get erased bodies either."""
+        self._store = store
+        self._answers = answers
+        self._results = results
+        self._drop_buffered = drop_buffered
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Poll the store from now on, because a cache has an entry."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._poll())
+
+    def put_result(self, identity: KeyIdentity, result: WorkResult, generation: int) -> None:
+        """As `ResultCache.put`; poll the store from now on."""
+        self._results.put(identity, result, generation)
+        self.start()
+
+    def stop(self) -> None:
+        """Stop polling."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def clear(self) -> None:
+        """Drop everything in memory that may have been erased."""
+        self._answers.clear()
+        self._results.clear()
+        self._drop_buffered()
+
+    async def _poll(self) -> None:
+        level = logging.WARNING
+        while True:
+            await asyncio.sleep(ERASURES_POLL_MS / 1000)
+            try:
+                erasures = await self._store.erasures()
+                heads = await self._store.heads()
+            except LogReplacedError as error:
+                logger.log(level, "answers in memory are dropped: %s", error)
+                level = logging.DEBUG  # logged once
+                self.clear()
+                continue
+            except Exception:  # callers of `submit` get the error
+                logger.log(level, "the log could not be looked at for erasures", exc_info=True)
+                level = logging.DEBUG  # logged once an outage
+                continue
+            level = logging.WARNING
+            newest_ms = max((head.log_time_ms for head in heads.values()), default=0)
+            self._answers.advance(newest_ms)
+            self._results.advance(newest_ms)
+            if erasures != self._answers.erasures:
+                self._answers.erasures = erasures
+                self.clear()

@@ -7,6 +7,7 @@ from oncelog.core.identity import check_text, normal_partitions
 from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Settings
+from oncelog.engine.limits import Limits
 from oncelog.engine.read_results import Cursor, format_order
 from oncelog.errors import HistoryChangedError
 from oncelog.storage.store import Query, Store
@@ -65,6 +66,11 @@ def check_integer(number: object, name: str) -> int:
     if type(number) is not int:
         raise TypeError(f"{name} is a whole number, not {number!r}")
     return number
+
+
+def clamp_limit(limit: int, limits: Limits) -> int:
+    """Return the number of entries of a page: at least one, at most as many as the limits allow."""
+    return max(1, min(limit, limits.page_records_max))
 
 
 def build_identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:

@@ -239,37 +239,6 @@ class BlockingLog(BlockingLogBase):
         super().close()
 
     @property
-    def epoch(self) -> str:
-        """As `Log.epoch`.
-
-        The history that cursors belong to: new when a backup is restored.
-        """
-        return self._log.epoch
-
-    def previous_epochs(self) -> tuple[str, ...]:
-        """As `Log.previous_epochs`.
-
-        Return the epochs that restores have ended. The history of this log continues theirs.
-        """
-        return self._portal.call(self._log.previous_epochs)
-
-    @property
-    def settings(self) -> Settings:
-        """As `Log.settings`.
-
-        What the log was made with.
-        """
-        return self._log.settings
-
-    @property
-    def limits(self) -> Limits:
-        """As `Log.limits`.
-
-        What this process holds at most.
-        """
-        return self._log.limits
-
-    @property
     def policies(self) -> Mapping[str, Policy]:
         """As `Log.policies`.
 
@@ -319,23 +288,6 @@ class BlockingLog(BlockingLogBase):
         """
         self._portal.run(self._log.record, act)
 
-    def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
-        """As `Log.audit`.
-
-        Return a page of the acts that were recorded, in all lanes, by log time.
-
-        `after` is the text of an earlier page's place (`audit_cursor`). Raises ValueError and HistoryChangedError for
-        another one.
-        """
-        return self._portal.call(self._log.audit, after, limit, wanted)
-
-    def audit_cursor(self, page: AuditPage) -> str:
-        """As `Log.audit_cursor`.
-
-        Return the text with which the next page begins.
-        """
-        return self._log.audit_cursor(page)
-
     def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
         """As `Log.set_tenants`.
 
@@ -344,13 +296,6 @@ class BlockingLog(BlockingLogBase):
         What a new tenant has already is counted, once: that takes a look at every record.
         """
         return self._portal.call(self._log.set_tenants, tenants, actor)
-
-    def usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `Log.usage`.
-
-        The tenants that the log counts for, and what each of them has.
-        """
-        return self._portal.call(self._log.usage)
 
     def submit(self, item: Item) -> Verdict:
         """As `Log.submit`.
@@ -433,6 +378,53 @@ class BlockingLog(BlockingLogBase):
             rows_max=rows_max,
             actor=actor,
         )
+
+    def commit_cursor(
+        self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
+    ) -> Applied | Refused:
+        """As `Log.commit_cursor`.
+
+        Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it.
+        """
+        return self._portal.call(self._log.commit_cursor, consumer, cursor, stream=stream, rewind=rewind)
+
+    def confirm_clock(self) -> None:
+        """As `Log.confirm_clock`.
+
+        Believes the wall clock as it is, after a jump stopped commits.
+        """
+        self._portal.call(self._log.confirm_clock)
+
+    @property
+    def epoch(self) -> str:
+        """As `Log.epoch`.
+
+        The history that cursors belong to: new when a backup is restored.
+        """
+        return self._log.epoch
+
+    def previous_epochs(self) -> tuple[str, ...]:
+        """As `Log.previous_epochs`.
+
+        Return the epochs that restores have ended. The history of this log continues theirs.
+        """
+        return self._portal.call(self._log.previous_epochs)
+
+    @property
+    def settings(self) -> Settings:
+        """As `Log.settings`.
+
+        What the log was made with.
+        """
+        return self._log.settings
+
+    @property
+    def limits(self) -> Limits:
+        """As `Log.limits`.
+
+        What this process holds at most.
+        """
+        return self._log.limits
 
     def read(
         self,
@@ -518,15 +510,6 @@ class BlockingLog(BlockingLogBase):
         """
         return self._portal.call(self._log.heads)
 
-    def commit_cursor(
-        self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
-    ) -> Applied | Refused:
-        """As `Log.commit_cursor`.
-
-        Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it.
-        """
-        return self._portal.call(self._log.commit_cursor, consumer, cursor, stream=stream, rewind=rewind)
-
     def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
         """As `Log.cursor_of`.
 
@@ -541,12 +524,29 @@ class BlockingLog(BlockingLogBase):
         """
         return self._portal.call(self._log.consumers)
 
-    def confirm_clock(self) -> None:
-        """As `Log.confirm_clock`.
+    def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Log.usage`.
 
-        Believes the wall clock as it is, after a jump stopped commits.
+        The tenants that the log counts for, and what each of them has.
         """
-        self._portal.call(self._log.confirm_clock)
+        return self._portal.call(self._log.usage)
+
+    def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
+        """As `Log.audit`.
+
+        Return a page of the acts that were recorded, in all lanes, by log time.
+
+        `after` is the text of an earlier page's place (`audit_cursor`). Raises ValueError and HistoryChangedError for
+        another one.
+        """
+        return self._portal.call(self._log.audit, after, limit, wanted)
+
+    def audit_cursor(self, page: AuditPage) -> str:
+        """As `Log.audit_cursor`.
+
+        Return the text with which the next page begins.
+        """
+        return self._log.audit_cursor(page)
 
 
 open_blocking = wrap_opener(open_log, BlockingLog)

@@ -12,6 +12,7 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.members import get_effective_role
 from oncelog.core.values import ClientEntry, MemberIdentity, Receipt, Record, Roster
 from oncelog.engine.answer_cache import AnswerCache, Attestation
+from oncelog.engine.arguments import clamp_limit
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailers
 from oncelog.errors import ClosedError
@@ -76,7 +77,7 @@ class StateReader:
     async def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
         """Entities by key: those that begin with the prefix and come after a key."""
         return await self._open_store.entities(
-            scope, prefix, after, self._clamp_limit(limit), self._limits.page_bytes_max
+            scope, prefix, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
         )
 
     async def newest(self, scope: str) -> int:
@@ -108,7 +109,9 @@ class StateReader:
         self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500
     ) -> RowPage:
         """Merged rows by table and row id, deleted ones too: of one table, or of all."""
-        return await self._open_store.rows(scope, table, after, self._clamp_limit(limit), self._limits.page_bytes_max)
+        return await self._open_store.rows(
+            scope, table, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
+        )
 
     async def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """The version that made a relationship; None where there is none."""
@@ -149,13 +152,13 @@ class StateReader:
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
         """Members of a stream by name, each with its role and what it has acknowledged."""
-        return await self._open_store.members(scope, after, self._clamp_limit(limit))
+        return await self._open_store.members(scope, after, clamp_limit(limit, self._limits))
 
     async def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
         """Streams of a member by name, of those whose names begin with the prefix."""
         if not prefix:
             raise ValueError("prefix must not be empty")
-        return await self._open_store.memberships(member, prefix, after, self._clamp_limit(limit))
+        return await self._open_store.memberships(member, prefix, after, clamp_limit(limit, self._limits))
 
     async def record(self, lane: int, position: int) -> Record | None:
         """The record at a place; None where there is none."""
@@ -192,9 +195,6 @@ class StateReader:
                 await commit_signal.wait()
         finally:
             self._tailers.unlisten(lane, commit_signal)
-
-    def _clamp_limit(self, limit: int) -> int:
-        return max(1, min(limit, self._limits.page_records_max))
 
 
 class _CommitSignal:

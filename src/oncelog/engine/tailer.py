@@ -8,7 +8,7 @@ was lost is delivered once all the same, and a retry is not delivered again.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -318,13 +318,14 @@ class Tailers:
             self._store.listen(self._wakeup.set)
             self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
-    async def follow(self, query: Query, lanes: int) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield all records after a cursor: first from the store, then as they are committed; several at a time.
+    async def follow(self, build_query: Callable[[], Awaitable[Query]]) -> AsyncGenerator[Sequence[Record], None]:
+        """Yield all records of a query: first from the store, then as they are committed; several at a time.
 
         A reader that falls behind continues from the store: it needs no more memory than others, and misses nothing.
         Ends when the log is closed. Raises the error of the store if it could not be read for long.
         """
-        lane = query.lane if query.stream is None else compute_lane(query.stream, lanes)
+        query = await build_query()
+        lane = query.lane if query.stream is None else compute_lane(query.stream, self._store.settings.lanes)
         cursor = query.after
         subscription: Subscription | None = None
         try:
@@ -332,11 +333,9 @@ class Tailers:
                 async for records in self._iterate_stored(query, cursor):
                     yield records
                     cursor = _get_order_number(records[-1], query)
-                subscription = await self.subscribe(lane, query.partitions, query.stream)
-                # Records from before the start of the subscription. It may deliver some of them again.
-                async for records in self._iterate_stored(query, cursor):
-                    yield records
-                    cursor = _get_order_number(records[-1], query)
+                if subscription is None:
+                    subscription = await self.subscribe(lane, query.partitions, query.stream)
+                    continue  # records from before the start of the subscription; it may deliver some of them again
                 with suppress(SlowReaderError):
                     while True:
                         records = await subscription.next()
@@ -345,6 +344,7 @@ class Tailers:
                         if records:
                             yield records
                             cursor = _get_order_number(records[-1], query)
+                subscription = None
         except ClosedError:
             if not self._is_closed:
                 raise  # the subscription was closed, not the log
