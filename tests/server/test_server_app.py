@@ -320,7 +320,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
         await client.send("submit_events", {"events": [item(2)]})
         await until(lambda: served.server.log.queue_length == 2)
         stopping = asyncio.ensure_future(stop(served.server))
-        await until(lambda: served.server.apis.events_service.is_closing)
+        await until(lambda: served.server.is_closing)
         assert not stopping.done()
         gate.open()
         assert (await soon(posted)).json["results"][0]["status"] == "committed"
@@ -363,7 +363,7 @@ async def test_stopping_server_refuses_new_events_of_connected_clients(
         await client.send("submit_events", {"events": [item(1)]}, "accepted")
         await soon(gate.reached.wait())
         stopping = asyncio.ensure_future(stop(served.server))
-        await until(lambda: served.server.apis.events_service.is_closing)
+        await until(lambda: served.server.is_closing)
         for name, kept_off in (("single", [item(2)]), ("several", [item(3), item(4)])):
             await client.send("submit_events", {"events": kept_off}, name)
         await until(lambda: served.server.counts.requests["events", "websocket", "server_busy"] == 2)
@@ -398,7 +398,7 @@ async def test_stopping_server_is_not_ready_and_then_unreachable(
         await soon(gate.reached.wait())
         await soon(other)
         stopping = asyncio.ensure_future(stop(served.server))
-        await until(lambda: served.server.apis.events_service.is_closing)
+        await until(lambda: served.server.is_closing)
         ready = await served.get("/readyz")
         assert (ready.status, ready.json) == (503, {"status": "stopping"})
         gate.open()

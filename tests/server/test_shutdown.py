@@ -48,7 +48,7 @@ REQUESTS: Final = {
 async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
     """Begin to stop the server. It must have stopped at the end of the block."""
     task = asyncio.create_task(served.server.stop())
-    await until(lambda: served.server.apis.events_service.is_closing)
+    await until(lambda: served.server.is_closing)
     yield task
     async with asyncio.timeout(SHUTDOWN_S):
         await task

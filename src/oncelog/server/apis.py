@@ -98,10 +98,6 @@ class Apis:
         """Return the periodic checks of the rights of open connections."""
         return [readers.renew for readers in self._readers]
 
-    def start_shutdown(self) -> None:
-        """Refuse new writes from now on."""
-        self.events_service.is_closing = self.chat_service.is_closing = True
-
     async def wait_for_replies(self) -> None:
         """Return when the replies to all accepted requests have been handed to the WebSockets."""
         await asyncio.gather(*(sessions.wait_for_replies() for sessions in self._sessions))

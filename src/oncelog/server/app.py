@@ -223,7 +223,6 @@ class Server:
         if self._http.runner is None or self.is_closing:
             return
         self._operators.is_ready = False
-        self.apis.start_shutdown()
         self._auth_gate.is_closing = True
         self._http.fast_path.start_shutdown()
         shutdown_s = self.settings.shutdown_ms / 1000

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED
+from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED, SERVER_BUSY
 from oncelog.errors import AuthError, CanonicalError
 from oncelog.server.auth.authenticator import CredentialVerifier
 from oncelog.server.auth.principal import Principal
@@ -59,10 +59,10 @@ class AuthGate:
         """Whether everybody is let in (development mode)."""
         return self._authenticator.is_open
 
-    def check_open(self) -> None:
-        """Raise ApiError once the server is being stopped."""
+    def check_open(self, code: str = SERVER_BUSY) -> None:
+        """Raise ApiError with this code once the server is being stopped."""
         if self.is_closing:
-            raise shutdown_error()
+            raise shutdown_error(code)
 
     def authenticate(self, credential: str | None, caller: Caller) -> Principal:
         """Return the principal of a credential. Raises ApiError, with one text for every wrong credential (CO-21).

@@ -202,7 +202,7 @@ async def test_stopping_server_answers_accepted_messages(tmp_path: Path, monkeyp
         await ann.tell("send_message", **said)
         await ann.ask("ping")
         stopping = asyncio.ensure_future(door.served.server.stop())
-        await until(lambda: door.served.server.apis.chat_service.is_closing)
+        await until(lambda: door.served.server.is_closing)
         error = await ann.send("c", 2)
         assert (error["code"], error["retry_after_ms"]) == ("SERVER_STOPPING", 1000)
         with pytest.raises(ApiError) as refused:  # a request that arrived before the listener was closed

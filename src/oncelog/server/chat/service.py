@@ -36,7 +36,7 @@ from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat import codec
 from oncelog.server.chat.codec import Members, MessagePage
 from oncelog.server.chat.messages import ChatMessages, Send, decode_message_key
-from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, shutdown_error, translate_errors
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, translate_errors
 from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome, unknown_error
 from oncelog.server.metrics import Counts
@@ -82,8 +82,7 @@ class ChatService(ApiService):
 
     def check_not_stopping(self) -> None:
         """Raise ApiError while the server is being stopped."""
-        if self.is_closing:
-            raise shutdown_error(error_codes.SERVER_STOPPING)
+        self.auth_gate.check_open(error_codes.SERVER_STOPPING)
 
     # --- send
 

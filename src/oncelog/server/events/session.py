@@ -16,7 +16,7 @@ from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Mode, Submission, Verdict
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import ApiError, MalformedMessageError, encode_error, shutdown_error, to_api_error
+from oncelog.server.errors import ApiError, MalformedMessageError, encode_error, to_api_error
 from oncelog.server.events.dialect import Dialect, Envelope
 from oncelog.server.events.hub import PendingReply, to_reply_key
 from oncelog.server.events.insieme_dialect import detect_dialect
@@ -110,8 +110,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         try:
             return self.dialect.decode_message(data).msg_id
         except MalformedMessageError as error:
-            msg_id: bytes = error.reply_to
-            return msg_id
+            return bytes(error.reply_to)
 
     def _decode(self, data: bytes) -> SubmitMessage | Envelope:
         """As the base says. Changes nothing of a session that is connected, so it may be called in a thread."""
@@ -180,8 +179,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         msg_id, submit = message
         service = self.service
         principal = self._get_principal()
-        if service.is_closing:
-            raise shutdown_error()
+        service.auth_gate.check_open()
         self._check_in_flight(len(submit.ids))
         items = service.authorize(submit, principal, self._writable)
         pending = _PendingSubmit(self, msg_id, submit.ids, items, submit.mode)

@@ -94,7 +94,7 @@ class LedgerGrpcService:
         self._open_stream = open_stream
         self.connections_max = service.limits.grpc_share
         self._server: Any = None
-        self._health: Any = None
+        self._health = Health(self._get_address)
         self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._read_deadlines: dict[asyncio.Task[Any], float | None] = {}
@@ -102,7 +102,6 @@ class LedgerGrpcService:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._call_count = 0
         """How many calls there have been."""
-        self._is_closing = False
         self.port = 0
         """Where it listens."""
 
@@ -130,11 +129,9 @@ class LedgerGrpcService:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        self._health = Health(self._get_address)
         handlers = [self._health.new_handler()]
         if self._with_reflection:
-            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            handlers.append(Reflection(names).new_handler())
+            handlers.append(Reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)).new_handler())
         self._server.add_generic_rpc_handlers(handlers)
         await self.set_ready(is_ready=True)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -160,15 +157,12 @@ class LedgerGrpcService:
 
     async def set_ready(self, *, is_ready: bool) -> None:
         """What those are told who ask for health."""
-        if self._health is not None:
-            status = health_pb2.HealthCheckResponse
-            now = status.SERVING if is_ready else status.NOT_SERVING
-            for name in ("", SERVICE):
-                await self._health.set(name, now)
+        response = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE):
+            await self._health.set(name, response.SERVING if is_ready else response.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls, and waits for those that are under way."""
-        self._is_closing = True
         if self._server is None:
             return
         await self._health.enter_graceful_shutdown()
@@ -245,7 +239,8 @@ class LedgerGrpcService:
         metadata = {"oncelog-code": error.code}
         for name in ("field", "tenant", "quota", "limit", "usage", "retry_after_ms", "epoch"):
             if name in error.details:
-                metadata[name.replace("_", "-")] = _to_ascii(error.details[name])
+                # The values of metadata are ASCII.
+                metadata[name.replace("_", "-")] = str(error.details[name]).encode("ascii", "backslashreplace").decode()
         status, message = GRPC_STATUS[error.code], error.message
         del error  # which knows where it was raised
         await end_call(context, status, message, tuple(metadata.items()))
@@ -309,8 +304,7 @@ class LedgerGrpcService:
 
     def _submit_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> Awaitable[bytes]:
         """Calls of these come by the thousand: the answer is made where the verdict is told, and waited for once."""
-        if self._is_closing:
-            raise shutdown_error()
+        self._service.auth_gate.check_open()
         if request.ByteSize() > LONG_FRAME_BYTES:
             self._write_batcher.flush()
             return self._submit_long_write(decode, request, principal)
@@ -343,8 +337,7 @@ class LedgerGrpcService:
             stream = self._open_stream(self._get_address(context))
             stream.set_principal(principal)
             request = await self._read_message(pb.WatchBlocksRequest, context)
-            if self._is_closing:
-                raise shutdown_error()
+            self._service.auth_gate.check_open()
             scope = reads.BLOCKS.authorize(request.organization, request.vault, principal)
             self._watchers[task] = _Watcher(principal, scope, task)
             await reads.check_height(self._service, scope, request.after_height, request.epoch)
@@ -437,7 +430,3 @@ def _parse_peer(peer: str) -> str | None:
     """Of `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`, without the port; None for another kind of peer."""
     kind, _, rest = peer.partition(":")
     return unquote(rest.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else None
-
-
-def _to_ascii(value: object) -> str:
-    return str(value).encode("ascii", "backslashreplace").decode()
