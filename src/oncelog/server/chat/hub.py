@@ -20,7 +20,7 @@ from oncelog.server.chat import codec
 from oncelog.server.chat.member_lookups import MemberLookups
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
-from oncelog.server.send_queue import SendQueue, WriteCoalescer
+from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 from oncelog.storage.side_state import MEMBERSHIP
 from oncelog.storage.store import MemberChange
 
@@ -29,10 +29,8 @@ logger: Final = logging.getLogger("oncelog.doors")
 PAGE_CHATS: Final = 1000
 
 
-class ChatReader(Protocol):
+class ChatReader(SendQueueOwner, Protocol):
     """One connection, as far as the hub is concerned."""
-
-    send_queue: SendQueue
 
     @property
     def user_id(self) -> str:
@@ -40,9 +38,6 @@ class ChatReader(Protocol):
 
     def may_follow(self, scope: str) -> bool:
         """Whether its grants have the chat, and it wants to be told."""
-
-    def abort(self) -> None:
-        """Something is wrong with this one alone."""
 
     def fail(self, error: Exception) -> None:
         """Tell the client of an error, and close the connection."""

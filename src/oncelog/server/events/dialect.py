@@ -21,6 +21,7 @@ from oncelog.server.events.results import ItemResult, Submit
 from oncelog.server.json_schemas import Schema
 from oncelog.server.messages import (
     Field,
+    Message,
     decode_array,
     decode_integer,
     decode_number,
@@ -123,6 +124,8 @@ class Dialect(ABC):
     """The dialect of a connection; several connections may share one."""
 
     names: ClassVar[EnvelopeNames]
+    connect: ClassVar[Message[Connect]]
+    """Payload of `connect`."""
     is_project_bound: ClassVar[bool]
     """Whether the readers follow one project: all readers of one project get the same form of a record."""
 
@@ -160,9 +163,9 @@ class Dialect(ABC):
     def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
         """Decode a submission. Raises ApiError if all of it is refused."""
 
-    @abstractmethod
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
         """Decode the payload of `connect`. Raises ApiError."""
+        return self.connect.decode(payload, "$.payload")
 
     def bind(self, connect: Connect) -> "Dialect":  # noqa: ARG002 - for the dialect with projects
         """Return the dialect of the connection from now on."""

@@ -8,8 +8,6 @@ keeps the place of the answer, and later broadcasts wait.
 """
 
 import asyncio
-import heapq
-import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
@@ -19,14 +17,13 @@ from oncelog.server.events.dialect import Dialect
 from oncelog.server.events.native_dialect import NATIVE
 from oncelog.server.metrics import Counts
 from oncelog.server.reply_queue import Reply, ReplyQueue
-from oncelog.server.send_queue import SendQueue, WriteCoalescer
+from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 
 
-class EventReader(Protocol):
+class EventReader(SendQueueOwner, Protocol):
     """One connection, as far as the hub is concerned."""
 
     partitions: tuple[str, ...]
-    send_queue: SendQueue
     replies: ReplyQueue
     dialect: Dialect
 
@@ -38,9 +35,6 @@ class EventReader(Protocol):
 
     def place_after_previous(self, number: int, reply: "PendingReply") -> None:
         """The answer is known after the hub has passed its number: it stands behind the reply before it."""
-
-    def abort(self) -> None:
-        """Something is wrong with this one alone."""
 
 
 class PendingReply(Reply):
@@ -67,9 +61,8 @@ class EventsHub:
     ) -> None:
         self.position = 0
         """Position up to which every record has been delivered."""
-        self._position_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
-        """Positions that readers wait for, the lowest first."""
-        self._waiter_order = itertools.count()
+        self._next_delivery: asyncio.Future[None] | None = None
+        """Done after the next records. None while no reader waits for them."""
         self._counts = counts
         self._on_fail = on_fail
         self._native = native
@@ -157,17 +150,16 @@ class EventsHub:
             self._broadcast(record, origins)
             if origins is not None:
                 self._settle_own_record(record, origins)
-        while self._position_waiters and self._position_waiters[0][0] <= self.position:
-            _, _, future = heapq.heappop(self._position_waiters)
-            if not future.done():
-                future.set_result(None)
+        if self._next_delivery is not None:
+            self._next_delivery.set_result(None)
+            self._next_delivery = None
 
     async def wait_for_position(self, position: int) -> None:
-        """Returns when everything up to the position has been delivered, and maybe more."""
-        if position > self.position:
-            future = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._position_waiters, (position, next(self._waiter_order), future))
-            await future
+        """Return when everything up to the position has been delivered, and maybe more."""
+        while self.position < position:
+            if self._next_delivery is None:
+                self._next_delivery = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._next_delivery)
 
     def fail(self, error: Exception) -> None:
         """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""

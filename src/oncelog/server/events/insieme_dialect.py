@@ -70,12 +70,6 @@ def _decode_project(value: JsonValue, path: str) -> Project:
         raise field_error(path, error.reason) from None
 
 
-_CONNECT: Final = Message(
-    Connect,
-    TOKEN,
-    client_id_field("clientId"),
-    Field(name="projectId", decode=_decode_project, is_required=True),
-)
 _SYNC: Final = Message(
     lambda *values: values,
     Field(name="projectId", decode=decode_text, is_required=True),
@@ -88,6 +82,12 @@ class InsiemeDialect(Dialect):
     """The dialect of a connection; before `connect`, without a project."""
 
     names: ClassVar = EnvelopeNames(msg_id="msgId", version="protocolVersion", has_numbers=False)
+    connect: ClassVar = Message(
+        Connect,
+        TOKEN,
+        client_id_field("clientId"),
+        Field(name="projectId", decode=_decode_project, is_required=True),
+    )
     is_project_bound: ClassVar = True
 
     def __init__(self, project: Project | None, requested_id: str = "", *, shows_actor: bool = True) -> None:
@@ -107,10 +107,6 @@ class InsiemeDialect(Dialect):
         names = (client, self._requested_id)
         items = [_decode_item(decode_object(value, path), self.project, actor, names) for value in events]
         return Submit(ids, items, Mode.UNTIL_REFUSED)
-
-    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
-        """As the base says."""
-        return _CONNECT.decode(payload, "$.payload")
 
     def bind(self, connect: Connect) -> Dialect:
         """As the base says."""

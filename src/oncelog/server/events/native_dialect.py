@@ -47,6 +47,7 @@ from oncelog.server.json_schemas import (
     positive_integer_schema,
     schema_ref,
     timestamp_schema,
+    with_optional,
 )
 from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import outcome_schema
@@ -164,7 +165,6 @@ def declare_submission(events_max: int) -> Message[tuple[str | None, list[_Item]
     )
 
 
-_CONNECT: Final = Message(Connect, TOKEN, client_id_field("client_id"))
 _SYNC: Final = Message(
     Sync,
     Field(
@@ -211,6 +211,7 @@ class NativeDialect(Dialect):
     """The native dialect of one server."""
 
     names: ClassVar = EnvelopeNames()
+    connect: ClassVar = Message(Connect, TOKEN, client_id_field("client_id"))
     is_project_bound: ClassVar = False
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
@@ -221,10 +222,6 @@ class NativeDialect(Dialect):
         """As the base says."""
         events = get_required(payload, "events", "$.payload")
         return to_submit(_decode_items(events, "$.payload.events", events_max=events_max), actor, client)
-
-    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
-        """As the base says."""
-        return _CONNECT.decode(payload, "$.payload")
 
     def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
         """As the base says."""
@@ -424,21 +421,20 @@ def build_schemas(limits: ApiLimits) -> Schema:
 
 def _result_schema() -> Schema:
     identity = {**UUID_SCHEMA, "description": "As it was sent."}
-    fault = {
-        **object_schema(field=TEXT_SCHEMA, message=TEXT_SCHEMA),
-        "properties": {"field": TEXT_SCHEMA, "message": TEXT_SCHEMA, "current_committed_id": integer_schema()},
-    }
     committed = object_schema(
         id=identity,
         status={"const": "committed"},
         committed_id=positive_integer_schema(),
         status_updated_at=timestamp_schema(),
     )
-    committed["properties"]["erased"] = {"const": True}
-    reasons = {"enum": [error_codes.VALIDATION_FAILED, error_codes.FORBIDDEN]}
-    errors = {"type": "array", "minItems": 1, "items": fault}
-    rejected = object_schema(id=identity, status={"const": "rejected"}, reason=reasons, errors=errors)
-    return {"oneOf": [committed, rejected]}
+    fault = with_optional(object_schema(field=TEXT_SCHEMA, message=TEXT_SCHEMA), current_committed_id=integer_schema())
+    rejected = object_schema(
+        id=identity,
+        status={"const": "rejected"},
+        reason={"enum": [error_codes.VALIDATION_FAILED, error_codes.FORBIDDEN]},
+        errors={"type": "array", "minItems": 1, "items": fault},
+    )
+    return {"oneOf": [with_optional(committed, erased={"const": True}), rejected]}
 
 
 def _event_schema() -> Schema:
@@ -450,7 +446,5 @@ def _event_schema() -> Schema:
         event={"type": ["object", "null"], "description": "As it was submitted, in canonical form; null if erased."},
         status_updated_at=timestamp_schema(),
     )
-    event["properties"]["erased"] = {"const": True}
     about = "The principal that wrote it, as the server knows it. Left out if `show_actors` is off."
-    event["properties"]["actor"] = {**TEXT_SCHEMA, "description": about}
-    return event
+    return with_optional(event, erased={"const": True}, actor={**TEXT_SCHEMA, "description": about})

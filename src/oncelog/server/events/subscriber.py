@@ -74,27 +74,24 @@ class OwnPositions:
         """Add a position. Most are higher than all before."""
         last_positions = self._lasts
         if not last_positions or position > last_positions[-1] + 1:
-            self._firsts.append(position)
-            last_positions.append(position)
-            if len(last_positions) > RANGES_MAX:
-                self._evict_half()
+            at = len(last_positions)
         elif position == last_positions[-1] + 1:
             last_positions[-1] = position
+            return
         elif position > self.known_after and position not in self:
             at = bisect_left(last_positions, position)
-            self._firsts.insert(at, position)
-            last_positions.insert(at, position)
-            if len(last_positions) > RANGES_MAX:
-                self._evict_half()
+        else:
+            return
+        self._firsts.insert(at, position)
+        last_positions.insert(at, position)
+        if len(last_positions) > RANGES_MAX:
+            half = len(last_positions) // 2
+            self.known_after = last_positions[half - 1]
+            del self._firsts[:half], last_positions[:half]
 
     def __contains__(self, position: int) -> bool:
         at = bisect_left(self._lasts, position)
         return at < len(self._lasts) and self._firsts[at] <= position
-
-    def _evict_half(self) -> None:
-        half = len(self._lasts) // 2
-        self.known_after = self._lasts[half - 1]
-        del self._firsts[:half], self._lasts[:half]
 
 
 class Subscriber:
@@ -305,8 +302,7 @@ class Subscriber:
     def _abandon_cycle(self) -> None:
         """What the rest of the pages would have brought is broadcast in its place: no gap, and in order."""
         self._idle_timer = None
-        cycle = self._cycle
-        if cycle is not None and self.mode is SubscriptionMode.PAUSED:
+        if self._cycle is not None and self.mode is SubscriptionMode.PAUSED:
             self._start_catch_up()
 
     def _stop_timer(self) -> None:
