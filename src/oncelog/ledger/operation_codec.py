@@ -61,14 +61,10 @@ def decode_operation(message: pb.Operation, index: int) -> Operation:
 
 def _decode_condition(message: pb.Condition, path: str) -> Condition:
     match message.WhichOneof("condition"):
-        case "must_not_exist" as name:
-            if not message.must_not_exist:
+        case "must_not_exist" | "must_exist" as name:
+            if not getattr(message, name):
                 raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
-            return Condition(Must.NOT_EXIST)
-        case "must_exist" as name:
-            if not message.must_exist:
-                raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
-            return Condition(Must.EXIST)
+            return Condition(Must.EXIST if name == "must_exist" else Must.NOT_EXIST)
         case "version_is":
             return Condition(Must.HAVE_VERSION, version=message.version_is)
         case "value_equals":

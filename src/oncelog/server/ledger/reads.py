@@ -148,7 +148,7 @@ async def _load_entity(ledger: LedgerService, scope: str, key: str) -> Members:
 
 
 async def _list_entities(ledger: LedgerService, scope: str, prefix: str, after: tuple[str], limit: int) -> Members:
-    size = ledger.get_page_size(limit)
+    size = ledger.page_sizes.clamp(limit or None)
     page = await ledger.log.state.entities(scope, prefix=prefix, after=after[0], limit=size)
     following = encode_page_token(page.entities[-1][0]) if page.has_more else ""
     return {"entities": [_to_entity_members(*found) for found in page.entities], "next_page_token": following}
@@ -165,7 +165,7 @@ def _to_entity_members(key: str, entity: Entity) -> Members:
 
 
 async def _list_relationships(ledger: LedgerService, scope: str, **values: Any) -> Members:
-    query = RelationshipQuery(scope=scope, **{**values, "limit": ledger.get_page_size(values["limit"])})
+    query = RelationshipQuery(scope=scope, **{**values, "limit": ledger.page_sizes.clamp(values["limit"] or None)})
     if query.relation and not (query.resource or query.subject):
         raise field_error("relation", "needs a resource or a subject beside it")
     page = await ledger.log.state.relationships(query)

@@ -4,9 +4,9 @@ The order is that of CO-18: shape, authorization, and only then the log. `core.p
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -22,6 +22,7 @@ from oncelog.errors import CanonicalError, OncelogError
 from oncelog.server.api_service import ApiService, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
+from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, to_api_error
 from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError, WriteErrorCode, WriteSuccess
 from oncelog.server.limits import ApiLimits
@@ -77,7 +78,7 @@ class _PendingWrite(Struct, eq=False, gc=False):
         try:
             answer = self.service.to_answer(self.submission, verdict, self.principal, is_batch=self.is_batch)
             if answer is None:
-                self.service.start_read(self._load_answer(verdict))
+                self.service.reads.start(self._load_answer(verdict))
             else:
                 self.answer(answer)
         except Exception as error:  # noqa: BLE001 - the committer has other callers
@@ -100,19 +101,16 @@ class LedgerService(ApiService):
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
         super().__init__(log, auth_gate, limits=limits, counts=counts)
         self._rate = new_rate(limits.new_events_per_second_max)
-        self._read_tasks: set[asyncio.Task[None]] = set()
+        self.reads = BackgroundTasks()
+        """Reads of answers that memory has no room for."""
 
     # --- writing
 
     async def write(self, request: Write, principal: Principal) -> WriteAnswer:
         """Commit a transaction, once. Raises ApiError."""
-        submission = self.to_submission(request, principal)
-        try:
-            verdict = await self.log.submit(submission)
-            answer = self.to_answer(submission, verdict, principal, is_batch=request.is_batch)
-            return answer or await self.load_answer(verdict)
-        except OncelogError as error:
-            raise to_api_error(error) from error
+        answered: asyncio.Future[WriteAnswer] = asyncio.get_running_loop().create_future()
+        self.write_nowait(request, principal, answered.set_result, answered.set_exception)
+        return await asyncio.shield(answered)  # the write is in flight even if its caller has left
 
     def write_nowait(self, request: Write, principal: Principal, answer: OnAnswer, fail: OnFailure) -> None:
         """Do the same without a task. Raises ApiError, or calls `answer` or `fail`, now or later."""
@@ -177,12 +175,6 @@ class LedgerService(ApiService):
         attestation = self.log.state.find_attestation(receipt, now_ms)
         return None if attestation is None else WriteSuccess(receipt, attestation)
 
-    def start_read(self, read: Coroutine[Any, Any, None]) -> None:
-        """Run a read as a task, and keep a reference to it while it runs."""
-        task = asyncio.get_running_loop().create_task(read)
-        self._read_tasks.add(task)
-        task.add_done_callback(self._read_tasks.discard)
-
     async def load_answer(self, verdict: Verdict) -> WriteSuccess:
         """Read the answer to a commit that memory has no room for."""
         assert isinstance(verdict, Committed)  # noqa: S101 - `to_answer` answers all other verdicts
@@ -235,10 +227,6 @@ class LedgerService(ApiService):
         else:
             members = {"last_committed_sequence": refusal.current}
         return WriteError(code, message, members)
-
-    def get_page_size(self, requested: int) -> int:
-        """Return the size of a page; 0 requests the default."""
-        return self.page_sizes.clamp(requested or None)
 
 
 @lru_cache(maxsize=4096)
