@@ -1,7 +1,8 @@
 """Base of the services of all APIs: what each has, and how each bounds pages and rates."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -9,14 +10,36 @@ from msgspec import Struct
 from oncelog.core.values import Rate
 from oncelog.engine.log import Log
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.endpoint import Parameter
+from oncelog.server.endpoint import Parameter, keep
 from oncelog.server.errors import field_error
 from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import integer_schema
+from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
 
 T = TypeVar("T", bound=tuple[Any, ...])
+
+EPOCH_PARAMETER: Final = Parameter(
+    name="epoch",
+    schema={**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."},
+)
+
+
+def path_parameter(
+    name: str, schema: Schema, description: str, example: str, parse: Callable[[Any, str], Any] = keep
+) -> Parameter:
+    """Declare a name in the path."""
+    schema = {**schema, "description": description}
+    return Parameter(name=name, place="path", schema=schema, parse=parse, is_required=True, example=example)
+
+
+def resume_parameter(id_name: str, cursor_name: str = "since") -> Parameter:
+    """Declare the header that resumes a stream of server-sent events, whose ids are values of that name."""
+    schema = {
+        "anyOf": [integer_schema(), {"type": "string", "maxLength": 0}],
+        "description": f"The last `{id_name}` that was received. It goes before `{cursor_name}`. An empty one is none.",
+    }
+    return Parameter(name="Last-Event-ID", place="header", schema=schema, parse=parse_number)
 
 
 class PageSizes(Struct, frozen=True):
@@ -49,8 +72,6 @@ class ApiService:
         self.limits = limits
         self.counts = counts
         self.page_sizes = PageSizes(limits.page_events_default, limits.page_events_max)
-        self.is_closing = False
-        """Whether the server is being stopped."""
 
 
 def new_rate(per_second: int, burst: int = 0) -> Rate | None:

@@ -69,14 +69,6 @@ def timestamp_schema() -> Schema:
     return {**positive_integer_schema(), "description": "Milliseconds since 1970."}
 
 
-def last_event_id_schema(name: str, parameter: str = "since") -> Schema:
-    """The header that resumes a stream of server-sent events, whose ids are values of that name."""
-    return {
-        "anyOf": [integer_schema(), {"type": "string", "maxLength": 0}],
-        "description": f"The last `{name}` that was received. It goes before `{parameter}`. An empty one is none.",
-    }
-
-
 def problem_schema() -> Schema:
     """The problem document (RFC 9457) of every error."""
     fault = object_schema(

@@ -8,6 +8,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from oncelog.core.values import Replayed
+from oncelog.server.api_service import EPOCH_PARAMETER, path_parameter
 from oncelog.server.chat import codec
 from oncelog.server.chat.codec import MESSAGE_ID
 from oncelog.server.chat.messages import CHAT_ID, USER_ID, UUID4, decode_chat_id, decode_user_id
@@ -15,7 +16,7 @@ from oncelog.server.chat.service import ChatService
 from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler
 from oncelog.server.errors import field_error
 from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema, problem_response, schema_response
+from oncelog.server.json_schemas import Schema, integer_schema, problem_response, schema_response
 
 WEBSOCKET_PATH: Final = "/v1/chat"
 _CHATS: Final = "/v1/chats"
@@ -151,13 +152,7 @@ class ChatEndpoints:
                     _CHAT_PARAMETER,
                     Parameter(name="after", schema=after, parse=parse_number),
                     Parameter(name="before", schema=before, parse=parse_number),
-                    Parameter(
-                        name="epoch",
-                        schema={
-                            **TEXT_SCHEMA,
-                            "description": "That of the history which the cursor is of. Another one gets 409.",
-                        },
-                    ),
+                    EPOCH_PARAMETER,
                     limit,
                 ),
                 authorize=self._authorize_read,
@@ -196,15 +191,11 @@ class ChatEndpoints:
                 "retry is still answered; with the proof of its record.",
                 parameters=(
                     _CHAT_PARAMETER,
-                    Parameter(
-                        name="message_id",
-                        place="path",
-                        schema={
-                            "anyOf": [MESSAGE_ID, UUID4],
-                            "description": "Id of the message, or its sender's id for it.",
-                        },
-                        is_required=True,
-                        example=_MESSAGE_EXAMPLE,
+                    path_parameter(
+                        "message_id",
+                        {"anyOf": [MESSAGE_ID, UUID4]},
+                        "Id of the message, or its sender's id for it.",
+                        _MESSAGE_EXAMPLE,
                     ),
                 ),
                 authorize=self._authorize_read,
@@ -306,18 +297,7 @@ def _parse_user_id(text: str, name: str) -> str:
     return decode_user_id(text, name) if text else ""
 
 
-_CHAT_PARAMETER: Final = Parameter(
-    name="chat_id",
-    place="path",
-    schema={**CHAT_ID, "description": "Which chat. In NFC."},
-    is_required=True,
-    example="tea",
-)
-_USER_PARAMETER: Final = Parameter(
-    name="user_id",
-    place="path",
-    schema={**USER_ID, "description": "Who: `user:…`, or `client:…` of an API key."},
-    parse=decode_user_id,
-    is_required=True,
-    example="user:ben",
+_CHAT_PARAMETER: Final = path_parameter("chat_id", CHAT_ID, "Which chat. In NFC.", "tea")
+_USER_PARAMETER: Final = path_parameter(
+    "user_id", USER_ID, "Who: `user:…`, or `client:…` of an API key.", "user:ben", decode_user_id
 )

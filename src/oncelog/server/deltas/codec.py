@@ -192,7 +192,6 @@ _ANY_JSON: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 w
 
 def build_schemas(limits: ApiLimits) -> Schema:
     """Return the schemas of requests and answers."""
-    deltas = {"type": "array", "maxItems": PUSH_DELTAS_MAX, "items": schema_ref("NewDelta")}
     known = object_schema(deltaId=DELTA_ID, sequence=positive_integer_schema(), duplicate={"type": "boolean"})
     pulled = object_schema(
         deltas={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Delta")},
@@ -200,7 +199,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         hasMore={"type": "boolean"},
         epoch=TEXT_SCHEMA,
     )
-    pulled["properties"]["snapshot"] = {"const": True, "description": "The deltas have been compacted."}
+
     row = object_schema(rowId=TEXT_SCHEMA, columns={"type": "object", "propertyNames": IDENTIFIER}, hlc=_HLC)
     stamp = {"hlc": _HLC, "clientId": TEXT_SCHEMA, "deltaId": DELTA_ID}
     stamped = {"anyOf": [object_schema(**stamp), {"type": "null"}]}
@@ -212,7 +211,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         deleted=stamped,
     )
     return {
-        "Push": object_schema(deltas=deltas),
+        "Push": object_schema(deltas={"type": "array", "maxItems": PUSH_DELTAS_MAX, "items": schema_ref("NewDelta")}),
         "NewDelta": _new_delta_schema(limits),
         "Pushed": object_schema(
             committed=integer_schema(),
@@ -224,7 +223,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         ),
         "Delta": _delta_schema(),
         "DeltaOutcome": outcome_schema(delta={"anyOf": [schema_ref("Delta"), {"type": "null"}]}),
-        "Pulled": pulled,
+        "Pulled": with_optional(pulled, snapshot={"const": True, "description": "The deltas have been compacted."}),
         "Rows": page_schema(
             *_PAGE_NAMES,
             rows={"type": "array", "maxItems": limits.page_events_max, "items": row},
@@ -252,21 +251,19 @@ def build_schemas(limits: ApiLimits) -> Schema:
 
 
 def _compaction_schema(**which: Schema) -> Schema:
-    schema = object_schema(**which)
-    more = {
-        "tombstoneAgeMs": integer_schema(
-            "Drop rows that were deleted this long ago. Default: `limits.tombstone_age_ms`."
-        ),
-        "after": {**TEXT_SCHEMA, "description": "`nextAfter` of the answer before. Nothing else."},
-        "page": {**TEXT_SCHEMA, "deprecated": True, "description": "As `after`."},
-    }
-    return {**schema, "properties": {**schema["properties"], **more}, "additionalProperties": False}
+    return with_optional(
+        {**object_schema(**which), "additionalProperties": False},
+        tombstoneAgeMs=integer_schema("Drop rows that were deleted this long ago. Default: `limits.tombstone_age_ms`."),
+        after={**TEXT_SCHEMA, "description": "`nextAfter` of the answer before. Nothing else."},
+        page={**TEXT_SCHEMA, "deprecated": True, "description": "As `after`."},
+    )
 
 
 def _compaction_result_schema() -> Schema:
     consumer = object_schema(
         consumer=TEXT_SCHEMA, cursor=integer_schema(), lag=integer_schema("How many deltas it has not read.")
     )
+    next_after = {**TEXT_SCHEMA, "description": "If there are more rows to read: send it as `after`."}
     schema = object_schema(
         compacted=integer_schema("Deltas whose bodies were dropped."),
         upto=integer_schema(),
@@ -278,7 +275,6 @@ def _compaction_result_schema() -> Schema:
             "description": "The slowest named consumer, if deleted rows stay because it has not read them.",
         },
     )
-    next_after = {**TEXT_SCHEMA, "description": "If there are more rows to read: send it as `after`."}
     return with_optional(schema, nextAfter=next_after)
 
 

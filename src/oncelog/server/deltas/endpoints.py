@@ -10,6 +10,7 @@ from aiohttp import web
 
 from oncelog.core.deltas import GATEWAY_CHARACTERS_MAX, ROW_ID_CHARACTERS_MAX, is_identifier
 from oncelog.core.values import Record
+from oncelog.server.api_service import EPOCH_PARAMETER, path_parameter, resume_parameter
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.deltas import codec
 from oncelog.server.deltas.codec import DELTA_ID, IDENTIFIER
@@ -24,7 +25,6 @@ from oncelog.server.json_schemas import (
     TEXT_SCHEMA,
     Schema,
     integer_schema,
-    last_event_id_schema,
     schema_response,
 )
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
@@ -54,8 +54,9 @@ def _parse_row_id(row_id: str, field: str) -> str:
     return row_id
 
 
+_DELTA_ID_EXAMPLE: Final = "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847"
 _DELTA_EXAMPLE: Final = {
-    "deltaId": "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847",
+    "deltaId": _DELTA_ID_EXAMPLE,
     "op": "UPDATE",
     "table": "products",
     "rowId": "p1",
@@ -63,18 +64,14 @@ _DELTA_EXAMPLE: Final = {
     "columns": [{"column": "name", "value": "Tea"}],
     "hlc": "116000000000000000",
 }
-_GATEWAY_PARAMETER: Final = Parameter(
-    name="gateway",
-    place="path",
-    schema={
-        "type": "string",
-        "minLength": 1,
-        "maxLength": GATEWAY_CHARACTERS_MAX,
-        "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
-        "description": "Which gateway. In NFC, without control characters, and neither `.` nor `..`.",
-    },
-    is_required=True,
-    example="shop",
+_GATEWAY: Final = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": GATEWAY_CHARACTERS_MAX,
+    "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
+}
+_GATEWAY_PARAMETER: Final = path_parameter(
+    "gateway", _GATEWAY, "Which gateway. In NFC, without control characters, and neither `.` nor `..`.", "shop"
 )
 _CURSOR_PARAMETERS: Final = (
     Parameter(
@@ -83,11 +80,7 @@ _CURSOR_PARAMETERS: Final = (
         parse=parse_number,
         default=0,
     ),
-    Parameter(
-        name="epoch",
-        schema={**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."},
-        default="",
-    ),
+    EPOCH_PARAMETER,
 )
 
 
@@ -103,9 +96,7 @@ class DeltasEndpoints:
         """Return the declarations."""
         service = self.service
         limit = service.page_sizes.to_parameter()
-        resumed = Parameter(
-            name="Last-Event-ID", place="header", schema=last_event_id_schema("sequence"), parse=parse_number
-        )
+
         after = Parameter(
             name="after",
             schema=_row_id_schema("Rows behind this one: `nextAfter` of the page before."),
@@ -156,14 +147,7 @@ class DeltasEndpoints:
                 description="Those that exist, merged, by `rowId`. A page may be empty though there are more.",
                 parameters=(
                     _GATEWAY_PARAMETER,
-                    Parameter(
-                        name="table",
-                        place="path",
-                        schema={**IDENTIFIER, "description": "Of which table."},
-                        parse=_parse_table,
-                        is_required=True,
-                        example="products",
-                    ),
+                    path_parameter("table", IDENTIFIER, "Of which table.", "products", _parse_table),
                     after,
                     limit,
                     row_id,
@@ -180,14 +164,7 @@ class DeltasEndpoints:
                 description="Whether it was committed, and where; with the proof of its record.",
                 parameters=(
                     _GATEWAY_PARAMETER,
-                    Parameter(
-                        name="deltaId",
-                        place="path",
-                        schema={**DELTA_ID, "description": "Id of the delta."},
-                        parse=_parse_delta_id,
-                        is_required=True,
-                        example=_DELTA_EXAMPLE["deltaId"],
-                    ),
+                    path_parameter("deltaId", DELTA_ID, "Id of the delta.", _DELTA_ID_EXAMPLE, _parse_delta_id),
                 ),
                 handle=lambda call: service.find_delta(call.scope, call["deltaId"]),
                 responses={200: schema_response("DeltaOutcome", "What became of it.")},
@@ -224,7 +201,7 @@ class DeltasEndpoints:
                     "event `snapshot` says that the cursor is older than the compaction, an event `error` why the "
                     "server ends the stream. The same address is a WebSocket too (docs/deltas.md)."
                 ),
-                parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resumed),
+                parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resume_parameter("sequence")),
                 handle=self._follow,
                 responses={200: SSE_RESPONSE},
                 errors=(409,),
@@ -258,8 +235,9 @@ class DeltasEndpoints:
         )
 
     async def _serve_websocket(self, request: web.Request, caller: Caller) -> web.WebSocketResponse:
-        parse_gateway_name = partial(get_path_name, request, "gateway")
-        return await self.sessions.serve(request, caller, get_credential(request), parse_gateway_name)
+        return await self.sessions.serve(
+            request, caller, get_credential(request), partial(get_path_name, request, "gateway")
+        )
 
 
 def _encode_chunk(deltas: Sequence[Record] | None) -> bytes:

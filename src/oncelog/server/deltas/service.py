@@ -170,7 +170,7 @@ class DeltasService(ApiService):
 
     # --- read
 
-    async def pull(self, scope: str, since: int, limit: int | None, epoch: str) -> bytes:
+    async def pull(self, scope: str, since: int, limit: int | None, epoch: str | None) -> bytes:
         """Return the deltas after a sequence, in the order of their arrival (DE-9)."""
         self._check_epoch(epoch)
         page = await self._read(scope, since, limit=self.page_sizes.clamp(limit))
@@ -186,7 +186,7 @@ class DeltasService(ApiService):
         is_snapshot = is_compacted and not deltas
         return codec.encode_pull(deltas, cursor, self.log.epoch, has_more=has_more, is_snapshot=is_snapshot)
 
-    async def check_cursor(self, scope: str, since: int, epoch: str) -> None:
+    async def check_cursor(self, scope: str, since: int, epoch: str | None) -> None:
         """Raise ApiError for a cursor of another history."""
         self._check_epoch(epoch)
         await self._read(scope, since, upto=since, limit=1)
@@ -265,7 +265,7 @@ class DeltasService(ApiService):
 
     # --- cursors
 
-    def _check_epoch(self, epoch: str) -> None:
+    def _check_epoch(self, epoch: str | None) -> None:
         if epoch and epoch != self.log.epoch:
             reason = "is that of another history; read the snapshot, and go on from its cursor"
             raise self._history_error("epoch", reason)

@@ -8,6 +8,7 @@ from aiohttp import web
 from oncelog.core.builders import parse_uuid
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.values import Record, Verdict
+from oncelog.server.api_service import EPOCH_PARAMETER, path_parameter, resume_parameter
 from oncelog.server.auth.principal import Principal
 from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, WebSocketHandler
 from oncelog.server.events.dialect import Sync
@@ -19,9 +20,7 @@ from oncelog.server.http_requests import parse_number
 from oncelog.server.json_schemas import (
     NO_NUL,
     SSE_RESPONSE,
-    TEXT_SCHEMA,
     integer_schema,
-    last_event_id_schema,
     schema_response,
 )
 from oncelog.server.live_streams import LiveStreams, encode_event
@@ -50,13 +49,7 @@ _SCOPE_PARAMETERS: Final = (
         parse=parse_number,
         default=0,
     ),
-    Parameter(
-        name="epoch",
-        schema={
-            **TEXT_SCHEMA,
-            "description": "That of the history which the cursor is of. Another one gets 409.",
-        },
-    ),
+    EPOCH_PARAMETER,
 )
 
 
@@ -72,7 +65,7 @@ class EventsEndpoints:
         """Return the declarations."""
         service = self._service
         limit = service.page_sizes.to_parameter("Events of a page at most.")
-        resumed = last_event_id_schema("committed_id")
+
         return [
             Endpoint(
                 method="GET",
@@ -114,14 +107,7 @@ class EventsEndpoints:
                     "partitions gets 404, like an unknown one."
                 ),
                 parameters=(
-                    Parameter(
-                        name="id",
-                        place="path",
-                        schema={**UUID_SCHEMA, "description": "Id of the event."},
-                        parse=parse_uuid,
-                        is_required=True,
-                        example=_EVENT_ID,
-                    ),
+                    path_parameter("id", UUID_SCHEMA, "Id of the event.", _EVENT_ID, parse_uuid),
                     _PARTITION_PARAMETER,
                 ),
                 authorize=self._authorize_read,
@@ -169,10 +155,7 @@ class EventsEndpoints:
                     "was. A comment comes when nothing else has for a while. An event `error` says why the server "
                     "ends the stream; without one it is being stopped."
                 ),
-                parameters=(
-                    *_SCOPE_PARAMETERS,
-                    Parameter(name="Last-Event-ID", place="header", schema=resumed, parse=parse_number),
-                ),
+                parameters=(*_SCOPE_PARAMETERS, resume_parameter("committed_id")),
                 authorize=self._authorize_read,
                 handle=self._follow,
                 responses={200: SSE_RESPONSE},

@@ -10,6 +10,7 @@ from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX
 from oncelog.core.transactions import format_tx_id
 from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
+from oncelog.server.api_service import resume_parameter
 from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody
 from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import parse_number
@@ -19,7 +20,6 @@ from oncelog.server.json_schemas import (
     TEXT_SCHEMA,
     Schema,
     integer_schema,
-    last_event_id_schema,
     positive_integer_schema,
     schema_response,
 )
@@ -90,12 +90,7 @@ class LedgerEndpoints:
                         },
                         default="",
                     ),
-                    Parameter(
-                        name="Last-Event-ID",
-                        place="header",
-                        schema=last_event_id_schema("height", "after"),
-                        parse=parse_number,
-                    ),
+                    resume_parameter("height", "after"),
                 ),
                 authorize=partial(_authorize, reads.BLOCKS),
                 handle=self._follow_blocks,
@@ -158,8 +153,8 @@ class LedgerEndpoints:
     # --- reading
 
     def _declare_reads(self) -> list[Endpoint]:
-        page_size_max = self.service.limits.page_events_max
-        limit = {**integer_schema(f"How many; at most {page_size_max}, and 0 is the server's default."), "default": 0}
+        largest = self.service.page_sizes.largest
+        limit = {**integer_schema(f"How many; at most {largest}, and 0 is the server's default."), "default": 0}
         limit_parameter = _declare_parameter(reads.LIMIT, limit, parse=parse_number)
         wanted = [_declare_text(field, "What it must be; without it, any.") for field in reads.WANTED]
         exact = [_declare_text(field, "Of the relationship.", is_required=True) for field in reads.EXACT]
