@@ -7,6 +7,7 @@ What a project, its partitions and its ids are in the first dialect is in `proje
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from oncelog.core.identity import get_required as required_field
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Committed, Mode, Reason, Refused, Replayed, Submission
 from oncelog.errors import CanonicalError
-from oncelog.server.errors import ApiError, field_error
+from oncelog.server.errors import ApiError
 from oncelog.server.events.dialect import (
     LIMIT,
     TOKEN,
@@ -63,11 +64,7 @@ def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | 
 
 
 def _decode_project(value: JsonValue, path: str) -> Project:
-    project_id = decode_text(value, path)
-    try:
-        return parse_project(check_text(project_id, "$"))
-    except CanonicalError as error:
-        raise field_error(path, error.reason) from None
+    return parse_project(check_text(decode_text(value, path), path), path)
 
 
 _SYNC: Final = Message(
@@ -104,9 +101,10 @@ class InsiemeDialect(Dialect):
         events = decode_events(get_required(payload, "events", "$.payload"), path, events_max)
         ids = [_get_event_id(value, f"{path}[{index}]") for index, value in enumerate(events)]
         check_unique_ids(ids, ids, path)
-        names = (client, self._requested_id)
-        items = [_decode_item(decode_object(value, path), self.project, actor, names) for value in events]
-        return Submit(ids, items, Mode.UNTIL_REFUSED)
+        decode_item = partial(
+            _decode_item, project=self.project, actor=actor, client=client, requested_id=self._requested_id
+        )
+        return Submit(ids, [decode_item(decode_object(value, path)) for value in events], Mode.UNTIL_REFUSED)
 
     def bind(self, connect: Connect) -> Dialect:
         """As the base says."""
@@ -187,10 +185,9 @@ def _check_id(id_text: str) -> None:
 
 
 def _decode_item(
-    item: Mapping[str, JsonValue], project: Project, actor: str, names: tuple[str, str]
+    item: Mapping[str, JsonValue], *, project: Project, actor: str, client: str, requested_id: str
 ) -> Submission | RejectedItem:
-    """Return the submission of an item. `names` are the client id as it is stored, and as the client gave it."""
-    client = names[0]
+    """Return the submission of an item. An item may name the stored client id or the one that `connect` requested."""
     try:
         _check_id(item["id"])
         project_id = check_text(required_field(item, "projectId"), "$.projectId")
@@ -199,7 +196,7 @@ def _decode_item(
             return RejectedItem(error_codes.FORBIDDEN, "projectId", _OTHER_PROJECT)
         if project.is_foreign(required_field(item, "partition")):
             return RejectedItem(error_codes.FORBIDDEN, "partition", "must not be another project's")
-        if meta.get("clientId", client) not in names:
+        if meta.get("clientId", client) not in (client, requested_id):
             return RejectedItem(error_codes.FORBIDDEN, "meta.clientId", "must be the client of this connection")
         return _to_submission(item, meta, project, actor, client)
     except CanonicalError as error:
@@ -213,11 +210,7 @@ def _to_submission(
     content = _get_content(item)
     if type(required_field(meta, "clientTs", "$.meta")) not in (int, float):
         raise CanonicalError("$.meta.clientTs", "must be a number")
-    own = check_text(required_field(item, "partition"), "$.partition")
-    try:
-        partitions = project.get_partitions(own)
-    except CanonicalError as error:
-        raise CanonicalError("$.partition", error.reason) from None
+    partitions = project.get_partitions(check_text(required_field(item, "partition"), "$.partition"), "$.partition")
     scope, key = project.to_scope_and_key(item["id"])
     # Whichever client sends it, it is the same event. Who sent it first stays with it.
     shared_meta = {name: value for name, value in meta.items() if name != "clientId"}

@@ -36,9 +36,9 @@ class Project(Struct, frozen=True):
     partition: str
     scope: str
 
-    def get_partitions(self, own: str) -> tuple[str, ...]:
-        """Both partitions of an event. Raises CanonicalError if its own can be none."""
-        _check_name(own, own)
+    def get_partitions(self, own: str, path: str = "$") -> tuple[str, ...]:
+        """Both partitions of an event. Raises CanonicalError with the path if its own can be none."""
+        _check_name(own, own, path)
         return normal_partitions([self.partition, own])
 
     def is_foreign(self, own: object) -> bool:
@@ -66,29 +66,29 @@ class Project(Struct, frozen=True):
         return scope.removeprefix(before) if scope.startswith(before) else str(UUID(bytes=key))
 
 
-def parse_project(project_id: str) -> Project:
-    """Raises CanonicalError for an id that cannot be a partition's name."""
+def parse_project(project_id: str, path: str = "$") -> Project:
+    """Raises CanonicalError with the path for an id that cannot be a partition's name."""
     partition, scope = f"{PROJECT_PREFIX}/{project_id}", scope_of(PROJECT_PREFIX, project_id)
-    _check_name(partition, project_id)
+    _check_name(partition, project_id, path)
     if len(scope) > PARTITION_CHARACTERS_MAX:
         raise CanonicalError(
-            "$", f"must make a scope of at most {PARTITION_CHARACTERS_MAX} characters, not {len(scope)}"
+            path, f"must make a scope of at most {PARTITION_CHARACTERS_MAX} characters, not {len(scope)}"
         )
     return Project(project_id, partition, scope)
 
 
-def _check_name(partition: str, own: str) -> None:
+def _check_name(partition: str, own: str, path: str) -> None:
     """It is shown as it was sent, and partitions are kept in NFC: another spelling would come back as this one."""
     if not own:
-        raise CanonicalError("$", "must not be empty")
+        raise CanonicalError(path, "must not be empty")
     if len(partition) > PARTITION_CHARACTERS_MAX:
         raise CanonicalError(
-            "$", f"must make a partition of at most {PARTITION_CHARACTERS_MAX} characters, not {len(partition)}"
+            path, f"must make a partition of at most {PARTITION_CHARACTERS_MAX} characters, not {len(partition)}"
         )
     if "\0" in own:
-        raise CanonicalError("$", "must not have U+0000")
+        raise CanonicalError(path, "must not have U+0000")
     if nfc(partition) != partition:
-        raise CanonicalError("$", "must be in Unicode's normal form C")
+        raise CanonicalError(path, "must be in Unicode's normal form C")
 
 
 def _parse_canonical_uuid(text: str) -> bytes | None:

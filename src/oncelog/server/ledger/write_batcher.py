@@ -8,6 +8,7 @@ have just been answered, those who come behind them are held back for a moment. 
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from oncelog.server.auth.principal import Principal
@@ -88,10 +89,7 @@ class WriteBatcher:
             if not future.done():  # or the caller has gone
                 future.set_result(grpc_codec.encode_answer(write_answer).SerializeToString())
 
-        def fail(error: Exception) -> None:
-            _fail(future, error)
-
-        self._service.write_nowait(request, principal, answer, fail)
+        self._service.write_nowait(request, principal, answer, partial(_fail, future))
 
 
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
