@@ -1,1 +1,1 @@
-"""The ledger as its wire has it: the protocol in its file, and what is compiled from it (`make stubs`)."""
+"""The gRPC protocol of the ledger: the `.proto` file, the modules compiled from it (`make stubs`), and a codec."""

@@ -1,4 +1,4 @@
-"""Operations as messages of the ledger's gRPC service, for both of its ends."""
+"""Codec of operations in messages of the gRPC service, for client and server."""
 
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.transactions import ONE_CONDITION, ONE_OPERATION, ONLY_TRUE
@@ -7,7 +7,7 @@ from oncelog.ledger.v1 import ledger_pb2 as pb
 
 
 def encode_operation(operation: Operation) -> pb.Operation:
-    """An operation as it is sent."""
+    """Encode an operation."""
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
             setting = pb.SetEntity(key=key, value=value, expires_at_ms=expires_at_ms)
@@ -39,7 +39,7 @@ def _encode_condition(condition: Condition) -> pb.Condition:
 
 
 def decode_operation(message: pb.Operation, index: int) -> Operation:
-    """An operation that came, at its place among others. Raises CanonicalError with the path of what it is not."""
+    """Decode the operation at an index of a request. Raises CanonicalError with the path of the fault."""
     match message.WhichOneof("operation"):
         case "set_entity":
             setting = message.set_entity

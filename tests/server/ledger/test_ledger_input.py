@@ -312,11 +312,11 @@ BAD_READS: Final[list[tuple[str, Json, str, str]]] = [
     ("ListEntities", {"prefix": "a\0"}, "prefix", "must not have U+0000"),
     ("ListRelationships", {"resource": LONG}, "resource", "must have at most 1024 characters, not 1025"),
     ("ListRelationships", {"subject": "\0"}, "subject", "must not have U+0000"),
-    ("ListRelationships", {"relation": "viewer"}, "relation", "needs a resource or a subject beside it"),
+    ("ListRelationships", {"relation": "viewer"}, "relation", "needs a resource or a subject as well"),
     ("CheckRelationship", {**RELATED, "relation": ""}, "relation", "must have 1 to 1024 characters, not 0"),
     ("CheckRelationship", {**RELATED, "subject": LONG}, "subject", "must have at most 1024 characters, not 1025"),
     ("CheckRelationship", {**RELATED, "resource": "\0"}, "resource", "must not have U+0000"),
-    ("GetBlock", {"height": 0}, "height", "must be from 1 on, not 0"),
+    ("GetBlock", {"height": 0}, "height", "must be at least 1, not 0"),
     *[
         (method, {"tx_id": tx_id}, "tx_id", "must have 16 hexadecimal digits, in lower case")
         for method in ("GetTransaction", "GetProof")

@@ -351,7 +351,7 @@ async def test_batch_must_have_one_scope(shared_server: SharedServer) -> None:
     ):
         mixed: Any = {**other, "operations": [put("b", b"2")]}
         error = await refused(ledger.batch_write(1, good, mixed, key=key(1)))
-        expected = "writes[1]: must be of the batch's scope, or name none"
+        expected = "writes[1]: must have the scope of the batch, or no scope"
         assert error.summary == ("INVALID_ARGUMENT", expected, "writes[1]")
     assert await ledger.last_sequence() == 0
     assert await ledger.get_entity("a") is None

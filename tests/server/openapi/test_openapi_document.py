@@ -44,7 +44,7 @@ SCHEMA_CANNOT_SAY: Final = (
     "must be a cursor of an earlier page",
     "must be in NFC",
     "must not be all zero",
-    "must be of the batch's scope",
+    "must have the scope of the batch",
     "would become",
     "beyond the largest double",
     "UUID, or its 32 hexadecimal digits",
@@ -52,7 +52,7 @@ SCHEMA_CANNOT_SAY: Final = (
     "is not that of the delta",
     "from 0 to 2^64−1",
     "cannot stand beside",
-    "must be given, or idempotency_key in its place",
+    "exactly one of tx_id and idempotency_key is required",
     "$.content: must have at most",
 )
 """Messages of refusals of the ledger, deltas and chat APIs that JSON Schema cannot express."""

@@ -1,7 +1,7 @@
-"""Dialects of the Events API: each decodes the frames of a connection and encodes the frames for it.
+"""Dialects of the Events API: a dialect decodes the frames of a connection and encodes the frames for it.
 
 The Events API has two dialects (`native_dialect`, `insieme_dialect`). They differ in the names of members and in the
-form of an event; sessions, subscribers and the hub are the same for both.
+form of an event. Sessions, subscribers and the hub serve both.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +43,7 @@ class Envelope(Struct, frozen=True, gc=False):
     type: str
     payload: Mapping[str, JsonValue]
     msg_id: bytes
-    """In JSON, for the reply; empty if there was none."""
+    """Encoded in JSON, for the reply; empty if the frame has no `msg_id`."""
 
 
 class Connect(Struct, frozen=True):
@@ -52,7 +52,7 @@ class Connect(Struct, frozen=True):
     token: str | None
     client_id: str
     project: Project | None = None
-    """Project of the connection, in the second dialect."""
+    """Project of the connection, in the `insieme` dialect."""
 
     def __repr__(self) -> str:
         return f"Connect({self.client_id!r})"
@@ -66,7 +66,7 @@ class Sync(Struct, frozen=True):
     limit: int | None = None
     epoch: str | None = None
     upto: int | None = None
-    """Over HTTP: the bound of a paging that has begun."""
+    """Bound of the first page, for the following pages over HTTP."""
 
 
 # --- fields ------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def since_field(name: str) -> Field:
 
 
 def decode_events(value: JsonValue, path: str, events_max: int) -> list[JsonValue]:
-    """Return the events of a submission, not decoded yet. Raises ApiError for none, or too many."""
+    """Return the events of a submission, not decoded yet. Raises ApiError for an empty array or too many events."""
     events = decode_array(value, path)
     if not 1 <= len(events) <= events_max:
         raise field_error(path, f"must have 1 to {events_max} events, not {len(events)}")
@@ -94,7 +94,7 @@ def decode_events(value: JsonValue, path: str, events_max: int) -> list[JsonValu
 
 
 def check_unique_ids(ids: Sequence[str], keys: Sequence[object], path: str) -> None:
-    """Raise ApiError if two events of a request have one key. The error shows the id."""
+    """Raise ApiError if two events of a request have the same key. The error shows the id."""
     firsts: dict[object, int] = {}
     for index, key in enumerate(keys):
         first = firsts.setdefault(key, index)
@@ -127,7 +127,7 @@ class Dialect(ABC):
     connect: ClassVar[Message[Connect]]
     """Payload of `connect`."""
     is_project_bound: ClassVar[bool]
-    """Whether the readers follow one project: all readers of one project get the same form of a record."""
+    """Whether a reader follows one project. All readers of a project receive the same form of a record."""
 
     def __init__(self, *, shows_actor: bool = True) -> None:
         self.shows_actor = shows_actor
@@ -161,14 +161,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
-        """Decode a submission. Raises ApiError if all of it is refused."""
+        """Decode a submission. Raises ApiError for a fault that refuses the whole submission."""
 
     def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
         """Decode the payload of `connect`. Raises ApiError."""
         return self.connect.decode(payload, "$.payload")
 
     def bind(self, connect: Connect) -> "Dialect":  # noqa: ARG002 - for the dialect with projects
-        """Return the dialect of the connection from now on."""
+        """Return the dialect of the connection after `connect`."""
         return self
 
     @abstractmethod
@@ -179,7 +179,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
-        """Encode the answer to `connect`. Readers of its events see this client id and actor."""
+        """Encode the answer to `connect`. The events of this client show this client id and actor."""
 
     def translate_error(self, error: ApiError) -> ApiError:
         """Return the error in terms of the dialect."""
@@ -191,20 +191,20 @@ class Dialect(ABC):
 
     @abstractmethod
     def encode_view(self, view: RecordView) -> str | None:
-        """Encode an event. None if the dialect cannot show such a record."""
+        """Encode an event. Returns None if the dialect cannot show the record."""
 
     def encode_events(self, views: Sequence[RecordView]) -> bytes:
-        """Encode some events of a page, with commas between them. Called in threads."""
+        """Encode events of a page, separated by commas. Runs in worker threads."""
         return ",".join(filter(None, map(self.encode_view, views))).encode()
 
     @abstractmethod
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
-        """Encode the answer to `sync`, in parts: it is large, and is copied once."""
+        """Encode the answer to `sync`, in parts: the answer is large, and joining the parts once saves a copy."""
 
     # --- frames out
 
     def encode_frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
-        """Encode a message, whose payload comes in parts, as a frame. `msg_id` is that of the request, in JSON."""
+        """Encode a message as a frame, from the parts of its payload. `msg_id` is that of the request, in JSON."""
         names = self.names
         head = b'{"type":"%b","%b":"1.0",%b"timestamp":%d,"payload":' % (
             kind,
@@ -215,18 +215,18 @@ class Dialect(ABC):
         return b"".join((encode_frame_header(len(head) + sum(map(len, parts)) + 1), head, *parts, b"}"))
 
     def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
-        """Encode the frame of an answer to a submission of one event that was committed."""
+        """Encode the answer to a submission of one committed event."""
         results = self.encode_results([id_text], [Committed(receipt)], now_ms)
         return self.encode_frame(b"submit_events_result", [results], now_ms, msg_id)
 
     def encode_broadcast(self, record: Record, now_ms: int) -> bytes | None:
-        """Encode the frame of a broadcast. None if the dialect cannot show such a record."""
+        """Encode the frame of a broadcast. Returns None if the dialect cannot show the record."""
         text = self.encode_view(to_record_view(record))
         return None if text is None else self.encode_frame(b"event_broadcast", [text.encode()], now_ms)
 
 
 def join_with_commas(parts: Sequence[bytes]) -> list[bytes]:
-    """Return the parts with a comma between each two."""
+    """Insert a comma between adjacent parts."""
     joined: list[Any] = [b","] * (2 * len(parts) - 1)
     joined[::2] = parts
     return joined

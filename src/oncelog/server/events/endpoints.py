@@ -32,7 +32,7 @@ _PARTITION_PARAMETER: Final = Parameter(
         "type": "array",
         "minItems": 1,
         "items": {"type": "string", "minLength": 1, "maxLength": PARTITION_CHARACTERS_MAX, "pattern": NO_NUL},
-        "description": f"Once for each partition. At most {PARTITIONS_MAX} different ones, in Unicode's normal form C.",
+        "description": f"Repeat it for each partition: at most {PARTITIONS_MAX} different partitions, compared in NFC.",
     },
     parse=decode_partitions,
     is_required=True,
@@ -43,7 +43,7 @@ _SCOPE_PARAMETERS: Final = (
     Parameter(
         name="since",
         schema={
-            **integer_schema("The cursor: events after it. A `committed_id`, or `next_since_committed_id`."),
+            **integer_schema("Cursor: a `committed_id` or `next_since_committed_id`. The answer has later events."),
             "default": 0,
         },
         parse=parse_number,
@@ -64,7 +64,7 @@ class EventsEndpoints:
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
         service = self._service
-        limit = service.page_sizes.to_parameter("Events of a page at most.")
+        limit = service.page_sizes.to_parameter("Largest number of events in the page.")
 
         return [
             Endpoint(
@@ -74,18 +74,17 @@ class EventsEndpoints:
                 name="page",
                 summary="Read a page of events",
                 description=(
-                    "Events that touch any of the partitions, ascending, each once. To read all there is: ask again "
-                    "with `since` = `next_since_committed_id` and `to` = `sync_to_committed_id` while `has_more`. The "
-                    "bound `to` stays as it was at the first page, so this ends however fast the log grows."
+                    "Events with any of the partitions, in ascending order, each once. To read all events, request "
+                    "pages with `since` = `next_since_committed_id` and `to` = `sync_to_committed_id` while "
+                    "`has_more`. The bound `to` of the first page stays fixed, so the paging ends even while the log "
+                    "grows."
                 ),
                 parameters=(
                     *_SCOPE_PARAMETERS,
                     limit,
                     Parameter(
                         name="to",
-                        schema=integer_schema(
-                            "The bound of a paging that has begun: `sync_to_committed_id` of its first page."
-                        ),
+                        schema=integer_schema("Bound of the paging: `sync_to_committed_id` of its first page."),
                         parse=parse_number,
                     ),
                 ),
@@ -102,9 +101,9 @@ class EventsEndpoints:
                 name="getEvent",
                 summary="Look an event up by its id",
                 description=(
-                    "Whether the event was committed, where, and whether its id is still remembered; with the proof "
-                    "of its record, unless actors are not shown (`show_actors`). An event that touches none of the "
-                    "partitions gets 404, like an unknown one."
+                    "Whether the event was committed, its position, and whether the log still remembers its id. "
+                    "Includes the proof of the record unless `show_actors` is off. An event of other partitions gets "
+                    "404, like an unknown event."
                 ),
                 parameters=(
                     path_parameter("id", UUID_SCHEMA, "Id of the event.", _EVENT_ID, parse_uuid),
@@ -112,7 +111,7 @@ class EventsEndpoints:
                 ),
                 authorize=self._authorize_read,
                 handle=lambda call: service.find_event(call["id"], call["partition"]),
-                responses={200: schema_response("EventOutcome", "What became of it.")},
+                responses={200: schema_response("EventOutcome", "Outcome of the event.")},
                 errors=(404,),
             ),
             Endpoint(
@@ -122,9 +121,8 @@ class EventsEndpoints:
                 name="submit",
                 summary="Submit events",
                 description=(
-                    "Each event is committed once, however often it is sent: a retry gets the answer of the first "
-                    "time. One that is rejected does not stop the others. The same id twice in a request refuses all "
-                    "of it."
+                    "The server commits each event once. A retry gets the first answer again. A rejected event does "
+                    "not affect the others. A request that repeats an id is refused as a whole."
                 ),
                 body=RequestBody(
                     schema="Submission",
@@ -140,7 +138,7 @@ class EventsEndpoints:
                     },
                 ),
                 handle=self._submit,
-                responses={200: schema_response("Results", "What became of each event, in the order of the request.")},
+                responses={200: schema_response("Results", "Outcome of each event, in the order of the request.")},
                 errors=(507,),
             ),
             Endpoint(
@@ -150,10 +148,10 @@ class EventsEndpoints:
                 name="follow",
                 summary="Follow events",
                 description=(
-                    "Server-sent events. First `connected`, with the epoch; then every event after the cursor, and "
-                    "those to come. The id of each is its `committed_id`, so a browser resumes by itself where it "
-                    "was. A comment comes when nothing else has for a while. An event `error` says why the server "
-                    "ends the stream; without one it is being stopped."
+                    "Server-sent events. The first is `connected`, with the epoch; then every event after the cursor, "
+                    "and new events as they are committed. The id of an event is its `committed_id`, so browsers "
+                    "resume automatically. The server sends a comment when the stream is idle. An event `error` gives "
+                    "the reason why the server ends the stream; a server that stops ends it without one."
                 ),
                 parameters=(*_SCOPE_PARAMETERS, resume_parameter("committed_id")),
                 authorize=self._authorize_read,
@@ -200,8 +198,8 @@ class EventsEndpoints:
     async def _get_page(self, call: Call) -> bytes:
         self._service.check_epoch(call["epoch"])
         sync = Sync(call["partition"], call["since"], call["limit"], call["epoch"], call["to"])
-        # Up to the end of the store, not of the broadcasts here: a client that got an answer, from this server or from
-        # another, finds what it says.
+        # Read up to the end of the store, not up to the position that this server has broadcast: a client that has an
+        # answer from any server finds its event.
         return b"".join(self._service.encode_page(sync, await self._service.load_page(sync, sync.upto)))
 
     # --- follow

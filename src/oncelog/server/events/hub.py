@@ -1,10 +1,12 @@
-"""Fan-out: every record reaches the readers it concerns, in order, once, and each answer stands in its place.
+"""Fan-out of the Events API: delivers each record once and in order, and places replies among the broadcasts.
 
-The hub is the one listener on lane 0: delivery is by position, never by verdict. It encodes a broadcast once and puts
-the same bytes into the send queue of every reader whose scope meets the record's partitions, apart from the reader that
-submitted it. An answer whose highest number is p stands after the broadcasts of lower numbers and before those of
-higher ones (EV-14): the hub puts it into the send queue when it reaches p. If the hub gets there before the verdict, it
-keeps the place of the answer, and later broadcasts wait.
+The hub is the only listener on lane 0: it delivers by position, never by verdict. It encodes a broadcast once and puts
+the same bytes into the send queues of all readers that have a partition of the record in their scope, except the
+reader that submitted the record.
+
+A reply with the highest position p follows the broadcasts of lower positions and precedes those of higher positions
+(EV-14): the hub puts the reply into the send queue when it reaches p. If the hub reaches p before the verdict arrives,
+it reserves the place of the reply, and later broadcasts wait behind it.
 """
 
 import asyncio
@@ -21,24 +23,24 @@ from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 
 
 class EventReader(SendQueueOwner, Protocol):
-    """One connection, as far as the hub is concerned."""
+    """The part of a connection that the hub uses."""
 
     partitions: tuple[str, ...]
     replies: ReplyQueue
     dialect: Dialect
 
     def add_own(self, position: int) -> None:
-        """The record at this position is one that it submitted: it is not broadcast to it."""
+        """Note the position of a record that this reader submitted: the record is not broadcast to it."""
 
     def place(self, number: int, reply: "PendingReply") -> None:
-        """The answer stands at this number; if it stood at a lower one it moves."""
+        """Place the reply at a position. A reply that was placed at a lower position moves."""
 
     def place_after_previous(self, number: int, reply: "PendingReply") -> None:
-        """The answer is known after the hub has passed its number: it stands behind the reply before it."""
+        """Place a reply behind the previous reply, because the hub has already passed its position."""
 
 
 class PendingReply(Reply):
-    """An answer to a submission, from the moment it is asked for until it is written."""
+    """The reply to a submission, from the request until it is written."""
 
     __slots__ = ("expected_keys", "placed_at", "position", "reader")
 
@@ -46,15 +48,14 @@ class PendingReply(Reply):
         Reply.__init__(self, reader.replies)
         self.reader = reader
         self.position = 0
-        """Position up to which every record has been delivered."""
-        """The highest that is in it; 0 for none."""
+        """Highest position in the reply; 0 if it has no position."""
         self.placed_at: int | None = None
         self.expected_keys: Sequence[tuple[bytes, bytes]] = ()
-        """`to_reply_key` and fingerprint of each of its events that may be committed yet."""
+        """`to_reply_key` and fingerprint of each event that is not decided yet."""
 
 
 class EventsHub:
-    """One for a server. All of it happens on the event loop's thread."""
+    """The hub of a server. All methods run on the thread of the event loop."""
 
     def __init__(
         self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None], native: Dialect = NATIVE
@@ -62,31 +63,31 @@ class EventsHub:
         self.position = 0
         """Position up to which every record has been delivered."""
         self._next_delivery: asyncio.Future[None] | None = None
-        """Done after the next records. None while no reader waits for them."""
+        """Completed by the next delivery; None while no reader waits."""
         self._counts = counts
         self._on_fail = on_fail
         self._native = native
         self._now_ms = now_ms
         self._live: dict[str, set[EventReader]] = {}
         self._live_in_project: dict[str, set[EventReader]] = {}
-        """Those of the second dialect, by the partition of their project."""
+        """Readers of the `insieme` dialect, by the partition of their project."""
         self._pending_replies: dict[bytes, list[tuple[bytes, PendingReply]]] = {}
         self._coalescer = WriteCoalescer()
 
     def start(self, position: int) -> None:
-        """Records after this position will come."""
+        """Begin after this position."""
         self.position = position
 
     # --- scopes
 
     def join(self, reader: EventReader) -> None:
-        """From now on the reader gets what is in its partitions."""
+        """Deliver the records in the partitions of the reader from now on."""
         live = self._select_live(reader)
         for partition in reader.partitions:
             live.setdefault(partition, set()).add(reader)
 
     def leave(self, reader: EventReader) -> None:
-        """And from now on nothing."""
+        """Stop the delivery to the reader."""
         live = self._select_live(reader)
         for partition in reader.partitions:
             readers = live.get(partition)
@@ -101,7 +102,7 @@ class EventsHub:
     # --- answers
 
     def expect_reply(self, reply: PendingReply) -> None:
-        """Some of its events may be committed from now on."""
+        """Note the events of a reply before they are submitted."""
         reply.queue.append(reply)
         pending_replies = self._pending_replies
         for key, fingerprint in reply.expected_keys:
@@ -112,9 +113,9 @@ class EventsHub:
                 replies.append((fingerprint, reply))
 
     def settle_reply(self, reply: PendingReply) -> None:
-        """The outcome is known (`frame`, `number`). It is written when all up to its number has been delivered.
+        """Write a reply whose outcome (`frame`, `position`) is known, once its position has been delivered.
 
-        A number that has not been delivered yet is that of one of its own events, so `deliver` will come to it.
+        A position above that of the hub belongs to an event of the reply, so `deliver` reaches it.
         """
         if reply.position <= self.position:
             self._release_reply(reply)
@@ -162,12 +163,12 @@ class EventsHub:
             await asyncio.shield(self._next_delivery)
 
     def fail(self, error: Exception) -> None:
-        """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
+        """As `Listener` says. The server closes all connections, because their deliveries would have gaps."""
         self._pending_replies.clear()
         self._on_fail(error)
 
     def close(self) -> None:
-        """As `Listener` says: those who are connected have been told by the server."""
+        """As `Listener` says. The server closes the connections itself."""
 
     def _broadcast(self, record: Record, origins: list[tuple[bytes, PendingReply]] | None) -> None:
         readers = self._select_readers(record)
@@ -185,7 +186,7 @@ class EventsHub:
             for partition in record.partitions:
                 followers = in_project.get(partition)
                 if followers:
-                    # All of them are of one project, and are shown it alike.
+                    # All readers of a project receive the same form of the record.
                     frame = next(iter(followers)).dialect.encode_broadcast(record, self._now_ms())
                     if frame is not None:
                         self._enqueue(frame, followers, submitters)
@@ -199,13 +200,16 @@ class EventsHub:
         return set().union(*(self._live.get(partition, ()) for partition in record.partitions))
 
     def _settle_own_record(self, record: Record, origins: list[tuple[bytes, PendingReply]]) -> None:
-        """The hub comes to a record that is in flight. Who said something else under its id is told so elsewhere."""
+        """Place the replies to the submissions of a record that the hub has reached.
+
+        A submission of other content under the same id is rejected by its verdict.
+        """
         for fingerprint, reply in list(origins):
             if fingerprint != record.fingerprint:
                 continue
             reply.reader.add_own(record.position)
             if reply.frame is None:
-                # The verdict is still to come. If a later record is its own too, the place moves there.
+                # Before the verdict. If a later record belongs to the reply too, the reply moves there.
                 reply.reader.place(record.position, reply)
             elif reply.position <= record.position:
                 reply.reader.place(record.position, reply)
@@ -214,18 +218,18 @@ class EventsHub:
     # --- writing
 
     def schedule_flush(self, reader: EventReader) -> None:
-        """Write the send queue at the end of this turn of the loop, together with what is added until then."""
+        """Write the send queue of the reader at the end of this turn of the event loop."""
         self._coalescer.schedule(reader)
 
 
 def to_reply_key(item: Submission | Record) -> bytes:
-    """By what a submission and its record find each other. The ids of a scope are its own.
+    """Return the key by which the hub finds the reply to a record: scope and key of the submission.
 
-    A key has 16 bytes, so whatever stands before it is a scope and can be taken for nothing else.
+    A key has 16 bytes, so the concatenation is unambiguous.
     """
     return item.scope.encode() + item.key if item.scope else item.key
 
 
 def is_event(record: Record) -> bool:
-    """Whether the Events API shows it: lane 0 can hold records of an application's own policies too."""
+    """Return whether the Events API shows the record: lane 0 may also hold records of other policies."""
     return record.policy == EVENTS.name

@@ -1,7 +1,7 @@
-"""The second dialect: that of the npm package `insieme` 2.1.0 (EV-18). Names in camel case, one project a connection.
+"""The `insieme` dialect, for the npm package `insieme` 2.1.0 (EV-18): names in camel case, one project per connection.
 
-What a project, its partitions and its ids are in the first dialect is in `projects`. An event's `event` there is
-{type, schemaVersion, payload, userId, meta}; a record that has not got these is not shown here, whoever wrote it.
+`projects` maps projects, their partitions and their ids to the native dialect. In the native dialect the `event` of
+such a record is {type, schemaVersion, payload, userId, meta}. This dialect does not show records of another form.
 """
 
 import json
@@ -47,15 +47,15 @@ _ERROR_CODES: Final = {
         (error_codes.SERVER_BUSY, error_codes.READ_ONLY, error_codes.QUOTA_EXCEEDED), error_codes.SERVER_ERROR
     ),
 }
-"""Codes that have another name here, or none. The client knows no busy server, and would wait for its answer for ever;
-after a `server_error` it connects again, and sends again what has no result."""
+"""Codes that differ in this dialect. The client does not know SERVER_BUSY and would wait for its answer without limit.
+After `server_error` it reconnects and sends all events without a result again."""
 
 _FIELD_NAMES: Final = {"key": "id", "body": "payload", "fingerprint": "payload", "partitions": "partition"}
 """Names of fields in this dialect. Fields that are not listed keep their name."""
 
 
 def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | None:
-    """Return the dialect that a first frame names; None if it names none."""
+    """Return the dialect of a first frame; None if the frame does not show one."""
     try:
         members = decode_object(parse_json(data), "$")
     except ApiError:
@@ -76,7 +76,7 @@ _SYNC: Final = Message(
 
 
 class InsiemeDialect(Dialect):
-    """The dialect of a connection; before `connect`, without a project."""
+    """The `insieme` dialect of a connection. It has no project before `connect`."""
 
     names: ClassVar = EnvelopeNames(msg_id="msgId", version="protocolVersion", has_numbers=False)
     connect: ClassVar = Message(
@@ -91,7 +91,7 @@ class InsiemeDialect(Dialect):
         super().__init__(shows_actor=shows_actor)
         self._project = project
         self._requested_id = requested_id
-        """The `clientId` of `connect`. Events may have it in `meta`, also if the server stores a longer one."""
+        """The `clientId` of `connect`. Events may repeat it in `meta`, even if the server stores a longer id."""
 
     # --- frames in
 
@@ -120,7 +120,7 @@ class InsiemeDialect(Dialect):
 
     @property
     def project(self) -> Project:
-        """That of the connection."""
+        """Return the project of the connection. Raises ApiError before `connect`."""
         if self._project is None:
             raise ApiError(error_codes.BAD_REQUEST, "the first message must be connect")
         return self._project
@@ -137,7 +137,7 @@ class InsiemeDialect(Dialect):
         details = {_to_camel_case(name): value for name, value in error.details.items()}
         code = _ERROR_CODES.get(error.code, error.code)
         if code == error_codes.RATE_LIMITED and self._project is not None:
-            # Before `connect` the rate is that of credentials: sending them again does not help.
+            # Before `connect` the code is kept: it limits wrong credentials, and sending them again does not help.
             code = error_codes.SERVER_ERROR
         return ApiError(code, error.message, **details)
 
@@ -146,7 +146,7 @@ class InsiemeDialect(Dialect):
         payload = {"results": [_to_result(ids, index, result, now_ms) for index, result in enumerate(results)]}
         try:
             return orjson.dumps(payload)
-        except orjson.JSONEncodeError:  # an id with a lone surrogate is echoed too: escaped
+        except orjson.JSONEncodeError:  # an id with a lone surrogate is echoed in escaped form
             return json.dumps(payload).encode()
 
     def encode_view(self, view: RecordView) -> str | None:
@@ -154,7 +154,7 @@ class InsiemeDialect(Dialect):
         return encode_event_text(view, self.project, shows_actor=self.shows_actor)
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - has no epoch
-        """As the base says. Events that the dialect cannot show are left out: the cursor moves past them."""
+        """As the base says. The page omits events that the dialect cannot show; the cursor moves past them."""
         tail = b'],"nextSinceCommittedId":%d,"hasMore":%b,"syncToCommittedId":%d}' % (
             page.next,
             b"true" if page.has_more else b"false",
@@ -170,14 +170,14 @@ _OTHER_PROJECT: Final = "must be the project of this connection"
 
 
 def _get_event_id(value: JsonValue, path: str) -> str:
-    """Return the id of an item, whatever text it is: the result echoes it. Raises ApiError without one."""
+    """Return the id of an item, which may be any text, because the result echoes it. Raises ApiError without an id."""
     return get_text(decode_object(value, path), "id", path)
 
 
 def _check_id(id_text: str) -> None:
     """Raise CanonicalError for a text that cannot be an id.
 
-    The item is rejected, and not the request: the client would send its first draft again and again.
+    The fault rejects only the item. After a rejected request the client would send its first draft forever.
     """
     check_text(id_text, "$.id")
     if not 1 <= len(id_text) <= EVENT_ID_CHARACTERS_MAX or "\0" in id_text:
@@ -206,13 +206,13 @@ def _decode_item(
 def _to_submission(
     item: Mapping[str, JsonValue], meta: Mapping[str, JsonValue], project: Project, actor: str, client: str
 ) -> Submission:
-    """Raises CanonicalError with the path of what is wrong."""
+    """Return the submission of an item. Raises CanonicalError with the path of the fault."""
     content = _get_content(item)
     if type(required_field(meta, "clientTs", "$.meta")) not in (int, float):
         raise CanonicalError("$.meta.clientTs", "must be a number")
     partitions = project.get_partitions(check_text(required_field(item, "partition"), "$.partition"), "$.partition")
     scope, key = project.to_scope_and_key(item["id"])
-    # Whichever client sends it, it is the same event. Who sent it first stays with it.
+    # The fingerprint does not depend on the client. The stored event keeps the client that sent it first.
     shared_meta = {name: value for name, value in meta.items() if name != "clientId"}
     return Submission(
         policy=EVENTS,
@@ -227,7 +227,7 @@ def _to_submission(
 
 
 def _get_content(item: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """What an item says, but for its `meta`. Raises CanonicalError."""
+    """Return the content of an item without its `meta`. Raises CanonicalError."""
     version = required_field(item, "schemaVersion")
     is_whole = type(version) is int or (type(version) is float and version.is_integer())
     if not is_whole or not 1 <= version <= INTEGER_MAX:
@@ -276,7 +276,7 @@ class _StoredEvent(Struct, gc=False):
 
 
 class _ClientMeta(Struct, gc=False):
-    """What every client puts into `meta`, as far as it is looked at."""
+    """The members of `meta` that the server reads."""
 
     client_id: Annotated[str, Meta(min_length=1)] = msgspec.field(name="clientId")
     client_ts: int | float = msgspec.field(name="clientTs")
@@ -287,7 +287,7 @@ _decode_client_meta: Final = msgspec.json.Decoder(_ClientMeta).decode
 
 
 def encode_event_text(view: RecordView, project: Project, *, shows_actor: bool = True) -> str | None:
-    """A record as an event of the project. None if it says something else than such an event does, or nothing more."""
+    """Encode a record as an event of the project. Returns None for an erased record and for one of another form."""
     position, log_time_ms, actor, client, scope, key, partitions, body = view
     if body is None:
         return None
@@ -298,7 +298,7 @@ def encode_event_text(view: RecordView, project: Project, *, shows_actor: bool =
     payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
     if not payload.startswith("{") or not meta.startswith("{"):
         return None
-    # What comes again and again, and is short, is kept in its form (`encode_json_text`). These may be anything.
+    # `encode_json_text` caches short texts that repeat. Ids and types do not repeat, so they bypass the cache.
     event_id, kind = _encode_text(project.to_event_id(scope, key)), _encode_text(event.type)
     user = f'"userId":{_encode_text(event.user_id)},' if event.user_id else ""
     if shows_actor:
@@ -316,10 +316,10 @@ def _encode_text(text: str) -> str:
 
 
 def _complete_meta(meta: str, client: str, log_time_ms: int) -> str:
-    """Return `meta` with the members that the package reads, the same at every reading.
+    """Return `meta` with the members that the package reads. Every reader receives the same values.
 
-    Events of the first dialect may lack them, or have a `clientId` of their sender's choice: readers are shown the
-    client that the server has stored.
+    Events of the native dialect may lack these members, or contain any `clientId`. Readers receive the client id that
+    the server has stored.
     """
     with suppress(msgspec.DecodeError, RecursionError):
         if _decode_client_meta(meta).client_id == client:

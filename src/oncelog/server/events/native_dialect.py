@@ -1,7 +1,7 @@
-"""The native dialect: names with underscores, any partitions, an event with a `type` and other members.
+"""The native dialect: names with underscores, any partitions, events with a `type` and any other members.
 
-A malformed request is refused as a whole (`bad_request`); a fault of one event rejects that event alone (EV-9).
-Records are stored as bytes and served as bytes: an event is spliced into its envelope and never parsed again.
+A malformed request is refused as a whole (`bad_request`). A fault of one event rejects only that event (EV-9).
+Records are stored and served as bytes: the encoder splices an event into its envelope and does not parse it again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,10 +77,10 @@ _FIELD_NAMES: Final = {
 
 
 class _Item(Struct, frozen=True, gc=False):
-    """An event of a request, as far as a fault refuses the whole request."""
+    """An event of a request after the checks that refuse the whole request."""
 
     id: tuple[str, bytes]
-    """As it was sent, and its bytes."""
+    """The id as it was sent, and its bytes."""
     partitions: list[JsonValue]
     event: JsonValue
     expected_position: int | None
@@ -96,7 +96,7 @@ NEW_EVENT: Final = Message(
     Field(
         name="id",
         decode=_decode_id,
-        schema={**UUID_SCHEMA, "description": "A UUID. Its letters' case does not matter."},
+        schema={**UUID_SCHEMA, "description": "A UUID, in upper or lower case."},
         is_required=True,
     ),
     Field(
@@ -105,20 +105,20 @@ NEW_EVENT: Final = Message(
         schema={
             "type": "array",
             "description": f"1 to {PARTITIONS_MAX} different strings of 1 to {PARTITION_CHARACTERS_MAX} "
-            "characters, or the event is rejected.",
+            "characters. The server rejects an event with other partitions.",
         },
         is_required=True,
     ),
     Field(
         name="event",
         decode=lambda value, _: value,
-        schema={"description": "An object with a `type` that is a string and not empty, or it is rejected."},
+        schema={"description": "An object. The server rejects an event whose `type` is not a non-empty string."},
         is_required=True,
     ),
     Field(
         name="expected_committed_id",
         decode=decode_number,
-        schema=integer_schema("Commit only if nothing was committed to its partitions after this number."),
+        schema=integer_schema("Commit only if the partitions have no record with a higher `committed_id`."),
     ),
 )
 
@@ -131,7 +131,7 @@ _CLIENT_ID: Final = client_id_field(
         "minLength": 1,
         "maxLength": NAME_CHARACTERS_MAX - len("client:"),
         "pattern": NO_NUL,
-        "description": "Whose events they are. Without it that of the credential.",
+        "description": "Client of the events. Default: the client of the credential.",
     },
 )
 
@@ -148,7 +148,7 @@ def _decode_items(value: JsonValue, path: str, *, events_max: int) -> list[_Item
 
 @lru_cache(maxsize=16)
 def declare_submission(events_max: int) -> Message[tuple[str | None, list[_Item]]]:
-    """Declare the body of a submission over HTTP: client id and events. Cached: a server has one limit."""
+    """Declare the body of a submission over HTTP: client id and events. Cached, because a server has one limit."""
     schema = {
         "type": "array",
         "minItems": 1,
@@ -237,7 +237,7 @@ class NativeDialect(Dialect):
         return b'{"results":[%b]}' % b",".join(map(_encode_result, ids, results))
 
     def encode_view(self, view: RecordView) -> str:
-        """As the base says. An erased event is null; one with a text as its id has the UUID made of it (`projects`)."""
+        """As the base says. An erased event is null. An id that is not a UUID is shown as the UUID of `projects`."""
         position, log_time_ms, actor, client, _, key, partitions, body = view
         digits = key.hex()
         uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
@@ -249,11 +249,11 @@ class NativeDialect(Dialect):
         )
 
     def encode_event(self, record: Record) -> bytes:
-        """Encode a record as a stream of server-sent events shows it."""
+        """Encode a record for a stream of server-sent events."""
         return self.encode_view(to_record_view(record)).encode()
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
-        """As the base says. A client may be ahead of what has been delivered here."""
+        """As the base says. The cursor of the client may be above the position that this server has delivered."""
         tail = b'],"next_since_committed_id":%d,"has_more":%b,"sync_to_committed_id":%d,"epoch":"%b"}' % (
             page.next,
             b"true" if page.has_more else b"false",
@@ -264,7 +264,7 @@ class NativeDialect(Dialect):
         return [head, *join_with_commas(page.encoded), tail]
 
     def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
-        """As the base says, in one step: most answers of a busy server are such frames."""
+        """As the base says, in one step, because most answers of a busy server are such frames."""
         message = (
             b'{"type":"submit_events_result","protocol_version":"1.0",%b"timestamp":%d,"payload":{"results":['
             b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d}]}}'
@@ -282,8 +282,8 @@ NATIVE: Final = NativeDialect()
 
 
 def _encode_result(id_text: str, result: ItemResult) -> bytes:
-    """Encode the result of one event. The id is as it was sent (EV-9): a UUID, which needs no escapes."""
-    # All known events have a receipt: they are remembered forever.
+    """Encode the result of one event. It echoes the id as sent (EV-9): a UUID, which needs no escapes."""
+    # Every known event has a receipt, because the log never forgets events.
     if isinstance(result, Committed | Replayed) and (receipt := result.receipt) is not None:
         return b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d%b}' % (
             id_text.encode(),
@@ -330,9 +330,9 @@ _ITEM_COLONS: Final = 3
 def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | None:
     """Decode a plain `submit_events` into its `msg_id` and submissions; return None for any other message.
 
-    The result is that of the full decoder: an unknown or repeated member changes the number of colons, and messages
-    with escapes or members of other types are not plain. Most messages of a busy server are, and this takes them half
-    the time.
+    A message with escapes, unknown or repeated members, or members of other types is not plain. Unknown and repeated
+    members change the number of colons. The result equals that of the full decoder, in half the time. Most messages of
+    a busy server are plain.
     """
     if b"\\" in data:
         return None
@@ -357,11 +357,11 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
             return None
         submissions.append(submission)
         ids.append(item.id)
-        # With one partition there are no repeated partitions that were left out.
+        # An item has exactly one partition here, so normalisation has removed none.
         colons += submission.body.count(b":") + item.partitions[0].count(":") + (item.expected_committed_id is not None)
     if colons != data.count(b":") or (len(ids) > 1 and len({submission.key for submission in submissions}) != len(ids)):  # type: ignore[union-attr]
         return None
-    # A plain message has nothing that needs escapes.
+    # A plain `msg_id` needs no escapes.
     return b"" if msg_id is None else b'"%b"' % msg_id.encode(), Submit(ids, submissions)
 
 
@@ -411,16 +411,16 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "Page": object_schema(
             partitions={"type": "array", "items": TEXT_SCHEMA},
             events={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Event")},
-            next_since_committed_id=integer_schema("Read on after this."),
+            next_since_committed_id=integer_schema("`since` of the next page."),
             has_more={"type": "boolean"},
-            sync_to_committed_id=integer_schema("The bound: `to` of the pages that follow."),
+            sync_to_committed_id=integer_schema("Bound of the paging: `to` of the following pages."),
             epoch=TEXT_SCHEMA,
         ),
     }
 
 
 def _result_schema() -> Schema:
-    identity = {**UUID_SCHEMA, "description": "As it was sent."}
+    identity = {**UUID_SCHEMA, "description": "The id as the client sent it."}
     committed = object_schema(
         id=identity,
         status={"const": "committed"},
@@ -443,8 +443,8 @@ def _event_schema() -> Schema:
         client_id=TEXT_SCHEMA,
         partitions={"type": "array", "minItems": 1, "items": TEXT_SCHEMA},
         committed_id=positive_integer_schema(),
-        event={"type": ["object", "null"], "description": "As it was submitted, in canonical form; null if erased."},
+        event={"type": ["object", "null"], "description": "The submitted event in canonical form; null if erased."},
         status_updated_at=timestamp_schema(),
     )
-    about = "The principal that wrote it, as the server knows it. Left out if `show_actors` is off."
+    about = "Principal that wrote the event. Left out if `show_actors` is off."
     return with_optional(event, erased={"const": True}, actor={**TEXT_SCHEMA, "description": about})

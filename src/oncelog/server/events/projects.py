@@ -1,12 +1,12 @@
-"""Projects of the second dialect in the words of the first: what partition, scope and key are theirs (EV-18).
+"""Projects of the `insieme` dialect: their partitions, scopes and keys (EV-18).
 
-A project is the partition `project/ID`, and an event of it has two partitions: that one, and its own as the client
-names it. Both must be writable, as for every event.
+A project is the partition `project/ID`. An event of a project has two partitions: that of the project, and the one
+that the client names. The principal must have write access to both, as for every event.
 
-Ids are a project's own. So a project is a scope too, and the key is the UUID that an event has for its id. An id that
-is no UUID in its usual form stands in the scope behind the project, and its key is a UUID that is made of both: readers
-of the first dialect see that one, and it is another one in every project. In the scope a slash or a percent sign in a
-project's id is escaped (`scope_of`), so that no project can be taken for an id in another one.
+Each project has separate ids, so a project is also a scope. If the id of an event is a UUID in its usual form, its key
+is that UUID. Any other id is appended to the scope, and the key is a UUID derived from both. Readers of the native
+dialect see the derived UUID, which differs between projects. `scope_of` escapes slashes and percent signs in the id of
+a project, so the scope of a project never equals that of an id in another project.
 """
 
 from hashlib import sha256
@@ -24,36 +24,36 @@ from oncelog.errors import CanonicalError
 
 PROJECT_PREFIX: Final = "project"
 EVENT_ID_CHARACTERS_MAX: Final = NAME_CHARACTERS_MAX - PARTITION_CHARACTERS_MAX - 1
-"""Of an event's id: with its project before it, it must be a scope."""
+"""Longest id of an event: project and id together must fit into a scope."""
 _UUID_VERSION: Final = 8
 _decode_names: Final = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 class Project(Struct, frozen=True):
-    """One project. Make it with `parse_project`."""
+    """One project. `parse_project` creates it."""
 
     id: str
     partition: str
     scope: str
 
     def get_partitions(self, own: str, path: str = "$") -> tuple[str, ...]:
-        """Both partitions of an event. Raises CanonicalError with the path if its own can be none."""
+        """Return both partitions of an event. Raises CanonicalError with the path if `own` cannot be a partition."""
         _check_name(own, own, path)
         return normal_partitions([self.partition, own])
 
     def is_foreign(self, own: object) -> bool:
-        """Whether an event's own partition would make it another project's too."""
+        """Return whether this partition of an event belongs to another project."""
         return isinstance(own, str) and own.startswith(f"{PROJECT_PREFIX}/") and own != self.partition
 
     def find_own_partition(self, partitions_text: str) -> str:
-        """Its own partition, by all that it has (as a JSON array): the first that is not the project's.
+        """Return the first partition of a JSON array that is not that of the project.
 
-        One that was written in the first dialect may have none but the project's, and then that is it.
+        An event of the native dialect may have only the partition of the project; then the result is that partition.
         """
         return next((name for name in _decode_names(partitions_text) if name != self.partition), self.partition)
 
     def to_scope_and_key(self, event_id: str) -> tuple[str, bytes]:
-        """Scope and key of an id."""
+        """Return the scope and the key of an id."""
         key = _parse_canonical_uuid(event_id)
         if key is not None:
             return self.scope, key
@@ -61,13 +61,13 @@ class Project(Struct, frozen=True):
         return scope, _derive_uuid(scope)
 
     def to_event_id(self, scope: str, key: bytes) -> str:
-        """And back. An event that was not written as the project's has its UUID."""
+        """Return the id for a scope and a key; the UUID for an event that was written in the native dialect."""
         before = f"{self.scope}/"
         return scope.removeprefix(before) if scope.startswith(before) else str(UUID(bytes=key))
 
 
 def parse_project(project_id: str, path: str = "$") -> Project:
-    """Raises CanonicalError with the path for an id that cannot be a partition's name."""
+    """Return the project of an id. Raises CanonicalError with the path if the id cannot be part of a partition."""
     partition, scope = f"{PROJECT_PREFIX}/{project_id}", scope_of(PROJECT_PREFIX, project_id)
     _check_name(partition, project_id, path)
     if len(scope) > PARTITION_CHARACTERS_MAX:
@@ -78,7 +78,10 @@ def parse_project(project_id: str, path: str = "$") -> Project:
 
 
 def _check_name(partition: str, own: str, path: str) -> None:
-    """It is shown as it was sent, and partitions are kept in NFC: another spelling would come back as this one."""
+    """Raise CanonicalError with the path for a malformed name.
+
+    Readers receive a name as it was sent, but partitions are stored in NFC, so the name must be in NFC.
+    """
     if not own:
         raise CanonicalError(path, "must not be empty")
     if len(partition) > PARTITION_CHARACTERS_MAX:
@@ -92,7 +95,7 @@ def _check_name(partition: str, own: str, path: str) -> None:
 
 
 def _parse_canonical_uuid(text: str) -> bytes | None:
-    """The bytes of a UUID in lower case. In another spelling it is another id, as any other text is."""
+    """Return the bytes of a UUID in lower case. A UUID in another spelling is an id like any other text."""
     try:
         key = parse_uuid(text)
     except CanonicalError:
@@ -101,7 +104,7 @@ def _parse_canonical_uuid(text: str) -> bytes | None:
 
 
 def _derive_uuid(scope: str) -> bytes:
-    """A UUID of version 8 (RFC 9562, 5.8): 122 bits of a SHA-256."""
+    """Return a UUID of version 8 (RFC 9562, 5.8) with 122 bits of SHA-256."""
     digest = bytearray(sha256(scope.encode()).digest()[:16])
     digest[6] = _UUID_VERSION << 4 | digest[6] & 0x0F
     digest[8] = 0x80 | digest[8] & 0x3F

@@ -1,4 +1,4 @@
-"""Results of the events of one request: verdicts of the log, and events that the API rejects itself."""
+"""Results of the events of one request: verdicts of the log, and rejections of the API."""
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -12,7 +12,7 @@ from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error
 
 PRIOR_ITEM_FAILED: Final = "prior_item_failed"
 CLOSING_CODES: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
-"""After one of these errors the connection ends (EV-2)."""
+"""Error codes that end the connection (EV-2)."""
 
 
 class RejectedItem(Struct, frozen=True, gc=False):
@@ -27,7 +27,7 @@ ItemResult = Verdict | RejectedItem
 
 
 class Submit(Struct, frozen=True, gc=False):
-    """Events to be committed: the id of each as it was sent, and its submission or rejection."""
+    """Events of a request: their ids as sent, and a submission or rejection for each."""
 
     ids: list[str]
     items: list[Submission | RejectedItem]
@@ -46,9 +46,9 @@ def get_reason(result: ItemResult) -> str:
 
 
 def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
-    """Return the error in place of all results if one of the items was not decided: the client sends all again.
+    """Return an error in place of all results if the log did not decide an item. The client sends the request again.
 
-    Clients take `rejected` as final, so an event that only came at a bad time would be lost.
+    Clients treat `rejected` as final, so a result would lose an event that the log can accept later.
     """
     for result in results:
         if type(result) is Refused and result.reason in RETRYABLE_CODES:
@@ -57,7 +57,7 @@ def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
 
 
 def select_submissions(items: Sequence[Submission | RejectedItem], mode: Mode = Mode.EACH) -> list[Submission]:
-    """Return the items to submit: not those that the API refuses, nor those behind one that ends the request."""
+    """Return the submissions without rejected items. In `UNTIL_REFUSED`, the first rejected item ends the list."""
     if mode is _UNTIL_REFUSED:
         items = list(takewhile(lambda item: type(item) is Submission, items))
     return [item for item in items if type(item) is Submission]
@@ -72,7 +72,7 @@ def merge_results(
     if mode is not _UNTIL_REFUSED:
         following = iter(verdicts)
         return [next(following) if isinstance(item, Submission) else item for item in items]
-    # The items behind the first refused one are skipped: behind a verdict, or the first item that was not submitted.
+    # Items behind the first refused one are skipped. If the log refused none, the first rejected item ended the list.
     refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
     results: list[ItemResult] = list(verdicts)
     if refused is None:

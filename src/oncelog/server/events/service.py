@@ -1,7 +1,7 @@
 """The Events API without its transport: authorization, results of requests, pages and metrics.
 
-The order is that of CO-18: shape (`decode`), authorization (here), and only then the log is asked. A principal that may
-not write a partition gets the same answer for every id, and nothing is looked up for it (CO-22).
+CO-18 sets the order: `decode` checks the shape, this module authorizes, and only then the log is queried. A principal
+without write access to a partition receives the same answer for every id, without a look-up (CO-22).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from oncelog.server.metrics import Counts
 from oncelog.storage.store import RecordViewPage
 
 KNOWN_PARTITIONS_MAX: Final = 1000
-"""Partitions of one connection whose grants are cached."""
+"""Number of partitions per connection whose write grants are cached."""
 
 
 class EventsService(ApiService):
@@ -56,7 +56,7 @@ class EventsService(ApiService):
         self.insieme: Dialect = insieme or InsiemeDialect(None)
 
     def set_tenants(self, tenants: Sequence[Tenant]) -> None:
-        """Put ids of events into the scopes of these tenants. The log must have them already."""
+        """Use the scopes of these tenants for ids of events. The log must already know the tenants."""
         self._tenants = Tenants(tenants)
 
     # --- submit
@@ -64,14 +64,14 @@ class EventsService(ApiService):
     def authorize(
         self, submit: Submit, principal: Principal, writable: set[tuple[str, ...]] | None = None
     ) -> list[Submission | RejectedItem]:
-        """Return the items, with a rejection in place of those that the principal may not write (EV-10).
+        """Return the items, with a rejection in place of each item that the principal may not write (EV-10).
 
-        `writable` caches partitions that this principal may write with its current rights.
+        `writable` caches partitions for which the write grants of the principal have been checked.
         """
         rate = self._rate
         have_own_ids = bool(self._tenants.event_scopes)
         items: list[Submission | RejectedItem] = []
-        bytes_max = self._body_bytes_max  # the log would refuse all of them for the size of one
+        bytes_max = self._body_bytes_max  # one item above the limit would make the log refuse all items
         for item in submit.items:
             if isinstance(item, Submission):
                 if len(item.body) > bytes_max:
@@ -83,9 +83,9 @@ class EventsService(ApiService):
                     items.append(_FORBIDDEN_ITEM)
                     continue
                 if have_own_ids and not item.scope:
-                    item = replace(item, scope=self._tenants.get_event_scope(item.partitions))  # noqa: PLW2901 - the same, in its tenant
+                    item = replace(item, scope=self._tenants.get_event_scope(item.partitions))  # noqa: PLW2901 - the same item, in the scope of its tenant
                 if rate is not None:
-                    item = replace(item, rate=rate)  # noqa: PLW2901 - the same, with what its actor may do
+                    item = replace(item, rate=rate)  # noqa: PLW2901 - the same item, with the rate of its actor
             items.append(item)
         return items
 
@@ -99,7 +99,7 @@ class EventsService(ApiService):
         return True
 
     def count_results(self, results: Sequence[ItemResult]) -> None:
-        """Count the results of a request, for the metrics."""
+        """Count the results of a request in the metrics."""
         counts = self.counts
         for result in results:
             kind = type(result)
@@ -118,13 +118,13 @@ class EventsService(ApiService):
             raise ApiError(FORBIDDEN, "partitions: not all of them may be read", field="partitions")
 
     def check_project_access(self, partition: str, principal: Principal) -> None:
-        """Raise ApiError for a project that the principal may neither read nor write."""
+        """Raise ApiError if the principal may neither read nor write the project."""
         grants = principal.grants
         if not grants.may_read(partition) and not grants.may_write(partition):
             raise ApiError(FORBIDDEN, "the project may neither be read nor written", field="projectId")
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raise ApiError for a reader of another history (CO-40)."""
+        """Raise ApiError if the cursor of a reader belongs to another history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_error("the epoch is another one: read again from a point that you know, or from 0")
 
@@ -142,10 +142,10 @@ class EventsService(ApiService):
             raise self._history_error(str(error)) from error
 
     async def find_event(self, key: bytes, partitions: Sequence[str]) -> Mapping[str, Any]:
-        """Return what became of the event of that id in these partitions. Raises ApiError if they have no such event.
+        """Return the outcome of the event with that id. Raises ApiError if the partitions have no such event.
 
-        An event of other partitions is answered like an unknown one. So is an event of a tenant with separate ids, if
-        none of the partitions belongs to that tenant: all its scopes would have to be searched.
+        An event of other partitions has the answer of an unknown event. So does an event of a tenant with separate ids
+        if none of the partitions belongs to that tenant, because the search would cover all scopes of the tenant.
         """
         for scope in self._tenants.list_event_scopes(tuple(partitions)):
             outcome = await self.log.lookup(key, policy=EVENTS, scope=scope)
@@ -157,7 +157,7 @@ class EventsService(ApiService):
         raise unknown_error("id")
 
     def encode_page(self, sync: Sync, page: RecordViewPage, dialect: Dialect | None = None) -> list[bytes]:
-        """Encode the payload of the answer, in parts."""
+        """Encode the payload of a page, in parts, and count its events."""
         self.counts.deliveries += page.count
         return (dialect or self.native).encode_page(sync, page, self.log.epoch)
 

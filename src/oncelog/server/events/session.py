@@ -1,7 +1,8 @@
 """WebSocket sessions of the Events API: the messages `connect`, `submit_events` and `sync`.
 
 The subscriber reads pages and broadcasts, the send queue holds unwritten frames, and the reply queue keeps replies in
-the order of their requests. Only the pages of an open sync cycle overtake results, which wait for its end (EV-13).
+the order of their requests. Only pages of an open sync cycle overtake results, which wait for the end of the cycle
+(EV-13).
 """
 
 import asyncio
@@ -40,11 +41,11 @@ from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 logger: Final = logging.getLogger("oncelog.doors")
 
 SubmitMessage = tuple[bytes, Submit]
-"""`msg_id` and content of a `submit_events`, which is decoded at once."""
+"""`msg_id` and content of a `submit_events`. The dialect decodes both in one step."""
 
 
 class _PendingSubmit(PendingReply, PendingWrite):
-    """A `submit_events` without an answer."""
+    """A `submit_events` that has no reply yet."""
 
     __slots__ = ("ids", "items", "mode", "msg_id", "session")
 
@@ -81,7 +82,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         super().__init__(service, transport, caller)
         self.client_id = ""
         self.dialect: Dialect = service.native
-        """Dialect of the first frame that showed one."""
+        """Dialect of the first frame that shows one."""
         self._has_dialect = False
         self.replies = ReplyQueue(self.send_queue, self._schedule_close)
         self.subscriber = Subscriber(
@@ -92,7 +93,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     # --- frames in
 
     def receive(self, data: bytes) -> Awaitable[None] | None:
-        """As the base says. No frame is read while as many replies wait as frames may: most are short errors."""
+        """As the base says. Stops reading frames while `outbox_frames_max` replies wait, most of them short errors."""
         if self.replies.count >= self.service.limits.outbox_frames_max and not self._is_refusing:
             return self._receive_when_empty(data)
         return super().receive(data)
@@ -104,7 +105,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             await waiting
 
     def _find_reply_to(self, data: bytes) -> bytes:
-        """Return the `msg_id` of a frame that exceeds a limit. It ends the connection, so this happens once."""
+        """Return the `msg_id` of a frame that exceeds a limit. Such a frame ends the connection, so this runs once."""
         if self.principal is None or len(data) > LONG_FRAME_BYTES:
             return b""
         try:
@@ -113,7 +114,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             return bytes(error.reply_to)
 
     def _decode(self, data: bytes) -> SubmitMessage | Envelope:
-        """As the base says. Changes nothing of a session that is connected, so it may be called in a thread."""
+        """As the base says. Changes no state after `connect`, so it may run in a worker thread."""
         principal = self.principal
         if principal is None:
             return self._decode_first(data)
@@ -166,8 +167,8 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         check_allowed()
         self.service.check_epoch(sync.epoch)
         if self.replies.count and not self.subscriber.is_paging:
-            # A page must not overtake the results of earlier requests. Those of an open cycle must: the results
-            # wait for its end.
+            # A page must not overtake the results of earlier requests. Pages of an open cycle do overtake results,
+            # because results wait for the end of the cycle.
             await self.replies.wait_empty()
             if self._is_refusing:
                 return
@@ -201,7 +202,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
 
     def _send_outcome(self, pending: _PendingSubmit, outcome: Verdict | Sequence[Verdict]) -> None:
         service = self.service
-        if type(outcome) is Committed and len(pending.items) == 1:  # what most requests of a busy server are
+        if type(outcome) is Committed and len(pending.items) == 1:  # most requests of a busy server
             receipt = outcome.receipt
             service.counts.events_committed += 1
             pending.frame = self.dialect.encode_committed(
@@ -226,7 +227,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         """As the base says."""
         self._count_request(error.code)
         if error.code == error_codes.RATE_LIMITED:
-            # A rate of writes ends no connection: the client sends the request again, after a while (EV-8).
+            # RATE_LIMITED would end the connection. After a write above the rate, the client only retries (EV-8).
             error = ApiError(error_codes.SERVER_BUSY, error.message, **error.details)
         pending.frame, pending.close_reason = self._encode_error(error, pending.msg_id)
         pending.position = 0
@@ -239,7 +240,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         return self.dialect.encode_frame(kind, (payload,), self.service.clock.wall_ms(), msg_id)
 
     def _encode_error(self, error: ApiError, msg_id: bytes = b"") -> tuple[bytes, CloseReason | None]:
-        """Encode an error in the dialect. Return also how it closes the connection, or None if it does not."""
+        """Return the frame of an error in the dialect, and the reason for closing the connection, if it closes it."""
         translated = self.dialect.translate_error(error)
         code, close_reason = translated.code, None
         if not CLOSING_CODES.isdisjoint((error.code, code)):
@@ -259,7 +260,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self._close_after_error(close_reason)
 
     def _close_after_error(self, close_reason: CloseReason | None) -> None:
-        """End the connection after an error that does so: when it is written, behind the replies before it."""
+        """Close the connection after an error with a close reason, once the replies up to it are written."""
         if close_reason is None or self._is_closing:
             return
         self._is_refusing = True
@@ -270,14 +271,14 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             self._close_timer = asyncio.get_running_loop().call_later(wait_s, self.close, *close_reason)
 
     def _schedule_close(self, close_reason: CloseReason) -> None:
-        """The error that closes the connection is being written. `finish` must not write in the middle of that."""
+        """Close the connection in the next turn of the event loop, because `close` flushes and so does the caller."""
         if not self._is_closing:
             asyncio.get_running_loop().call_soon(self.close, *close_reason)
 
     # --- the end
 
     async def wait_for_replies(self) -> None:
-        """As the base says. During a sync cycle results wait for the client's next request."""
+        """As the base says. During a sync cycle, results wait for the next request of the client."""
         if not self.subscriber.is_paging:
             await self.replies.wait_empty()
         await self.send_queue.drain()
@@ -287,7 +288,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
 
     def _end_credential(self, error: ApiError) -> None:
         if self.subscriber.partitions:
-            # Results in flight would need the broadcasts before them, which it may not read any more.
+            # Results in flight would need the broadcasts before them, which the client may not read any more.
             self._fail_now(error)
         else:
             self._send_error(error)
@@ -297,7 +298,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self._fail_now(to_api_error(error))
 
     def _fail_now(self, error: ApiError, close_reason: CloseReason | None = None) -> None:
-        """End the connection with an error that waits for no reply: missing replies may never be due."""
+        """End the connection with an error that does not wait for replies, because missing replies may never be due."""
         if self._is_closing:
             return
         self._count_request(error.code)
@@ -306,9 +307,9 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self.close(*(close_reason or own_reason or (CloseCode.POLICY, self.dialect.translate_error(error).code)))
 
     def _close_untracked(self) -> None:
-        """Close a connection whose own events are not all known any more (`RANGES_MAX`).
+        """Close a connection after `OwnPositions` has dropped positions that a catch-up needs (`RANGES_MAX`).
 
-        Its client waits for a result. The npm package `insieme` reconnects after the error; it ignores a close.
+        The client waits for a result. The npm package `insieme` reconnects after an error; it ignores a close.
         """
         logger.warning("a sync cycle was left open for too long; the connection is closed", extra=self._describe())
         reason = "the sync cycle was left open for too long; sync again"

@@ -1,17 +1,17 @@
-"""What one connection reads: pages that it asks for, then what comes, in the order that EV-12 to EV-15 say.
+"""The reads of one connection: requested pages, then broadcasts, in the order of EV-12 to EV-15.
 
-A subscriber has a scope: the partitions of its last `sync`. It is in one of these modes:
+The scope of a subscriber is the partitions of its last `sync`. A subscriber is in one of these modes:
 
-    idle      it has not asked for anything yet
-    paused    a sync cycle is open: no broadcasts, and answers that would overtake them are held
-    catching  the cycle is over: what was committed meanwhile is read from the store and sent, in order
-    live      the hub puts records straight into the outbox
-    ended     nothing more
+    idle      no `sync` yet
+    paused    a sync cycle is open: the subscriber holds broadcasts, and replies that would overtake them
+    catching  the cycle has ended: the subscriber reads the records of the meantime from the store and sends them
+    live      the hub puts records directly into the send queue
+    ended     the connection is closed
 
-`delivered` says up to where the reader has got everything in its scope. An event that it submitted is never broadcast
-to it, in any mode; its place in the order is that of its answer. The positions of these events are kept for the life of
-the connection, as far as there is room (`OwnPositions`). A reader that would have to catch up from before the
-positions that were forgotten is closed: it can sync again on another connection, without a loss.
+The subscriber has delivered all records of its scope up to `_delivered`. It never broadcasts an event to the
+connection that submitted it; the place of the event in the order is that of its reply. `OwnPositions` keeps the
+positions of these events for the life of the connection, up to a limit. A catch-up that begins before the oldest
+position it still knows closes the connection. The client syncs again on a new connection and loses nothing.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 CATCH_UP_RECORDS: Final = 500
 RANGES_MAX: Final = 4096
-"""Ranges of consecutive positions that one connection keeps: 64 KiB. The lower half is forgotten beyond it."""
+"""Ranges of consecutive positions per connection: 64 KiB. Above the limit, the lower half is dropped."""
 
 
 class SubscriptionMode(Enum):
-    """See above."""
+    """Mode of a subscriber, as the module describes."""
 
     IDLE = "idle"
     PAUSED = "paused"
@@ -50,7 +50,7 @@ class SubscriptionMode(Enum):
 
 
 class _Cycle(Struct, frozen=True):
-    """A paging that goes on."""
+    """An open sync cycle."""
 
     partitions: tuple[str, ...]
     following: int
@@ -60,7 +60,8 @@ class _Cycle(Struct, frozen=True):
 class OwnPositions:
     """Positions of the events that one connection submitted, so that they are not broadcast to it (EV-14).
 
-    Ranges of positions, in ascending order. Bounded: `known_after` is the highest position that was forgotten.
+    The positions are stored as ranges, in ascending order, up to a limit. `known_after` is the highest position that
+    was dropped.
     """
 
     __slots__ = ("_firsts", "_lasts", "known_after")
@@ -71,7 +72,7 @@ class OwnPositions:
         self.known_after = 0
 
     def add(self, position: int) -> None:
-        """Add a position. Most are higher than all before."""
+        """Add a position. Most positions are higher than all previous ones."""
         last_positions = self._lasts
         if not last_positions or position > last_positions[-1] + 1:
             at = len(last_positions)
@@ -95,7 +96,7 @@ class OwnPositions:
 
 
 class Subscriber:
-    """The reading side of one connection."""
+    """The reads of one connection."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Subscriber:
         self.add_own = self._own_positions.add
         """As `EventReader` says."""
         self._holds_replies = False
-        """Paused or catching: answers that would overtake broadcasts are held."""
+        """Whether replies that would overtake broadcasts are held (modes paused and catching)."""
         self._is_reading = False
         self._catch_up_task: asyncio.Task[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -134,7 +135,7 @@ class Subscriber:
         """Whether a cycle is open."""
         return self._cycle is not None
 
-    # --- the place of an answer (see `EventReader`)
+    # --- places of replies (see `EventReader`)
 
     def place(self, number: int, reply: PendingReply) -> None:
         """As `EventReader` says."""
@@ -158,7 +159,7 @@ class Subscriber:
             self.replies.place_after_previous(reply)
 
     def _hold_reply(self, number: int, reply: PendingReply) -> bool:
-        """Hold an answer that would overtake broadcasts."""
+        """Hold a reply that would overtake broadcasts. Return whether it is held."""
         if number <= self._delivered:
             return False
         heapq.heappush(self._held_replies, (number, next(self._held_order), reply))
@@ -170,7 +171,7 @@ class Subscriber:
         self._on_abort()
 
     def _release_replies(self, upto: int) -> None:
-        """Held answers whose turn has come. One that has moved on since stands there a second time, further back."""
+        """Place the held replies up to a position. A reply that has moved also has a later entry, so skip this one."""
         while self._held_replies and self._held_replies[0][0] <= upto:
             number, _, reply = heapq.heappop(self._held_replies)
             if reply.placed_at == number:
@@ -179,10 +180,10 @@ class Subscriber:
     # --- pages
 
     async def send_page(self, sync: Sync, msg_id: bytes, check_allowed: Callable[[], None]) -> None:
-        """Sends a page. If it cannot be read the scope is as it was, and goes on where it stood.
+        """Send a page. If the read fails, scope and delivery continue as before.
 
-        `check_allowed` is asked once more when it has been read: rights may have been taken away meanwhile. Raises
-        what it raises, and ApiError.
+        `check_allowed` runs after the read, because the rights may have changed during it. Raises its errors, and
+        ApiError.
         """
         await self.send_queue.drain()
         was_delivering = self._pause()
@@ -204,7 +205,7 @@ class Subscriber:
         if self.mode is SubscriptionMode.ENDED:
             return
         self.partitions = sync.partitions
-        # What the rest of the cycle will bring has not been delivered: if nobody goes on with it, it still will be.
+        # The rest of the cycle is not delivered yet. If the client abandons the cycle, the catch-up delivers it.
         self._delivered = page.next
         self._release_replies(self._delivered)
         parts = self._service.encode_page(sync, page, self.dialect)
@@ -217,7 +218,7 @@ class Subscriber:
             self._start_catch_up()
 
     def _pause(self) -> bool:
-        """Stops broadcasts. True if there were any, or would have been."""
+        """Stop broadcasts. Return whether the subscriber was delivering or catching up."""
         self._stop_timer()
         was_delivering = self.mode is not SubscriptionMode.PAUSED
         if self.mode is SubscriptionMode.ENDED:
@@ -244,11 +245,14 @@ class Subscriber:
         self._catch_up_task = asyncio.get_running_loop().create_task(self._catch_up())
 
     def _is_caught_up(self) -> bool:
-        """Not if it is ahead either: a reader that comes from another server may have read what the hub has not."""
+        """Return whether the subscriber is at the position of the hub.
+
+        A reader that comes from another server may be ahead of the hub.
+        """
         return self._delivered == self._hub.position or not self.partitions
 
     def _go_live(self) -> None:
-        """From here on the hub delivers. Nothing may be awaited between the look at its position and this."""
+        """Let the hub deliver from now on. There must be no await between the check of its position and this call."""
         self._catch_up_task = None
         if self.mode is SubscriptionMode.ENDED:
             return
@@ -260,7 +264,7 @@ class Subscriber:
         self._hub.schedule_flush(self)
 
     async def _catch_up(self) -> None:
-        """What was committed while the cycle was open, in order, the answers of its own in their places."""
+        """Send the records of the open cycle in order, with the held replies in their places."""
         try:
             while not self._is_caught_up():
                 if self._delivered > self._hub.position:
@@ -272,7 +276,7 @@ class Subscriber:
                 else:
                     await self._catch_up_page()
             self._go_live()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client must not wait for ever
+        except Exception as error:  # noqa: BLE001 - after any error the client must not wait without limit
             self._catch_up_task = None
             self._on_error(error)
 
@@ -291,16 +295,16 @@ class Subscriber:
         self._release_replies(self._delivered)
         await self.send_queue.drain()
 
-    # --- a cycle that nobody goes on with
+    # --- abandoned cycles
 
     def _watch_cycle(self) -> None:
-        """An answer must not wait for ever for pages that its client does not ask for."""
+        """Start a timer while replies are held, because the client may not request the rest of the pages."""
         if self._held_replies and self._cycle is not None and self._idle_timer is None and not self._is_reading:
             idle_s = self._service.limits.cycle_idle_ms / 1000
             self._idle_timer = asyncio.get_running_loop().call_later(idle_s, self._abandon_cycle)
 
     def _abandon_cycle(self) -> None:
-        """What the rest of the pages would have brought is broadcast in its place: no gap, and in order."""
+        """Deliver the rest of the pages as broadcasts, in order and without a gap."""
         self._idle_timer = None
         if self._cycle is not None and self.mode is SubscriptionMode.PAUSED:
             self._start_catch_up()
@@ -313,7 +317,7 @@ class Subscriber:
     # --- the end
 
     def stop(self) -> None:
-        """Gets nothing more."""
+        """End the delivery."""
         if self.mode is SubscriptionMode.LIVE:
             self._hub.leave(self)
         self.mode = SubscriptionMode.ENDED

@@ -1,1 +1,1 @@
-"""The Ledger API: gRPC, and the same over HTTP and JSON. docs/ledger.md."""
+"""The Ledger API over gRPC, and over HTTP with JSON. See docs/ledger.md."""

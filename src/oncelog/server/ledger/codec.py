@@ -1,6 +1,6 @@
 """JSON codec of the Ledger API over HTTP.
 
-Hashes, salts and idempotency keys are hexadecimal, values of entities base64, numbers are numbers up to 2^53−1.
+Hashes, salts and idempotency keys are hexadecimal, values of entities base64, numbers JSON numbers up to 2^53−1.
 """
 
 import re
@@ -53,11 +53,11 @@ _ACTOR_REASON: Final = "is assigned by the server and must be left out"
 _UUID_CHARACTERS: Final = 36
 _UUID_HYPHENS: Final = slice(8, 24, 5)
 
-# --- what comes in -----------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------
 
 
 class _RequestJson(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
-    # A misspelt `vault` must not write to the organization (LG-22).
+    # Unknown fields are forbidden, so that a misspelt `vault` does not write to the organization (LG-22).
 
     organization: str
     sequence: int
@@ -102,14 +102,14 @@ def decode_batch(body: bytes) -> Write:
 
 
 def check_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> None:
-    """Raise ApiError for a write of a batch that names another scope than the batch (LG-17)."""
+    """Raise ApiError if a write names another scope than its batch (LG-17)."""
     for index, other in enumerate(others):
         if other not in (("", ""), scope):
-            raise field_error(f"writes[{index}]", "must be of the batch's scope, or name none")
+            raise field_error(f"writes[{index}]", "must have the scope of the batch, or no scope")
 
 
 def check_batch_operations(counts: list[int]) -> None:
-    """Raise ApiError for a batch, or a write of one, without operations."""
+    """Raise ApiError for a batch without writes, or a write without operations."""
     if not counts:
         raise field_error("writes", "must hold at least one")
     if 0 in counts:
@@ -117,11 +117,11 @@ def check_batch_operations(counts: list[int]) -> None:
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    # Canonical first: then no number is rounded, no key is repeated, and 1.0 is 1 (CO-1 to CO-3).
+    # The canonical form comes first: it rejects rounded numbers and repeated keys, and writes 1.0 as 1 (CO-1 to CO-3).
     try:
         return decoder.decode(canonical_text(body))
     except CanonicalError as error:
-        # The Ledger API takes no number as a string.
+        # The advice to send a number as a string does not apply: the Ledger API accepts numbers only.
         raise value_error(CanonicalError(error.path, error.reason.removesuffix(SEND_AS_STRING))) from error
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `")
@@ -156,7 +156,7 @@ def _to_write(
 
 
 def decode_key(text: str) -> bytes:
-    """Return the bytes of a UUID, with hyphens or without. Raises CanonicalError."""
+    """Return the bytes of a UUID with or without hyphens. Raises CanonicalError."""
     digits = text
     if len(text) == _UUID_CHARACTERS and text[_UUID_HYPHENS] == "----":
         digits = text.replace("-", "")
@@ -169,11 +169,11 @@ def decode_key(text: str) -> bytes:
     return key
 
 
-# --- what goes out -----------------------------------------------------------------------------------
+# --- answers -----------------------------------------------------------------------------------------
 
 
 def encode_answer(answer: WriteAnswer) -> bytes:
-    """Encode the receipt of a write (LG-24). Raises ApiError for a write that was refused."""
+    """Encode the receipt of a write (LG-24). Raises ApiError for a refused write."""
     if isinstance(answer, WriteSuccess):
         return _encode_success(answer).encode()
     members = answer.members
@@ -185,12 +185,12 @@ def encode_answer(answer: WriteAnswer) -> bytes:
 
 
 def spell_code(error: ApiError) -> str:
-    """Return the code of an error: codes of refused writes are spelled as in gRPC."""
+    """Return the code of an error. Codes of refused writes have the spelling of gRPC."""
     return error.code.upper() if "number" in error.details else error.code
 
 
 def _to_previous_members(error: ApiError) -> dict[str, Any]:
-    """Return `error` with the members that it had before there were problem documents."""
+    """Return `error` with its members from before problem documents, for older clients."""
     if "number" not in error.details:
         return to_error_member(error)
     return {"error": {"code": spell_code(error), "message": error.message, **error.details}}
@@ -200,7 +200,7 @@ PROBLEM_DIALECT: Final = ProblemDialect(spell_code, _to_previous_members)
 
 
 def _encode_success(success: WriteSuccess) -> str:
-    """Encode by hand: every write gets such an answer. Only the actor's name may need escapes."""
+    """Encode a receipt by hand, because every write gets one. Only the name of the actor may need escapes."""
     receipt, attestation = success.receipt, success.attestation
     proof, block = attestation.proof, attestation.block
     path = ",".join([f'"{node.hex()}"' for node in proof.path])
@@ -215,22 +215,22 @@ def _encode_success(success: WriteSuccess) -> str:
 
 @lru_cache(maxsize=256)
 def _encode_header(block: Block) -> str:
-    """Encode the header of a block. Cached: all transactions of a group commit share it."""
+    """Encode the header of a block. Cached, because all transactions of a group commit share it."""
     return encode_members(to_header_members(block)).decode()
 
 
 def encode_members(members: Members) -> bytes:
-    """Encode the answer to a read. Bytes become hexadecimal digits."""
+    """Encode the answer to a read, with bytes as hexadecimal digits."""
     return orjson.dumps(members, default=bytes.hex)
 
 
 def encode_entity(found: Members) -> bytes:
-    """Encode an entity, or null."""
+    """Encode an entity; null if it does not exist."""
     return encode_members({"entity": None if found["entity"] is None else _to_entity(found["entity"])})
 
 
 def encode_page(page: Members) -> bytes:
-    """Encode a page of entities or relationships, with the members that pages of all APIs have."""
+    """Encode a page of entities or relationships, with the members that the pages of all APIs share."""
     following = page["next_page_token"]
     next_after = {"next_after": following} if following else {}
     return encode_members({**page, "has_more": bool(following), **next_after})
@@ -254,7 +254,7 @@ def encode_transaction(transaction: Members) -> bytes:
 
 # --- JSON schemas of the OpenAPI document ------------------------------------------------------------
 
-_NEXT_PAGE_TOKEN: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `next_after`; empty at the end."}
+_NEXT_PAGE_TOKEN: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "`next_after`; empty on the last page."}
 _HEX: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]*$"}
 _HASH: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 TX_ID: Final[Schema] = {"type": "string", "pattern": f"^[0-9a-f]{{{TX_ID_DIGITS}}}$"}
@@ -271,7 +271,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "minItems": 1,
         "maxItems": OPERATIONS_MAX,
         "items": schema_ref("Operation"),
-        "description": "Applied all or none, each seeing what the ones before it did.",
+        "description": "Applied as a whole or not at all. Each operation sees the effects of the previous ones.",
     }
     return {
         "Write": _write_schema({"operations": operations}),
@@ -345,7 +345,8 @@ def build_schemas(limits: ApiLimits) -> Schema:
 def _write_schema(content: Mapping[str, Schema]) -> Schema:
     organization = {"type": "string", "minLength": 1, "maxLength": SCOPE_NAME_CHARACTERS_MAX, "pattern": NO_NUL}
     schema = object_schema(
-        organization=organization, sequence={**positive_integer_schema(), "description": "1, 2, 3 … of this client."}
+        organization=organization,
+        sequence={**positive_integer_schema(), "description": "Sequence of this client: 1, 2, 3 and so on."},
     )
     schema["required"] += content
     schema["additionalProperties"] = False
@@ -353,11 +354,11 @@ def _write_schema(content: Mapping[str, Schema]) -> Schema:
         schema,
         **content,
         vault={"type": "string", "maxLength": SCOPE_NAME_CHARACTERS_MAX, "pattern": NO_NUL},
-        client_id={**TEXT_SCHEMA, "description": "The credential's own; may be left out, and is then that."},
+        client_id={**TEXT_SCHEMA, "description": "Client of the credential. May be left out."},
         idempotency_key={
             **IDEMPOTENCY_KEY,
-            "description": "A UUID, or its 32 hexadecimal digits, not all zero. Without it a retry is known by its "
-            "sequence alone.",
+            "description": "A UUID, or its 32 hexadecimal digits, not all zero. Without a key, only the sequence "
+            "identifies a retry.",
         },
     )
 
@@ -365,8 +366,8 @@ def _write_schema(content: Mapping[str, Schema]) -> Schema:
 def _batch_item_schema(operations: Schema) -> Schema:
     return with_optional(
         {**object_schema(operations=operations), "additionalProperties": False},
-        organization={**TEXT_SCHEMA, "description": "The batch's, or left out."},
-        vault={**TEXT_SCHEMA, "description": "The batch's, or left out."},
+        organization={**TEXT_SCHEMA, "description": "Organization of the batch, or left out."},
+        vault={**TEXT_SCHEMA, "description": "Vault of the batch, or left out."},
     )
 
 
@@ -383,7 +384,7 @@ def _operation_schema(limits: ApiLimits) -> Schema:
     setting = with_optional(
         object_schema(key=name),
         value={**_base64_schema(), "description": f"In base64; at most {limits.entity_value_bytes_max} bytes."},
-        expires_at_ms=integer_schema("Log time, from which on it counts as absent."),
+        expires_at_ms=integer_schema("Log time at which the entity expires."),
         condition=condition,
     )
     kinds = {

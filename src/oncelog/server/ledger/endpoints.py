@@ -1,4 +1,4 @@
-"""The Ledger API over plain HTTP and JSON, under /v1/ledger/. Blocks are followed by server-sent events."""
+"""The Ledger API over HTTP and JSON, under /v1/ledger/. Clients follow blocks as server-sent events."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -44,7 +44,7 @@ _EXAMPLE: Final = {
     "sequence": 1,
     "operations": [{"set_entity": {"key": "stock/apples", "value": "NDI="}}],
 }
-_AFTER: Final = {**TEXT_SCHEMA, "description": "`next_after` of the page before. Nothing else."}
+_AFTER: Final = {**TEXT_SCHEMA, "description": "`next_after` of the previous page. No other value is valid."}
 
 
 class LedgerEndpoints:
@@ -70,14 +70,15 @@ class LedgerEndpoints:
                 name="watchBlocks",
                 summary="Follow blocks",
                 description=(
-                    "Server-sent events: every block of the scope's lane after a height, and those to come, each once "
-                    "and in order. The id of each is its height, so a browser resumes by itself where it was."
+                    "Server-sent events: every block of the scope's lane after a height, and new blocks as they are "
+                    "committed, each once and in order. The id of a block is its height, so browsers resume "
+                    "automatically."
                 ),
                 parameters=(
                     *_SCOPE_PARAMETERS,
                     Parameter(
                         name="after",
-                        schema={**integer_schema("The cursor: blocks above this height."), "default": 0},
+                        schema={**integer_schema("Cursor: the answer has blocks above this height."), "default": 0},
                         parse=parse_number,
                         default=0,
                         previous_name="after_height",
@@ -86,7 +87,7 @@ class LedgerEndpoints:
                         name="epoch",
                         schema={
                             **TEXT_SCHEMA,
-                            "description": "That of the block which the height is of. Another one gets 409.",
+                            "description": "Epoch of the block with that height. Another epoch gets 409.",
                         },
                         default="",
                     ),
@@ -119,9 +120,9 @@ class LedgerEndpoints:
             name=name,
             summary=f"Commit {what}, once",
             description=(
-                "A transaction is committed once, however often it is sent. The answer is the receipt. That of an "
-                "earlier commit which is not in memory any more has `already_committed`. A gap or a reused sequence "
-                "or key gets 409, a condition that is not met gets 412."
+                "The server commits a transaction once, even if the client sends it several times. The answer is the "
+                "receipt. For an earlier commit that is no longer in memory, it has `already_committed`. A gap in the "
+                "sequence and a reused sequence or key get 409. A condition that is not met gets 412."
             ),
             body=RequestBody(schema=schema, decode=lambda body, _: decode(body), example=example),
             handle=self._write,
@@ -133,7 +134,7 @@ class LedgerEndpoints:
         return codec.encode_answer(await self.service.write(call.body, call.principal))
 
     def write_fast(self, decode: Callable[[bytes], Write], request: http_fast_path.FastRequest) -> None:
-        """Do the same without a task, for a short body that has arrived as a whole."""
+        """Serve a write without a task, for a short body that has arrived in full."""
         principal = self.service.auth_gate.authenticate(request.credential, request.caller)
         write = decode(request.body)
         counts = self.service.counts
@@ -154,29 +155,29 @@ class LedgerEndpoints:
 
     def _declare_reads(self) -> list[Endpoint]:
         largest = self.service.page_sizes.largest
-        limit = {**integer_schema(f"How many; at most {largest}, and 0 is the server's default."), "default": 0}
+        limit = {**integer_schema(f"Size of the page, at most {largest}. 0 is the server's default."), "default": 0}
         limit_parameter = _declare_parameter(reads.LIMIT, limit, parse=parse_number)
-        wanted = [_declare_text(field, "What it must be; without it, any.") for field in reads.WANTED]
-        exact = [_declare_text(field, "Of the relationship.", is_required=True) for field in reads.EXACT]
-        tx_id_schema = {**TX_ID, "description": "Of the transaction."}
+        wanted = [_declare_text(field, f"Only this {field.name}. Default: any.") for field in reads.WANTED]
+        exact = [_declare_text(field, f"The {field.name} to look up.", is_required=True) for field in reads.EXACT]
+        tx_id_schema = {**TX_ID, "description": "Id of the transaction."}
         tx_id = _declare_parameter(reads.TX_ID, tx_id_schema, is_required=True, example=_TX_ID_EXAMPLE)
         optional_tx_id = _declare_parameter(reads.TX_ID, tx_id_schema, example=_TX_ID_EXAMPLE)
-        key_schema = {**IDEMPOTENCY_KEY, "description": "Of the transaction, in place of `tx_id`."}
+        key_schema = {**IDEMPOTENCY_KEY, "description": "Key of the transaction, instead of `tx_id`."}
         height = Parameter(
             name="height",
-            schema={**positive_integer_schema(), "description": "Of the block."},
+            schema={**positive_integer_schema(), "description": "Height of the block."},
             parse=lambda text, name: reads.HEIGHT.check(parse_number(text, name), name),
             is_required=True,
             example=1,
         )
-        client = _declare_text(reads.CLIENT, "Whose. Without it, the credential's.", CLIENT_ID_CHARACTERS_MAX)
+        client = _declare_text(reads.CLIENT, "The client. Default: that of the credential.", CLIENT_ID_CHARACTERS_MAX)
         declare, members = self._declare_read, codec.encode_members
         return [
             declare(
                 reads.CLIENT_STATE,
                 "client-state",
-                "Where a client stands",
-                ("ClientState", "0 for one never seen, or evicted."),
+                "Read the state of a client",
+                ("ClientState", "The state; zeros for an unknown or evicted client."),
                 (client,),
                 members,
             ),
@@ -184,17 +185,17 @@ class LedgerEndpoints:
                 reads.ENTITY,
                 "entity",
                 "Read an entity",
-                ("EntityFound", "Null where there is none, or it has expired."),
-                (_declare_text(reads.KEY, "Of the entity.", is_required=True),),
+                ("EntityFound", "The entity; null if it does not exist or has expired."),
+                (_declare_text(reads.KEY, "Key of the entity.", is_required=True),),
                 codec.encode_entity,
             ),
             declare(
                 reads.ENTITIES,
                 "entities",
                 "List entities by key",
-                ("Entities", "Page by page."),
+                ("Entities", "A page of entities in the order of their keys."),
                 (
-                    _declare_text(reads.PREFIX, "Only keys that begin with it."),
+                    _declare_text(reads.PREFIX, "Only keys with this prefix."),
                     _declare_parameter(reads.ENTITY_AFTER, _AFTER),
                     limit_parameter,
                 ),
@@ -207,8 +208,8 @@ class LedgerEndpoints:
                 (
                     "Relationships",
                     (
-                        "In the order of resource, relation and subject, page by page. A relation needs a resource or "
-                        "a subject."
+                        "A page of relationships in the order of resource, relation and subject. The parameter "
+                        "`relation` needs `resource` or `subject` as well."
                     ),
                 ),
                 (*wanted, _declare_parameter(reads.RELATIONSHIP_AFTER, _AFTER), limit_parameter),
@@ -217,8 +218,8 @@ class LedgerEndpoints:
             declare(
                 reads.RELATIONSHIP,
                 "relationship",
-                "Look for a relationship",
-                ("RelationshipFound", "Whether it is there."),
+                "Look a relationship up",
+                ("RelationshipFound", "Whether the relationship exists."),
                 exact,
                 members,
             ),
@@ -226,7 +227,7 @@ class LedgerEndpoints:
                 reads.TRANSACTION,
                 "transaction",
                 "Read a transaction",
-                ("Transaction", "As it was committed."),
+                ("Transaction", "The committed transaction."),
                 (tx_id,),
                 codec.encode_transaction,
                 errors=(404,),
@@ -238,8 +239,8 @@ class LedgerEndpoints:
                 (
                     "TransactionOutcome",
                     (
-                        "Whether it was committed, where, and whether a retry under its key is still answered; with "
-                        "the proof of its record."
+                        "Whether the transaction was committed, its position, and whether a retry under its key still "
+                        "gets the first answer. Includes the proof of the record."
                     ),
                 ),
                 (optional_tx_id, _declare_parameter(reads.IDEMPOTENCY_KEY, key_schema), client),
@@ -250,7 +251,7 @@ class LedgerEndpoints:
                 reads.BLOCK,
                 "block",
                 "Read a block",
-                ("Block", "Of the scope's lane, with the scope's own transactions."),
+                ("Block", "The block of the scope's lane, with the transactions of the scope."),
                 (height,),
                 members,
                 errors=(404,),
@@ -259,7 +260,7 @@ class LedgerEndpoints:
                 reads.PROOF,
                 "proof",
                 "Prove a transaction",
-                ("ProofDocument", "All that a verifier needs (docs/proofs.md)."),
+                ("ProofDocument", "The document that a verifier needs (docs/proofs.md)."),
                 (tx_id,),
                 lambda proven: encode(proof_document(proven)),
                 errors=(404,),
@@ -276,7 +277,7 @@ class LedgerEndpoints:
         encode_answer: Callable[[Any], bytes],
         errors: tuple[int, ...] = (),
     ) -> Endpoint:
-        """Declare an endpoint whose response has that schema and description."""
+        """Declare a read, with the schema and the description of its response."""
         return Endpoint(
             method="GET",
             path=f"{PATH}{path}",
@@ -316,7 +317,7 @@ def _encode_blocks(blocks: Sequence[Members]) -> bytes:
 
 
 def _declare_parameter(field: Field, schema: Schema, **more: Any) -> Parameter:
-    """Declare the parameter of a field. `Field.check` checks it, for gRPC too."""
+    """Declare the parameter of a field. HTTP and gRPC both check it with `Field.check`."""
     return Parameter(
         **{"parse": field.check, **more},
         name=field.name,
@@ -337,8 +338,8 @@ def _declare_text(
 
 
 _SCOPE_PARAMETERS: Final = (
-    _declare_text(reads.ORGANIZATION, "Whose ledger.", SCOPE_NAME_CHARACTERS_MAX, is_required=True),
+    _declare_text(reads.ORGANIZATION, "The organization.", SCOPE_NAME_CHARACTERS_MAX, is_required=True),
     _declare_text(
-        reads.VAULT, "One of the organization's. Without it, the organization itself.", SCOPE_NAME_CHARACTERS_MAX
+        reads.VAULT, "A vault of the organization. Default: the organization itself.", SCOPE_NAME_CHARACTERS_MAX
     ),
 )

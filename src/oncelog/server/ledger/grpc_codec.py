@@ -13,7 +13,7 @@ from oncelog.server.ledger.codec import check_batch_operations, check_one_scope
 from oncelog.server.ledger.service import value_error
 from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteSuccess, to_header_members
 
-# --- what comes in -----------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------
 
 
 def decode_write(message: pb.WriteRequest) -> Write:
@@ -47,7 +47,7 @@ def _to_write(
         raise value_error(error) from error
 
 
-# --- what goes out -----------------------------------------------------------------------------------
+# --- answers -----------------------------------------------------------------------------------------
 
 
 def encode_answer(write_answer: WriteAnswer) -> pb.WriteResponse:
@@ -77,7 +77,7 @@ def _encode_success(success: WriteSuccess) -> pb.WriteSuccess:
 
 @lru_cache(maxsize=256)
 def _encode_cached_header(block: Block) -> pb.BlockHeader:
-    """Encode the header of a block. Cached: messages copy it, and all transactions of a group commit share it."""
+    """Encode the header of a block. Cached, because all transactions of a group commit share it. Messages copy it."""
     return encode_header(block)
 
 

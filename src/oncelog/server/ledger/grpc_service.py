@@ -47,31 +47,31 @@ GRPC_STATUS: Final = {
 }
 """gRPC status of each error code."""
 CALLS_MAX: Final = 1000
-"""At a time, on one connection."""
+"""Concurrent calls on one connection."""
 IDLE_MS: Final = 60_000
-"""Longest time that a connection without a call is kept. gRPC does not tell which connections are authenticated."""
+"""Idle timeout of a connection without calls. gRPC does not show which connections are authenticated."""
 METADATA_BYTES_MAX: Final = 32 * 1024
-"""So that a token of the length that we allow comes through."""
+"""Enough for a token of the longest length that the server accepts."""
 STOP_NOTICE_S: Final = 0.2
-"""For those who watch our health, or have just called, to hear that we stop."""
+"""Time in which watchers of the health service and new callers learn that the server stops."""
 QUIET_S: Final = 0.03
-"""When nobody has called for so long, nobody is on his way."""
+"""Interval without a new call after which the server assumes that no call is on its way."""
 MESSAGE_TIMEOUT_S: Final = 60
-"""How long the message of a call may take to come."""
+"""Timeout for the message of a call."""
 CLOSE_TIMEOUT_S: Final = 1.0
-"""How long one who does not read may take to be closed."""
+"""Timeout for closing the stream of a client that does not read."""
 Context = Any
-"""grpc.aio.ServicerContext: its types are only half there."""
+"""grpc.aio.ServicerContext, whose types are incomplete."""
 CallHandler = Callable[[Any, Principal], Awaitable[Message | bytes]]
-"""What a call is answered with, by its message and who sent it; bytes are a message as it is sent."""
+"""Answers a call, by its message and principal. Bytes are an encoded message."""
 Certificate = Callable[[], tuple[bytes, bytes] | None]
-"""Key and chain, in PEM form, as they are now; None without TLS."""
+"""Returns the current key and chain in PEM form; None without TLS."""
 AddressLookup = Callable[[str | None, str | None], str]
-"""What failed attempts are counted by: of the peer's address, and of what a proxy says about whom it speaks for."""
+"""Returns the address under which failed attempts are counted, by the address of the peer and `X-Forwarded-For`."""
 
 
 class LedgerGrpcService:
-    """The service. Who comes is asked at every call."""
+    """The gRPC service. It authenticates every call."""
 
     def __init__(
         self,
@@ -98,21 +98,21 @@ class LedgerGrpcService:
         self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._read_deadlines: dict[asyncio.Task[Any], float | None] = {}
-        """Who waits for a message, and until when; None for who has waited too long."""
+        """Deadlines of calls that wait for their message; None once the deadline has passed."""
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._call_count = 0
-        """How many calls there have been."""
+        """Number of calls so far."""
         self.port = 0
-        """Where it listens."""
+        """Port of the listener."""
 
     def __len__(self) -> int:
-        """Readers who follow blocks."""
+        """Return the number of streams that follow blocks."""
         return len(self._watchers)
 
     # --- from start to stop
 
     async def start(self) -> None:
-        """Listens. Raises SettingsError."""
+        """Listen for calls. Raises SettingsError."""
         limits = self._service.limits
         self._server = grpc.aio.server(
             handlers=[grpc.method_handlers_generic_handler(SERVICE, self._new_handlers())],
@@ -148,7 +148,7 @@ class LedgerGrpcService:
             return int(self._server.add_insecure_port(place))
 
         def current() -> Any:
-            """Asked for at every handshake, on a thread of gRPC's. None is the one that it has."""
+            """Return the certificate for a handshake; None keeps the previous one. Runs on a thread of gRPC."""
             now = self._certificate()
             return None if now is None else grpc.ssl_server_certificate_configuration([now])
 
@@ -156,19 +156,19 @@ class LedgerGrpcService:
         return int(self._server.add_secure_port(place, grpc.dynamic_ssl_server_credentials(initial, current)))
 
     async def set_ready(self, *, is_ready: bool) -> None:
-        """What those are told who ask for health."""
+        """Set the status that the health service reports."""
         response = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):
             await self._health.set(name, response.SERVING if is_ready else response.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more calls, and waits for those that are under way."""
+        """Refuse new calls, and wait for the running ones."""
         if self._server is None:
             return
         await self._health.enter_graceful_shutdown()
         for watcher in list(self._watchers.values()):
             watcher.stop(shutdown_error())
-        # Not gRPC's own grace: whoever watches our health would use it up, and is told enough already.
+        # The grace period of gRPC would wait for watchers of the health service, which know the status already.
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace_s)
         await self._wait_for_quiet()
@@ -177,7 +177,7 @@ class LedgerGrpcService:
         )
 
     async def _wait_for_quiet(self) -> None:
-        """Who has called and not been heard yet would be told CANCELLED by gRPC, which says nothing."""
+        """Wait until no new calls arrive. gRPC would end calls that it has not handed over yet with CANCELLED."""
         until = asyncio.get_running_loop().time() + STOP_NOTICE_S
         previous_count = -1
         while previous_count != self._call_count and asyncio.get_running_loop().time() < until:
@@ -185,7 +185,7 @@ class LedgerGrpcService:
             await asyncio.sleep(QUIET_S)
 
     def renew(self) -> None:
-        """Ends the streams of those whose rights have ended."""
+        """End the streams of principals whose rights have ended."""
         self._service.auth_gate.renew_rights(self._watchers.values())
 
     # --- calls
@@ -196,9 +196,9 @@ class LedgerGrpcService:
             "BatchWrite": (pb.BatchWriteRequest, partial(self._submit_write, grpc_codec.decode_batch)),
             **{name: (kind, partial(self._read, read, encode)) for name, (kind, read, encode) in _READS.items()},
         }
-        # No deserializer: a malformed message gets an error of the Ledger API instead of an internal error of gRPC.
-        # Calls are served as streams, which are the same on the wire, so that the caller is authenticated before its
-        # message is read.
+        # Without a deserializer, a malformed message gets an error of the Ledger API instead of an internal error of
+        # gRPC. A stream with one message has the same form on the wire as a unary call. Serving calls as streams
+        # authenticates the caller before its message is read.
         unary: dict[str, Any] = {
             name: grpc.stream_unary_rpc_method_handler(self._new_handler(kind, answer))
             for name, (kind, answer) in handlers.items()
@@ -206,7 +206,7 @@ class LedgerGrpcService:
         return {**unary, "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch_blocks)}
 
     def _new_handler(self, kind: type[Message], handle: CallHandler) -> Callable[[object, Context], Awaitable[bytes]]:
-        """A function, and no `partial` of one: gRPC asks at every call what kind it is, and looks long at that."""
+        """Return the handler of a method: a function, because gRPC inspects the kind of a `partial` at every call."""
 
         async def call(_: object, context: Context) -> bytes:
             task = asyncio.current_task()
@@ -218,7 +218,7 @@ class LedgerGrpcService:
                 answer = await self._serve_call(kind, handle, context)
             except (ApiError, OncelogError) as error:
                 await self._abort(context, to_api_error(error, UNREADABLE))
-            except Exception:  # asyncio.CancelledError is none: the caller has gone
+            except Exception:  # not asyncio.CancelledError, which means that the caller has left
                 logger.exception("a call failed")
                 await self._abort(context, ApiError(error_codes.SERVER_ERROR, "the server is at fault"))
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
@@ -227,14 +227,14 @@ class LedgerGrpcService:
         return call
 
     async def _serve_call(self, kind: type[Message], handle: CallHandler, context: Context) -> bytes:
-        """Apart from `call`, which an error is sent from and is kept with: see `end_call`."""
+        """Serve a call. Not inlined in `call`, whose frame is kept with the error that it sends (see `end_call`)."""
         principal = self._authenticate(context)
         request = await self._read_message(kind, context)
         answer = await handle(request, self._service.auth_gate.recheck_principal(principal))
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def _abort(self, context: Context, error: ApiError) -> NoReturn:
-        """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
+        """End the call with an error. The trailing metadata have the details that HTTP has in the body."""
         self._service.counts.requests["ledger", "grpc", error.code] += 1
         metadata = {"oncelog-code": error.code}
         for name in ("field", "tenant", "quota", "limit", "usage", "retry_after_ms", "epoch"):
@@ -242,12 +242,12 @@ class LedgerGrpcService:
                 # The values of metadata are ASCII.
                 metadata[name.replace("_", "-")] = str(error.details[name]).encode("ascii", "backslashreplace").decode()
         status, message = GRPC_STATUS[error.code], error.message
-        del error  # which knows where it was raised
+        del error  # its traceback refers to the frames of the call
         await end_call(context, status, message, tuple(metadata.items()))
 
     def _authenticate(self, context: Context) -> Principal:
-        """Raises ApiError."""
-        metadata = context.invocation_metadata() or ()  # made anew whenever it is asked for
+        """Return the principal of a call. Raises ApiError."""
+        metadata = context.invocation_metadata() or ()  # gRPC creates a new tuple for each call of the method
         headers = [value for name, value in metadata if name == "authorization"]
         check_single_authorization(headers)
         credential = parse_bearer(headers[0]) if headers else None
@@ -263,7 +263,7 @@ class LedgerGrpcService:
     async def _read_message(self, kind: type[Message], context: Context) -> Any:
         """Read the one message of a call within MESSAGE_TIMEOUT_S. Raises ApiError.
 
-        All calls share one timer: a timer for each call would take as long as the reading.
+        All calls share one timer, because a timer for each call would cost as much as the read.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - as in `_new_handler`
@@ -277,7 +277,7 @@ class LedgerGrpcService:
                 raise
             task.uncancel()
             raise ApiError(
-                error_codes.BAD_REQUEST, f"the message must be there within {MESSAGE_TIMEOUT_S} seconds"
+                error_codes.BAD_REQUEST, f"the message must arrive within {MESSAGE_TIMEOUT_S} seconds"
             ) from None
         finally:
             del self._read_deadlines[task]
@@ -292,7 +292,7 @@ class LedgerGrpcService:
         self._deadline_timer = asyncio.get_running_loop().call_later(MESSAGE_TIMEOUT_S / 60, self._cancel_overdue)
 
     def _cancel_overdue(self) -> None:
-        """Ends the reading of those whose time is over, who know it by the None."""
+        """Cancel the reads whose deadline has passed. The None marks them."""
         self._deadline_timer = None
         now_s = time.monotonic()
         for task, until_s in list(self._read_deadlines.items()):
@@ -303,7 +303,7 @@ class LedgerGrpcService:
             self._schedule_deadlines()
 
     def _submit_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> Awaitable[bytes]:
-        """Calls of these come by the thousand: the answer is made where the verdict is told, and waited for once."""
+        """Submit a write. The batcher encodes the answer when the verdict arrives, so a call waits only once."""
         self._service.auth_gate.check_open()
         if request.ByteSize() > LONG_FRAME_BYTES:
             self._write_batcher.flush()
@@ -311,7 +311,7 @@ class LedgerGrpcService:
         return self._write_batcher.write(decode, request, principal)
 
     async def _submit_long_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> bytes:
-        """What is long is read in a thread: others must not wait for it."""
+        """Decode a long write in a thread, because other calls must not wait for it."""
         write = await asyncio.to_thread(decode, request)
         answer = await self._service.write(write, principal)
         return grpc_codec.encode_answer(answer).SerializeToString()
@@ -327,12 +327,12 @@ class LedgerGrpcService:
     # --- watching
 
     async def _watch_blocks(self, _: object, context: Context) -> None:
-        """Writes, and does not yield: who does not read is waited for here, and can be sent away from here."""
+        """Follow blocks. Writes to the context instead of yielding, so that it can time out slow readers."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every call in one
         stream: CountedStream | None = None
         try:
-            # Streams are counted after authentication: anonymous calls take no place of an address.
+            # Streams are counted after authentication, so anonymous calls do not use up the limit of an address.
             principal = self._authenticate(context)
             stream = self._open_stream(self._get_address(context))
             stream.set_principal(principal)
@@ -353,12 +353,13 @@ class LedgerGrpcService:
             logger.warning("a slow reader is closed", extra={"actor": self._watchers[task].principal.actor})
             self._service.counts.slow_readers_closed += 1
             await self._abort_stream(
-                context, ApiError(error_codes.SERVER_BUSY, "too slow: come back with the last height")
+                context,
+                ApiError(error_codes.SERVER_BUSY, "the client reads too slowly; follow again from the last height"),
             )
         except asyncio.CancelledError:
             watcher = self._watchers.get(task)
             if watcher is None or watcher.error is None:
-                raise  # the reader has gone
+                raise  # the client has left
             task.uncancel()
             await self._abort_stream(context, watcher.error)
         finally:
@@ -367,8 +368,11 @@ class LedgerGrpcService:
                 stream.close()
 
     async def _abort_stream(self, context: Context, error: ApiError) -> NoReturn:
-        """Ends a stream. Its end stands behind what was sent, and one who does not read does not take it: then it is
-        not waited for, and stays with gRPC until he reads, or his connection ends."""
+        """End a stream with an error, which follows the sent blocks.
+
+        If the client does not read, the call ends without waiting. gRPC keeps the error until the client reads or
+        disconnects.
+        """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._abort(context, error)
@@ -408,7 +412,7 @@ class _Watcher(Struct):
     scope: str
     task: asyncio.Task[Any]
     error: ApiError | None = None
-    """Why the server ended the stream."""
+    """Reason why the server ended the stream."""
 
     def renew(self, principal: Principal | None) -> None:
         """As `OpenConnection` says."""
@@ -425,8 +429,8 @@ class _Watcher(Struct):
         self.task.cancel()
 
 
-@lru_cache(maxsize=4096)  # one connection, many calls
+@lru_cache(maxsize=4096)  # a connection makes many calls
 def _parse_peer(peer: str) -> str | None:
-    """Of `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`, without the port; None for another kind of peer."""
+    """Return the address in `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None for other kinds of peers."""
     kind, _, rest = peer.partition(":")
     return unquote(rest.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else None

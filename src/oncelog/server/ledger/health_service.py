@@ -1,7 +1,7 @@
-"""Health and reflection over gRPC. Nobody is asked for a credential there, so nobody may send much, or stay as many.
+"""Health and reflection over gRPC, with limits on the size and number of calls, because they need no credential.
 
-gRPC gathers a message before it is handed over, as long as those of the ledger may be. How many are gathered at a time
-is what we can limit: so these calls are served as streams, and their messages taken one by one.
+gRPC buffers a whole message before it hands the message over, up to the size that the ledger allows. This service can
+only limit how many messages gRPC buffers at a time, so it serves these calls as streams and reads messages one by one.
 """
 
 import asyncio
@@ -18,29 +18,30 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 Context = Any
-"""grpc.aio.ServicerContext: its types are only half there."""
+"""grpc.aio.ServicerContext, whose types are incomplete."""
 
 MESSAGE_BYTES_MAX: Final = 1024
-"""They hold the name of a service, or of a type."""
+"""Enough for the name of a service or of a type."""
 READS_MAX: Final = 16
-"""Messages that are taken at a time, over all callers of health."""
+"""Concurrent reads of health requests, over all addresses."""
 READS_PER_ADDRESS_MAX: Final = 4
-"""The same of one address: who is slow makes no other wait."""
+"""Concurrent reads per address, so that slow callers do not delay other addresses."""
 READ_TIMEOUT_S: Final = 2
-"""How long a message for health may take to come. It comes with its call."""
+"""Timeout for the message of a health call. Clients send the message together with the call."""
 READS_WAITING_MAX: Final = 400
-"""Calls of health whose message has not arrived in full, over all callers. gRPC keeps up to 64 KiB for each."""
+"""Health calls whose message has not arrived in full, over all addresses. gRPC buffers up to 64 KiB for each."""
 READS_WAITING_PER_ADDRESS_MAX: Final = 100
-"""The same of one address, so that one address does not use up the calls of all."""
+"""The same limit per address, so that one address cannot use up all calls."""
 HEALTH_WATCHES_MAX: Final = 1000
+"""Concurrent `Watch` calls."""
 REFLECTIONS_MAX: Final = 16
-"""Streams at a time: each may have a message that comes."""
+"""Concurrent streams of reflection, each with one message in its buffer."""
 REFLECTION_TIMEOUT_S: Final = 60
-"""How long one may ask nothing."""
+"""Idle timeout of a stream of reflection."""
 
 
 class Health(health.aio.HealthServicer):
-    """With limits of those who watch it, and of what they send."""
+    """The health service, with limits on watchers and messages."""
 
     def __init__(self, find_address: Callable[[Context], str]) -> None:
         super().__init__()
@@ -49,10 +50,10 @@ class Health(health.aio.HealthServicer):
         self._read_limit = asyncio.Semaphore(READS_MAX)
         self._read_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._waiting: Counter[str] = Counter()
-        """Calls of each address whose message has not arrived in full."""
+        """Calls per address whose message has not arrived in full."""
 
     def new_handler(self) -> Any:
-        """For a server."""
+        """Return the handler to add to a server."""
         serializer = health_pb2.HealthCheckResponse.SerializeToString
         handlers: dict[str, Any] = {
             "Check": grpc.stream_unary_rpc_method_handler(self._check, response_serializer=serializer),
@@ -65,7 +66,7 @@ class Health(health.aio.HealthServicer):
 
     async def _watch(self, _: object, context: Context) -> None:
         if self.watcher_count >= HEALTH_WATCHES_MAX:
-            message = f"at most {HEALTH_WATCHES_MAX} may watch at a time"
+            message = f"too many health watches: at most {HEALTH_WATCHES_MAX} at a time"
             await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         self.watcher_count += 1
         try:
@@ -76,7 +77,7 @@ class Health(health.aio.HealthServicer):
     async def _read_request(self, context: Context) -> Any:
         address = self._find_address(context)
         if self._waiting.get(address, 0) >= READS_WAITING_PER_ADDRESS_MAX or self._waiting.total() >= READS_WAITING_MAX:
-            message = "too many calls of health whose requests have not arrived in full"
+            message = "too many health calls whose requests have not arrived in full"
             await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         own = self._read_limits.get(address) or asyncio.Semaphore(READS_PER_ADDRESS_MAX)
         self._read_limits[address] = own
@@ -92,21 +93,21 @@ class Health(health.aio.HealthServicer):
 
 
 class Reflection:
-    """What the services are, with a limit of those who ask, and of what they send."""
+    """The reflection service, with limits on streams and messages."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._servicer: Any = reflection.aio.ReflectionServicer(services)
         self._stream_count = 0
 
     def new_handler(self) -> Any:
-        """For a server."""
+        """Return the handler to add to a server."""
         serializer = reflection_pb2.ServerReflectionResponse.SerializeToString
         info: Any = grpc.stream_stream_rpc_method_handler(self._serve_info, response_serializer=serializer)
         return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": info})
 
     async def _serve_info(self, _: object, context: Context) -> None:
         if self._stream_count >= REFLECTIONS_MAX:
-            message = f"at most {REFLECTIONS_MAX} may ask at a time"
+            message = f"too many streams of reflection: at most {REFLECTIONS_MAX} at a time"
             await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         self._stream_count += 1
         try:
@@ -115,23 +116,24 @@ class Reflection:
                     async with asyncio.timeout(REFLECTION_TIMEOUT_S):
                         await context.write(answer)
         except TimeoutError:
-            await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the answers must be read")
+            reason = f"the client did not read an answer within {REFLECTION_TIMEOUT_S} seconds"
+            await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         finally:
             self._stream_count -= 1
 
 
 async def end_call(context: Context, *details: Any) -> NoReturn:
-    """Ends a call with an error.
+    """End a call with an error.
 
-    gRPC keeps the exception by which it does that as long as the call, and the exception keeps all that it was raised
-    in, the call too: nothing of it would go before a collection of garbage. So it must not know of any message.
+    gRPC keeps the exception of `abort` as long as the call, and the exception refers to the frames that raised it and
+    so to the call. A garbage collection has to free this cycle. The exception must therefore not refer to a message.
     """
     try:
         await context.abort(*details)
     except grpc.aio.AbortError as ended:
         ended.__context__ = None
         raise
-    raise AssertionError("an aborted call goes no further")
+    raise AssertionError("gRPC did not abort the call")
 
 
 async def _iterate_requests(context: Context) -> AsyncIterator[Any]:
@@ -140,12 +142,12 @@ async def _iterate_requests(context: Context) -> AsyncIterator[Any]:
 
 
 async def _read_message(context: Context, seconds: float) -> bytes | None:
-    """The next message of a call; None where there is none."""
+    """Return the next message of a call; None at the end of the stream."""
     try:
         async with asyncio.timeout(seconds):
             data = await context.read()
     except TimeoutError:
-        await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"a message must come within {seconds} seconds")
+        await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"no message arrived within {seconds} seconds")
     if not isinstance(data, bytes):  # grpc.aio.EOF
         return None
     if len(data) > MESSAGE_BYTES_MAX:

@@ -1,7 +1,7 @@
-"""Reads of the Ledger API, the same over gRPC and HTTP: what each can name, and what it answers.
+"""Reads of the Ledger API for gRPC and HTTP: the fields and the answer of each operation.
 
-The order is that of CO-18: the fields of a request are checked first, then the right to read the scope, and only then
-the log is read. Answers are members by their names in JSON and in gRPC messages; binary values are bytes.
+CO-18 sets the order: the API checks the fields of a request, then the right to read the scope, and only then reads the
+log. An answer maps the names that JSON and gRPC messages share to values. Binary values are bytes.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -41,13 +41,13 @@ from oncelog.storage.store import RelationshipQuery, ScopedBlock
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """A value that a request names."""
+    """A field of a request."""
 
     name: str
     check: Callable[[Any, str], Any]
     """Checks the value that a client sent under a name, and converts it. Raises ApiError."""
     default: Any = ""
-    """Converted value of a field that is left out."""
+    """Converted value of a missing field."""
     message_name: str = ""
     """Name in gRPC messages, if it differs."""
 
@@ -59,7 +59,7 @@ class Read(Struct, frozen=True, kw_only=True):
     load: Callable[..., Awaitable[Any]]
     """Loads the answer, by service, scope and fields. Raises ApiError or OncelogError."""
     is_for_writers: bool = False
-    """Whether the right to write suffices too."""
+    """Whether the right to write is sufficient as well."""
 
     def authorize(self, organization: str, vault: str, principal: Principal) -> str:
         """Return the scope of these names. Raises ApiError if the principal may not read it."""
@@ -98,7 +98,7 @@ def _check_tx_id(tx_id: str, name: str) -> str:
 
 def _check_height(height: int, name: str) -> int:
     if height < 1:
-        raise field_error(name, f"must be from 1 on, not {height}")
+        raise field_error(name, f"must be at least 1, not {height}")
     return height
 
 
@@ -132,7 +132,7 @@ HEIGHT: Final = Field(name="height", check=_check_height)
 
 
 async def _load_client_state(ledger: LedgerService, scope: str, client_id: str) -> Members:
-    """Return where a client stands (LG-8): zero and empty for one that was never seen, or was evicted."""
+    """Return the state of a client (LG-8): zero and empty for an unknown or evicted client."""
     entry = await ledger.log.state.client(scope, client_id)
     return {
         "last_committed_sequence": 0 if entry is None else entry.sequence,
@@ -167,7 +167,7 @@ def _to_entity_members(key: str, entity: Entity) -> Members:
 async def _list_relationships(ledger: LedgerService, scope: str, **values: Any) -> Members:
     query = RelationshipQuery(scope=scope, **{**values, "limit": ledger.page_sizes.clamp(values["limit"] or None)})
     if query.relation and not (query.resource or query.subject):
-        raise field_error("relation", "needs a resource or a subject beside it")
+        raise field_error("relation", "needs a resource or a subject as well")
     page = await ledger.log.state.relationships(query)
     names = ("resource", "relation", "subject", "version")
     return {
@@ -189,7 +189,7 @@ async def _load_transaction(ledger: LedgerService, scope: str, tx_id: str) -> Me
 
 
 def _to_transaction_members(record: Record) -> Members:
-    """Return the members of a transaction. An erased one has no operations."""
+    """Return the members of a transaction. An erased transaction has no operations."""
     return {
         "tx_id": format_tx_id(record.lane, record.position),
         "client_id": record.client,
@@ -208,9 +208,9 @@ def _to_transaction_members(record: Record) -> Members:
 async def _load_outcome(
     ledger: LedgerService, scope: str, tx_id: str, idempotency_key: bytes, client_id: str
 ) -> Members:
-    """Return what became of a transaction, by its id or its idempotency key. Raises ApiError if it is unknown."""
+    """Return the outcome of a transaction, by its id or its idempotency key. Raises ApiError if it is unknown."""
     if bool(tx_id) == bool(idempotency_key):
-        raise field_error("tx_id", "must be given, or idempotency_key in its place")
+        raise field_error("tx_id", "exactly one of tx_id and idempotency_key is required")
     log = ledger.log
     if tx_id:
         outcome = await find_outcome(log, await _load_record(ledger, scope, tx_id))
@@ -248,7 +248,7 @@ async def _load_block(ledger: LedgerService, scope: str, height: int) -> Members
 
 
 def to_block_members(found: ScopedBlock, epoch: str) -> Members:
-    """Return the members of a block with the ids of the scope's own transactions."""
+    """Return the members of a block, with the ids of the transactions of the scope."""
     tx_ids = [format_tx_id(found.block.lane, position) for position in found.positions]
     return {"header": to_header_members(found.block), "tx_ids": tx_ids, "epoch": epoch}
 
@@ -256,7 +256,7 @@ def to_block_members(found: ScopedBlock, epoch: str) -> Members:
 async def check_height(
     ledger: LedgerService, scope: str, after: int, epoch: str, *, after_field: str = "after_height"
 ) -> None:
-    """Raise ApiError for a height that the lane does not have, or one of another history (CO-40)."""
+    """Raise ApiError for a height above the newest block of the lane, or one of another history (CO-40)."""
     heads = await ledger.log.heads()
     lane = ledger.log.state.lane(scope)
     height = heads[lane].height if lane in heads else 0
@@ -269,7 +269,7 @@ async def check_height(
 
 
 async def follow_blocks(ledger: LedgerService, scope: str, after: int) -> AsyncGenerator[Sequence[Members], None]:
-    """Yield the blocks after a height, then those to come, for a cursor that `check_height` has accepted."""
+    """Yield the blocks after a height, then new blocks, for a cursor that `check_height` has accepted."""
     async with aclosing(ledger.log.state.follow_blocks(scope, after)) as batches:
         async for blocks in batches:
             yield [to_block_members(block, ledger.log.epoch) for block in blocks]
@@ -287,4 +287,4 @@ OUTCOME: Final = Read(fields=(TX_ID, IDEMPOTENCY_KEY, CLIENT), load=_load_outcom
 BLOCK: Final = Read(fields=(HEIGHT,), load=_load_block)
 PROOF: Final = Read(fields=(TX_ID,), load=_load_proof)
 BLOCKS: Final = Read(load=check_height)
-"""Blocks of a scope that are followed."""
+"""Following of blocks; `follow_blocks` reads them."""

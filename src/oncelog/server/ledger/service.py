@@ -1,6 +1,6 @@
-"""Writes of the Ledger API, the same over gRPC and HTTP: authorization, submission, and answers from verdicts.
+"""Writes of the Ledger API for gRPC and HTTP: authorization, submission, and answers from verdicts.
 
-The order is that of CO-18: shape, authorization, and only then the log. `core.plan` decides; this module translates.
+CO-18 sets the order: shape, authorization, and only then the log. `core.plan` decides; this module translates.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
 
 SCOPE_NAME_CHARACTERS_MAX: Final = 80
-"""Longest name of an organization or a vault. With all characters escaped, every store can hold the scope's name."""
+"""Longest name of an organization or a vault. Every store can hold the scope even if all characters are escaped."""
 CLIENT_ID_CHARACTERS_MAX: Final = NAME_CHARACTERS_MAX - len("client:")
 KEY_BYTES: Final = LEDGER.key_bytes[0]
 FROM_MEMORY: Final = "from_memory"
@@ -60,7 +60,7 @@ OnFailure = Callable[[Exception], None]
 
 
 class _PendingWrite(Struct, eq=False, gc=False):
-    """A write without a verdict. It is the committer's `VerdictSink`."""
+    """A write without a verdict, as the `VerdictSink` of the committer."""
 
     service: "LedgerService"
     submission: Submission
@@ -74,7 +74,7 @@ class _PendingWrite(Struct, eq=False, gc=False):
         return False
 
     def set_result(self, verdict: Verdict, /) -> None:
-        """Pass the answer on; a commit that is not in memory any more is read first."""
+        """Pass the answer on. The answer to a commit that is no longer in memory is read first."""
         try:
             answer = self.service.to_answer(self.submission, verdict, self.principal, is_batch=self.is_batch)
             if answer is None:
@@ -87,7 +87,7 @@ class _PendingWrite(Struct, eq=False, gc=False):
     async def _load_answer(self, verdict: Verdict) -> None:
         try:
             self.answer(await self.service.load_answer(verdict))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - every error has to reach the caller
             self.set_exception(error)
 
     def set_exception(self, exception: Exception, /) -> None:
@@ -96,13 +96,13 @@ class _PendingWrite(Struct, eq=False, gc=False):
 
 
 class LedgerService(ApiService):
-    """Writes of the Ledger API, and the rules for scopes and clients. Raises ApiError unless a write has an outcome."""
+    """Writes of the Ledger API, and the rules for scopes and clients. A write without an outcome raises ApiError."""
 
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
         super().__init__(log, auth_gate, limits=limits, counts=counts)
         self._rate = new_rate(limits.new_events_per_second_max)
         self.reads = BackgroundTasks()
-        """Reads of answers that memory has no room for."""
+        """Reads of answers that are no longer in memory."""
 
     # --- writing
 
@@ -113,7 +113,7 @@ class LedgerService(ApiService):
         return await asyncio.shield(answered)  # the write is in flight even if its caller has left
 
     def write_nowait(self, request: Write, principal: Principal, answer: OnAnswer, fail: OnFailure) -> None:
-        """Do the same without a task. Raises ApiError, or calls `answer` or `fail`, now or later."""
+        """Commit a transaction without a task. Raises ApiError, or calls `answer` or `fail`, now or later."""
         submission = self.to_submission(request, principal)
         pending = _PendingWrite(self, submission, principal, request.is_batch, answer, fail)
         try:
@@ -150,7 +150,7 @@ class LedgerService(ApiService):
             raise value_error(error) from error
 
     def check_client_id(self, requested: str, principal: Principal) -> str:
-        """Return the client of the credential. Raises ApiError if another one is requested (LG-1)."""
+        """Return the client of the credential. Raises ApiError if the request names another client (LG-1)."""
         own = self.auth_gate.get_client_id(principal)
         if own is None:
             return check_text(requested, "client_id", CLIENT_ID_CHARACTERS_MAX) or principal.actor.partition(":")[2]
@@ -161,7 +161,7 @@ class LedgerService(ApiService):
     def to_answer(
         self, submission: Submission, verdict: Verdict, principal: Principal, *, is_batch: bool = False
     ) -> WriteAnswer | None:
-        """Return the answer to a write; None for a commit that memory has no room for, which must be read."""
+        """Return the answer to a write; None for a commit that is no longer in memory and must be read."""
         if isinstance(verdict, Committed):
             self.counts.ledger_writes[COMMITTED] += 1
             return self._find_success(verdict.receipt)
@@ -176,7 +176,7 @@ class LedgerService(ApiService):
         return None if attestation is None else WriteSuccess(receipt, attestation)
 
     async def load_answer(self, verdict: Verdict) -> WriteSuccess:
-        """Read the answer to a commit that memory has no room for."""
+        """Read the answer to a commit that is no longer in memory."""
         assert isinstance(verdict, Committed)  # noqa: S101 - `to_answer` answers all other verdicts
         proven = await self.log.prove(verdict.receipt)
         return WriteSuccess(verdict.receipt, Attestation(proven.block, proven.proof, proven.salt, proven.record.actor))
@@ -184,7 +184,7 @@ class LedgerService(ApiService):
     def _to_replay_answer(
         self, submission: Submission, receipt: Receipt | None, *, erased: bool, is_batch: bool
     ) -> WriteAnswer:
-        """Return the first answer from memory, except for a batch; otherwise whether and where the write was committed.
+        """Return the first answer from memory, except for a batch; otherwise ALREADY_COMMITTED with the position.
 
         See LG-10, LG-11 and LG-17.
         """
@@ -207,7 +207,7 @@ class LedgerService(ApiService):
         return WriteError(WriteErrorCode.ALREADY_COMMITTED, message, {**members, "erased": True} if erased else members)
 
     def _to_refusal(self, refusal: Refused, *, may_read: bool) -> WriteError:
-        """Return the answer to a refused write. Without the right to read it does not show the entity."""
+        """Return the answer to a refused write. It shows the entity only if the principal may read the scope."""
         reason, message = refusal.reason, refusal.message
         code = _ERROR_CODES.get(reason)
         if code is None:
@@ -219,7 +219,7 @@ class LedgerService(ApiService):
         if reason in _CONDITION_REASONS:
             members = {"key": refusal.field, "operation_index": refusal.index}
             if not may_read:
-                message = "a condition is not met; how the entity stands may not be read"
+                message = "a condition is not met; the principal may not read the state of the entity"
             elif refusal.value is not None:
                 members |= {"current_version": refusal.current, "current_value": refusal.value}
         elif reason is Reason.IDENTITY_REUSED:
@@ -231,12 +231,12 @@ class LedgerService(ApiService):
 
 @lru_cache(maxsize=4096)
 def parse_scope(organization: str, vault: str) -> str:
-    """Return the scope of an organization, or of a vault. Raises ApiError. Cached: few scopes get most requests."""
+    """Return the scope of an organization or a vault. Raises ApiError. Cached, because few scopes get most requests."""
     check_name(organization, "organization", SCOPE_NAME_CHARACTERS_MAX)
     check_text(vault, "vault", SCOPE_NAME_CHARACTERS_MAX)
     for field, name in (("organization", organization), ("vault", vault)):
         if not name.isascii() and nfc(name) != name:
-            # Grants are compared in NFC: two spellings of a name would be two scopes with the same rights.
+            # Grants are compared in NFC, so two spellings of a name would be two scopes with the same rights.
             raise field_error(field, "must be in NFC")
     return ledger_scope(organization, vault)
 
@@ -248,14 +248,14 @@ def value_error(error: CanonicalError) -> ApiError:
 
 
 def check_name(name: str, field: str, characters_max: int) -> str:
-    """Return a text that must not be empty. Raises ApiError."""
+    """Return a text that is not empty. Raises ApiError for any other text."""
     if not name:
         raise field_error(field, f"must have 1 to {characters_max} characters, not 0", limit=characters_max)
     return check_text(name, field, characters_max)
 
 
 def check_text(text: str, field: str, characters_max: int) -> str:
-    """Return a text that every store can hold. Raises ApiError."""
+    """Return a text that every store can hold. Raises ApiError for any other text."""
     if len(text) > characters_max:
         message = f"must have at most {characters_max} characters, not {len(text)}"
         raise field_error(field, message, limit=characters_max)
@@ -273,5 +273,5 @@ def check_key(key: bytes) -> None:
 
 
 def forbidden_error(action: str) -> ApiError:
-    """Return the error for a scope without the right to do this."""
+    """Return the error for a scope without the right to this action."""
     return ApiError(FORBIDDEN, f"organization, vault: may {action}", field="organization")

@@ -11,11 +11,11 @@ from oncelog.core.values import Receipt
 from oncelog.engine.answer_cache import Attestation
 
 Members = dict[str, Any]
-"""An answer to a read, or a part of one, by the names that JSON and gRPC messages have in common."""
+"""An answer or a part of it, by the names that JSON and gRPC messages share."""
 
 
 class Write(Struct, frozen=True, gc=False):
-    """A requested write, not checked yet."""
+    """A requested write before the checks."""
 
     organization: str
     vault: str
@@ -28,14 +28,14 @@ class Write(Struct, frozen=True, gc=False):
 
 
 class WriteSuccess(Struct, frozen=True, gc=False):
-    """The answer to a committed transaction: the first one, and the one to each retry that memory knows."""
+    """The answer to a committed transaction, and to retries of it while it is in memory."""
 
     receipt: Receipt
     attestation: Attestation
 
 
 class WriteErrorCode(IntEnum):
-    """Outcomes of writes that were not committed now, with their numbers in gRPC (LG-20)."""
+    """Outcomes of writes that this request did not commit, with their numbers in gRPC (LG-20)."""
 
     KEY_EXISTS = 1
     KEY_NOT_FOUND = 2
@@ -48,7 +48,7 @@ class WriteErrorCode(IntEnum):
 
 
 class WriteError(Struct, frozen=True, gc=False):
-    """The answer to a write that was not committed now. The call itself succeeds."""
+    """The answer to a write that this request did not commit. The gRPC call itself succeeds."""
 
     code: WriteErrorCode
     message: str
@@ -60,7 +60,7 @@ WriteAnswer = WriteSuccess | WriteError
 
 
 def to_header_members(block: Block) -> Members:
-    """Return the members of a block's header, the same in JSON and in gRPC messages."""
+    """Return the members of the header of a block, for JSON and for gRPC messages."""
     return {
         "lane": block.lane,
         "height": block.height,

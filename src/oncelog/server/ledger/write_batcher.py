@@ -1,9 +1,9 @@
-"""Writes that come one by one among many others, handed to the log several at a time.
+"""Micro-batching of gRPC writes: under load, the batcher submits several writes to the log in one go.
 
-gRPC brings every call alone, and does much for the next one in between: what is done for a single write finds nothing
-of its own in the processor's caches, and takes several times as long as in a row. And it lets the next ones in when the
-last have been: a commit of one or two would leave it no time to let in more. So while many wait for their commit, or
-have just been answered, those who come behind them are held back for a moment. Where few are about, nobody is.
+gRPC hands over calls one by one and does much work between two calls. A single write then finds cold processor caches
+and takes several times as long as a write in a loop. gRPC also admits new calls only after it has answered earlier
+ones, so a commit of one or two writes would leave it no time to admit more. While many writes wait for their commit or
+have just been answered, the batcher therefore holds new writes for a moment. With few writes it holds none.
 """
 
 import asyncio
@@ -18,19 +18,20 @@ from oncelog.server.ledger.service import LedgerService
 from oncelog.server.ledger.values import Write, WriteAnswer
 
 BATCHING_THRESHOLD: Final = 16
+"""Writes in the queue of the log, or answers in two windows, from which on the batcher holds new writes."""
 RATE_WINDOW_S: Final = 0.02
-"""From so many on that wait for their commit, or have been answered in this time, others are held back:"""
+"""Window in which answers are counted."""
 BATCH_WRITES_MAX: Final = 32
-"""until there are so many of them,"""
+"""Held writes at which a batch is submitted at once."""
 BATCH_WAIT_S: Final = 0.003
-"""or for so long, or until someone has been answered, and the next batch begins."""
+"""Longest time that a write is held. An answer to an earlier write ends it too, because the next commit begins."""
 
 DecodeWrite = Callable[[Any], Write]
-"""What a message asks for. Raises ApiError."""
+"""Decodes a message. Raises ApiError."""
 
 
 class WriteBatcher:
-    """One for a service."""
+    """The batcher of a service."""
 
     def __init__(self, service: LedgerService) -> None:
         self._service = service
@@ -39,10 +40,10 @@ class WriteBatcher:
         self._is_flush_scheduled = False
         self._window_start_s = 0.0
         self._window_answers = self._previous_window_answers = 0
-        """Since then, and in as long a time before it."""
+        """Answers in the current window, and in the window before it."""
 
     def write(self, decode: DecodeWrite, message: Any, principal: Principal) -> asyncio.Future[bytes]:
-        """The answer to a write, as it is sent. The future raises ApiError."""
+        """Submit a write, now or with the next batch. The future has the encoded answer, or raises ApiError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
         self._queue.append((decode, message, principal, future))
@@ -67,7 +68,7 @@ class WriteBatcher:
         self._window_answers += answers
 
     def flush(self) -> None:
-        """Holds nobody any longer: what comes next must not overtake them."""
+        """Submit all held writes. A caller that bypasses the batcher flushes first, so that writes keep their order."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -76,25 +77,27 @@ class WriteBatcher:
         for decode, message, principal, future in queued:
             try:
                 self._submit(decode(message), principal, future)
-            except Exception as error:  # noqa: BLE001 - told to the one whose it is, and not to the others
+            except Exception as error:  # noqa: BLE001 - the error of one write must not affect the others
                 _fail(future, error)
 
     def _submit(self, request: Write, principal: Principal, future: asyncio.Future[bytes]) -> None:
         def answer(write_answer: WriteAnswer) -> None:
             self._count_answers(1, asyncio.get_running_loop().time())
             if self._queue and not self._is_flush_scheduled:
-                # Not at once: the log is still telling the others.
+                # In the next turn of the event loop, because the log is still passing on the verdicts of this commit.
                 self._is_flush_scheduled = True
                 asyncio.get_running_loop().call_soon(self.flush)
-            if not future.done():  # or the caller has gone
+            if not future.done():  # a cancelled call has left
                 future.set_result(grpc_codec.encode_answer(write_answer).SerializeToString())
 
         self._service.write_nowait(request, principal, answer, partial(_fail, future))
 
 
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
-    """What is told is all that is wanted of a ApiError. Where it was raised knows the future, which would keep it: the
-    message would stay until a collection of garbage."""
+    """Fail the future of a write, without the traceback of an ApiError.
+
+    The frames of the traceback refer to the future, so the cycle would keep the message until a garbage collection.
+    """
     cause: BaseException | None = error if isinstance(error, ApiError) else None
     while cause is not None:
         cause.__traceback__ = None
