@@ -205,8 +205,8 @@ class BatchState:
         return self._lanes.get(0) or self.get_lane(0)
 
     def get_stream_lane(self, stream: str) -> LaneDraft:
-        """Return the lane of a stream."""
-        return self.get_lane(compute_lane(stream, self.settings.lanes))
+        """Return the lane of a stream. Without a name it is lane 0, the global log."""
+        return self.get_lane(compute_lane(stream, self.settings.lanes) if stream else 0)
 
     def get_lane(self, number: int) -> LaneDraft:
         """Return a lane by its number, which must be one of the log's."""

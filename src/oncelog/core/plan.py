@@ -231,7 +231,7 @@ def _decide_submission(submission: Submission, state: BatchState, validate: Vali
     sequence = _next_sequence(submission.scope, last, state) if lane.number else 0
     if policy.entities or policy.rows:
         return _decide_effects(submission, identity, sequence, lane, state, validate)
-    refused = _check_content(submission, lane, validate) or _check_limits(submission, lane, state)
+    refused = _check_content(submission, lane, validate) or _check_limits(submission, state)
     return refused or _commit(submission, identity, sequence, lane, state)
 
 
@@ -249,7 +249,7 @@ def _decide_effects(
     # The application validates the delta of the client; limits count the body that is stored.
     stored = submission if effects.body is None else replace(submission, body=effects.body)
     growth = 0 if state.tenants is None else effects.compute_growth(state)
-    refused = _check_content(submission, lane, validate) or _check_limits(stored, lane, state, growth)
+    refused = _check_content(submission, lane, validate) or _check_limits(stored, state, growth)
     if refused is not None:
         return refused
     effects.apply(state)
@@ -288,7 +288,7 @@ def _check_content(submission: Submission, lane: LaneDraft, validate: Validate |
     return None if objection is None else Refused(Reason.INVALID, objection, field="body")
 
 
-def _check_limits(submission: Submission, lane: LaneDraft, state: BatchState, growth: int = 0) -> Refused | None:
+def _check_limits(submission: Submission, state: BatchState, growth: int = 0) -> Refused | None:
     """Check the limits of new writes. `growth` is what the write adds to the side state of its stream."""
     if submission.known_only and not submission.fence:  # work under a lease was admitted when it was claimed
         return NOT_KNOWN
@@ -297,7 +297,7 @@ def _check_limits(submission: Submission, lane: LaneDraft, state: BatchState, gr
         if refused is not None:
             return refused
     if submission.rate is not None or submission.stream_rate is not None:
-        return take_tokens(submission, lane, state)  # the last check of all: what passes it is committed
+        return take_tokens(submission, state)  # the last check of all: what passes it is committed
     return None
 
 

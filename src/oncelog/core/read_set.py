@@ -9,6 +9,7 @@ from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.operations import DeleteEntity, SetEntity
 from oncelog.core.policy import STREAM
 from oncelog.core.rules.audit import act_identity
+from oncelog.core.rules.rates import iterate_rates
 from oncelog.core.validation import check_item
 from oncelog.core.values import (
     Acknowledge,
@@ -39,9 +40,6 @@ from oncelog.core.values import (
     client_identity,
     enumerate_items,
     key_identity,
-    open_rate_identity,
-    rate_identity,
-    stream_rate_identity,
 )
 
 
@@ -99,78 +97,54 @@ def build_read_set(batch: Sequence[Request], settings: Settings) -> ReadSet:
 
 def _add_item(item: OtherItem, read_set: ReadSet, settings: Settings) -> None:
     match item:
-        case Claim():
-            read_set.keys.add(key_identity(item))
-            _add_lease(item, read_set)
-        case Renew() | Release():
-            _add_lease(item, read_set)
-        case OpenStream() | SetMember() | Acknowledge():
-            _add_member(item, read_set, settings)
+        case Claim() | Renew() | Release():
+            read_set.leases.add(key_identity(item))
+            if isinstance(item, Claim):
+                read_set.keys.add(key_identity(item))
+        case OpenStream() | SetMember():
+            _add_member_change(item, read_set, settings)
+        case Acknowledge():
+            read_set.members.add((item.scope, item.member))
+            read_set.acknowledged.add((item.scope, item.member))
         case SetCursor():
             read_set.consumers.add((item.scope, item.consumer))
-            _add_lane(item.scope, 0, read_set)
-        case DropTombstones() | FoldRows():
-            _add_compaction(item, read_set)
-        case Leap():
-            read_set.lanes.update(range(settings.lanes + 1))
-        case RecordAct():
-            _add_act(item, read_set, settings)
+        case DropTombstones():
+            read_set.horizons.add(item.scope)
+            read_set.consumers.update((item.scope, name) for name in item.consumers)
+            read_set.rows.update((item.scope, tombstone.table, tombstone.row_id) for tombstone in item.tombstones)
+        case FoldRows():
+            read_set.rows.update((item.scope, table, row_id) for table, row_id in item.rows)
+        case RecordAct() if item.key:
+            read_set.keys.add(act_identity(item))
+    _add_lanes(item, read_set, settings)
 
 
-def _add_lease(item: Claim | Renew | Release, read_set: ReadSet) -> None:
-    read_set.leases.add(key_identity(item))
-    read_set.streams.add(item.scope)
-
-
-def _add_member(item: OpenStream | SetMember | Acknowledge, read_set: ReadSet, settings: Settings) -> None:
-    read_set.members.add((item.scope, item.member))
-    read_set.streams.add(item.scope)
-    if isinstance(item, Acknowledge):
-        read_set.acknowledged.add((item.scope, item.member))
+def _add_lanes(item: OtherItem, read_set: ReadSet, settings: Settings) -> None:
+    """Add the stream of an item, or the lanes of an item without a stream."""
+    if isinstance(item, Leap):
+        read_set.lanes.update(range(settings.lanes + 1))
+    elif item.scope:
+        read_set.streams.add(item.scope)
     else:
-        _add_member_change(item, read_set, settings)
-
-
-def _add_act(item: RecordAct, read_set: ReadSet, settings: Settings) -> None:
-    if item.key:
-        read_set.keys.add(act_identity(item))
-    if item.lane <= settings.lanes:  # `plan` refuses another lane
-        _add_lane(item.scope, item.lane, read_set)
-
-
-def _add_lane(scope: str, lane: int, read_set: ReadSet) -> None:
-    """Add the lane of a stream, or the given one where no stream is named."""
-    if scope:
-        read_set.streams.add(scope)
-    else:
-        read_set.lanes.add(lane)
+        lane = item.lane if isinstance(item, RecordAct) else 0
+        read_set.lanes.add(min(lane, settings.lanes))  # `plan` refuses a higher lane
 
 
 def _add_member_change(item: OpenStream | SetMember, read_set: ReadSet, settings: Settings) -> None:
-    read_set.rosters.add(item.scope)
+    scope = item.scope
+    read_set.members.add((scope, item.member))
+    read_set.rosters.add(scope)
     if isinstance(item, OpenStream):
-        if item.rate is not None:
-            identity = open_rate_identity(item)
-            read_set.rates.add(identity)
-            read_set.lanes.add(compute_lane(identity[0], settings.lanes))
+        for _, bucket in iterate_rates(item):
+            read_set.rates.add(bucket)
+            read_set.lanes.add(compute_lane(bucket[0], settings.lanes))
         return
     if item.actor:
-        read_set.members.add((item.scope, item.actor))
+        read_set.members.add((scope, item.actor))
     if item.present:
-        read_set.acknowledged.add((item.scope, item.member))
+        read_set.acknowledged.add((scope, item.member))
     else:
-        read_set.oldest[item.scope] = read_set.oldest.get(item.scope, 1) + 1
-
-
-def _add_compaction(item: DropTombstones | FoldRows, read_set: ReadSet) -> None:
-    scope = item.scope
-    read_set.streams.add(scope)
-    if isinstance(item, FoldRows):
-        read_set.rows.update((scope, table, row_id) for table, row_id in item.rows)
-        return
-    read_set.horizons.add(scope)
-    read_set.consumers.update((scope, name) for name in item.consumers)
-    read_set.rows.update((scope, tombstone.table, tombstone.row_id) for tombstone in item.tombstones)
+        read_set.oldest[scope] = read_set.oldest.get(scope, 1) + 1
 
 
 def _add_submission(submission: Submission, read_set: ReadSet) -> None:
@@ -183,10 +157,8 @@ def _add_submission(submission: Submission, read_set: ReadSet) -> None:
         read_set.lanes.add(0)
     if policy.members_only:
         read_set.members.add((scope, submission.actor))
-    if submission.rate is not None:
-        read_set.rates.add(rate_identity(submission))
-    if submission.stream_rate is not None:
-        read_set.rates.add(stream_rate_identity(submission))
+    if submission.rate is not None or submission.stream_rate is not None:
+        read_set.rates.update(bucket for _, bucket in iterate_rates(submission))
     if policy.leased:
         read_set.leases.add(key_identity(submission))
     if policy.client_sequence:

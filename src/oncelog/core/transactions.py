@@ -4,15 +4,13 @@ The body of a record is the canonical JSON of its operations, so that whoever se
 and check the proof of it without asking anybody. It is also how operations come over a wire of JSON.
 """
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
-import orjson
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from oncelog.core.canonical import INTEGER_MAX, canonical
+from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.identity import check_length, request_hash, scope_of
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
@@ -168,63 +166,56 @@ _MUST: Final = {
 }
 """Names of the conditions in JSON."""
 _BODY_DECODER: Final = msgspec.json.Decoder(_BodyJson)
+_encode_body: Final = msgspec.json.Encoder(order="sorted").encode
+"""Writes canonical JSON: all names are ASCII, all numbers are integers up to 2^53−1. A test compares it with `canonical`."""
 
 
 def encode_operations(operations: Sequence[Operation]) -> bytes:
-    """What a record of these operations has as its body: their canonical JSON. Raises CanonicalError for numbers
-    beyond 2^53−1, and for texts that Unicode does not allow."""
-    return f'{{"operations":[{",".join([_encode_operation(operation) for operation in operations])}]}}'.encode()
+    """Return the body of the record of these operations: their canonical JSON.
+
+    Raises CanonicalError for a number beyond 2^53−1 and for a lone surrogate.
+    """
+    try:
+        return _encode_body(_BodyJson(tuple([_operation_to_json(operation) for operation in operations])))
+    except UnicodeEncodeError as error:
+        raise CanonicalError("$", "lone surrogate in a string") from error
 
 
-def _encode_operation(operation: Operation) -> str:
-    """In canonical form by hand, members in their order: this is on the way of every write. Tests hold it against
-    `canonical`."""
+def _operation_to_json(operation: Operation) -> OperationJson:
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
-            before = "" if condition is None else f'"condition":{_encode_condition(condition)},'
-            if expires_at_ms is not None:
-                before += f'"expires_at_ms":{_encode_number(expires_at_ms)},'
-            return f'{{"set_entity":{{{before}"key":{_encode_text(key)},"value":"{b64encode(value).decode()}"}}}}'
-        case DeleteEntity(key):
-            return f'{{"delete_entity":{{"key":{_encode_text(key)}}}}}'
+            setting = SetEntityJson(
+                key,
+                value,
+                UNSET if expires_at_ms is None else _check_exact(expires_at_ms),
+                UNSET if condition is None else _condition_to_json(condition),
+            )
+            return OperationJson(set_entity=setting)
+        case DeleteEntity():
+            return OperationJson(delete_entity=operation)
         case Relate():
-            return f'{{"create_relationship":{_encode_relationship(operation)}}}'
+            return OperationJson(create_relationship=operation)
         case Unrelate():
-            return f'{{"delete_relationship":{_encode_relationship(operation)}}}'
+            return OperationJson(delete_relationship=operation)
 
 
-def _encode_relationship(operation: Relate | Unrelate) -> str:
-    relation, resource, subject = (
-        _encode_text(operation.relation),
-        _encode_text(operation.resource),
-        _encode_text(operation.subject),
-    )
-    return f'{{"relation":{relation},"resource":{resource},"subject":{subject}}}'
-
-
-def _encode_condition(condition: Condition) -> str:
+def _condition_to_json(condition: Condition) -> ConditionJson:
     match condition.must:
         case Must.NOT_EXIST:
-            return '{"must_not_exist":true}'
+            return ConditionJson(must_not_exist=True)
         case Must.EXIST:
-            return '{"must_exist":true}'
+            return ConditionJson(must_exist=True)
         case Must.HAVE_VERSION:
-            return f'{{"version_is":{_encode_number(condition.version)}}}'
+            return ConditionJson(version_is=_check_exact(condition.version))
         case Must.HAVE_VALUE:
-            return f'{{"value_equals":"{b64encode(condition.value).decode()}"}}'
+            return ConditionJson(value_equals=condition.value)
 
 
-def _encode_text(text: str) -> str:
-    try:
-        return orjson.dumps(text).decode()
-    except orjson.JSONEncodeError:
-        return canonical(text).decode()  # which knows what is wrong with it
-
-
-def _encode_number(number: int) -> str:
+def _check_exact(number: int) -> int:
+    """Check that a double holds the number exactly."""
     if not -INTEGER_MAX <= number <= INTEGER_MAX:
         raise CanonicalError("$", f"must be at most {INTEGER_MAX}, not {number}")
-    return str(number)
+    return number
 
 
 def decode_operations(record: Record) -> tuple[Operation, ...]:

@@ -22,12 +22,11 @@ from oncelog.core.limits import (
 )
 from oncelog.core.merge import Row, RowDelta, Stamp
 from oncelog.core.operations import Entity, Operation
-from oncelog.core.policy import STREAM, Policy
+from oncelog.core.policy import Policy
 from oncelog.core.tenants import Tenants, Usage
 from oncelog.errors import SettingsError
 
 R = TypeVar("R")
-_OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 
 # --- what comes in -----------------------------------------------------------------------------------
 
@@ -412,7 +411,7 @@ MemberIdentity = tuple[str, str]
 ConsumerIdentity = tuple[str, str]
 """Scope (empty for lane 0), consumer."""
 RateIdentity = tuple[str, str]
-"""Scope (empty for lane 0), actor."""
+"""Scope (empty for lane 0) and actor: the bucket of a rate (core/rules/rates.py)."""
 
 
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
@@ -426,21 +425,6 @@ def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
 def client_identity(submission: Submission) -> ClientIdentity:
     """Whose sequence it is."""
     return (submission.policy.name, submission.scope, submission.client)
-
-
-def rate_identity(submission: Submission) -> RateIdentity:
-    """Whose new writes a rate counts, and where."""
-    return (submission.scope if submission.policy.order is STREAM else "", submission.actor)
-
-
-def open_rate_identity(item: OpenStream) -> RateIdentity:
-    """Return the bucket of a member's new streams. A scope per member spreads them over lanes."""
-    return (f"{_OPEN_RATE_SCOPE_PREFIX}{item.member}", "")
-
-
-def stream_rate_identity(submission: Submission) -> RateIdentity:
-    """The same of all who write to a stream: it stands where an actor without a name would."""
-    return (submission.scope, "")
 
 
 class Settings(Struct, frozen=True):

@@ -19,7 +19,7 @@ from oncelog.core.rules.audit import (
     check_act_quota,
 )
 from oncelog.core.rules.quotas import can_be_known_only, count_in_stream, count_member, is_charged
-from oncelog.core.rules.rates import take_stream_token
+from oncelog.core.rules.rates import take_tokens
 from oncelog.core.values import (
     NOT_KNOWN,
     Acknowledge,
@@ -167,7 +167,7 @@ def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchStat
     added = change.identity if change.act.act == MEMBER_ADDED else None
     refused = check_act_quota(change.act, state, added)
     if refused is None and isinstance(item, OpenStream):
-        refused = take_stream_token(item, state)  # the last check: it takes a token
+        refused = take_tokens(item, state)  # the last check: it takes a token
     if refused is not None:
         return refused
     if added is not None:
@@ -217,7 +217,7 @@ def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
 def set_cursor(item: SetCursor, state: BatchState) -> Applied | Refused:
     """Store the cursor of a named consumer: never beyond the newest, and back only with `rewind`."""
     identity = (item.scope, item.consumer)
-    lane = state.get_stream_lane(item.scope) if item.scope else state.get_lane(0)
+    lane = state.get_stream_lane(item.scope)
     newest = (state.streams.get(item.scope) or 0) if item.scope else lane.position
     if item.cursor is not None and not 0 <= item.cursor <= newest:
         return Refused(

@@ -5,11 +5,12 @@ puts that moment off by the time that one token needs to come back. So whoever h
 all. That time is rounded up to whole microseconds: every store computes the same, and never more are let through.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from oncelog.core.batch_state import Admission, BatchState, LaneDraft
 from oncelog.core.limits import RATE_MAX, WHOLE_REQUEST_ITEMS_MAX
+from oncelog.core.policy import STREAM
 from oncelog.core.values import (
     Bucket,
     OpenStream,
@@ -18,11 +19,9 @@ from oncelog.core.values import (
     Reason,
     Refused,
     Submission,
-    open_rate_identity,
-    rate_identity,
-    stream_rate_identity,
 )
 
+_OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
 CLOCK_BACK_US_MAX: Final = 60 * _SECOND_US
@@ -31,52 +30,45 @@ FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 """How far a bucket can be from being full: by the slowest rate with the largest burst."""
 
 
-def take_tokens(submission: Submission, lane: LaneDraft, state: BatchState) -> Refused | None:
-    """Takes a token for a new write that will be committed, of each rate that it has.
+def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIdentity]]:
+    """Yield the rates of an item, each with its bucket.
 
-    Refused where one has none, and then takes nothing. Where the request is admitted as a whole, the token is taken and
-    `BatchState.admission` records it.
+    An actor has one bucket in each stream, and one for all writes whose order is the lane. The bucket of a stream has no
+    actor. The bucket of the streams that a member opens has a scope per member, which spreads the buckets over lanes.
     """
-    if submission.fence:
+    if isinstance(item, OpenStream):
+        if item.rate is not None:
+            yield item.rate, (f"{_OPEN_RATE_SCOPE_PREFIX}{item.member}", "")
+        return
+    if item.rate is not None:
+        yield item.rate, (item.scope if item.policy.order is STREAM else "", item.actor)
+    if item.stream_rate is not None:
+        yield item.stream_rate, (item.scope, "")
+
+
+def take_tokens(item: Submission | OpenStream, state: BatchState) -> Refused | None:
+    """Take a token of each rate for a new write or a new stream, or refuse the item and take nothing.
+
+    In a request that is admitted as a whole, a submission takes its tokens and `BatchState.admission` keeps the refusal.
+    """
+    if isinstance(item, Submission) and item.fence:
         return None  # the claim took the token
-    return _take_each(_iterate_rates(submission), lane, state, state.admission)
-
-
-def take_stream_token(item: OpenStream, state: BatchState) -> Refused | None:
-    """Take a token for a new stream from its first member, or refuse the stream and take nothing."""
-    if item.rate is None:
-        return None
-    identity = open_rate_identity(item)
-    lane = state.get_stream_lane(identity[0])
-    refused = _take_each([(item.rate, identity)], lane, state, None)
-    if refused is None:
-        lane.is_touched = True
-    return refused
-
-
-def _take_each(
-    rates: Iterable[tuple[Rate, RateIdentity]], lane: LaneDraft, state: BatchState, admission: Admission | None
-) -> Refused | None:
-    taken: list[tuple[RateIdentity, Bucket]] = []
+    admission = state.admission if isinstance(item, Submission) else None
+    taken: list[tuple[LaneDraft, RateIdentity, Bucket]] = []
     longest_wait_us = 0
-    for rate, identity in rates:
+    for rate, identity in iterate_rates(item):
+        lane = state.get_stream_lane(identity[0])
         bucket = state.rates.get(identity)
         full_at_us = 0 if bucket is None else bucket.full_at_us
         after_us, wait_us = take_token(identity, full_at_us, lane.log_time_ms, rate.per_second, rate.burst, admission)
-        taken.append((identity, Bucket(after_us)))
+        taken.append((lane, identity, Bucket(after_us)))
         longest_wait_us = max(longest_wait_us, wait_us)
     refused = refuse_for_wait(longest_wait_us, admission, "the limit of new writes is used up")
     if refused is None:
-        for identity, after in taken:
+        for lane, identity, after in taken:
             state.rates.put(identity, after)
+            lane.is_touched = True
     return refused
-
-
-def _iterate_rates(submission: Submission) -> Iterator[tuple[Rate, RateIdentity]]:
-    if submission.rate is not None:
-        yield submission.rate, rate_identity(submission)
-    if submission.stream_rate is not None:
-        yield submission.stream_rate, stream_rate_identity(submission)
 
 
 def take_token(
