@@ -30,19 +30,16 @@ class Portal:
     def __init__(self, name: str = "portal", build_closed_error: Callable[[], Exception] = build_closed_error) -> None:
         self._build_closed_error = build_closed_error
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls an async function and gives its result. Interrupted, it cancels the call and waits for its end."""
-
-        async def run_call() -> T:
-            return await function(*args, **kwargs)
-
-        return self._wait(run_call)
+        """Call an async function and return its result. An interrupt cancels the call and waits for its end."""
+        return self.call_with_timeout(None, function, *args, **kwargs)
 
     def call_with_timeout(
         self, timeout_s: float | None, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -130,19 +127,12 @@ class Portal:
             self._loop.call_soon_threadsafe(call.begin)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            with self._lock:
-                self._is_closed = True
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
+        with self._runner:  # which cancels the tasks that are left, and closes the loop
+            try:
+                self._loop.run_forever()
+            finally:
+                with self._lock:
+                    self._is_closed = True
 
 
 class _Call(Generic[T]):
@@ -152,11 +142,11 @@ class _Call(Generic[T]):
         self.outcome: Future[T] = Future()
         self.is_sent = False
         self._function = function
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Future[T] | None = None
 
     def begin(self) -> None:
         """On the loop's thread, as everything below."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.ensure_future(self._function())
         self._task.add_done_callback(self._finish)
 
     def cancel(self) -> None:
@@ -165,14 +155,8 @@ class _Call(Generic[T]):
         else:
             self._task.cancel()
 
-    async def _run(self) -> T:
-        return await self._function()
-
-    def _finish(self, task: "asyncio.Task[T]") -> None:
-        if task.cancelled():
-            self.outcome.set_exception(CancelledError())
-            return
-        error = task.exception()
+    def _finish(self, task: "asyncio.Future[T]") -> None:
+        error = CancelledError() if task.cancelled() else task.exception()
         if error is None:
             self.outcome.set_result(task.result())
         else:
