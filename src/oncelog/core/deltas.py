@@ -4,19 +4,17 @@ A push is read in canonical form as a whole. Then the columns of each delta are 
 into its id, its body and its row as they stand.
 """
 
-import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
 import msgspec
-import orjson
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from oncelog.core.canonical import canonical_text, is_unicode, nfc
 from oncelog.core.hlc import format_hlc, parse_hlc
-from oncelog.core.identity import CONTROL_CHARACTER, check_length, check_text, scope_of
+from oncelog.core.identity import CONTROL_CHARACTER, check_length, check_text, locate_fault, scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.policy import DELTAS
@@ -29,7 +27,6 @@ PUSH_DELTAS_MAX: Final = 10_000
 IDENTIFIER_CHARACTERS_MAX: Final = 128
 """Of the names of tables and columns."""
 ROW_ID_CHARACTERS_MAX: Final = 512
-_MISSING_FIELD: Final = re.compile("Object missing required field `(.+)`")
 
 
 def find_gateway_fault(name: str) -> str | None:
@@ -76,30 +73,19 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
     table: str
 
     def compute_id(self) -> bytes:
-        """The id that its content has, whatever it says itself."""
-        return self.compute_id_and_body()[0]
+        """Return the id of the content, whatever `delta_id` says."""
+        identity = _IdentityJson(self.client_id, self.columns, self.hlc, self.row_id, self.table)
+        return sha256(msgspec.json.encode(identity)).digest()
 
-    def compute_id_and_body(self) -> tuple[bytes, bytes]:
-        """That id, and the delta as it is kept (`encode_delta`): in canonical form, if its columns are."""
-        client, hlc, row, table = (
-            _quote(self.client_id),
-            self.hlc.encode(),
-            orjson.dumps(self.row_id),
-            _quote(self.table),
-        )
-        # The clock as it is: one with a quote or a backslash is no clock, and passes neither `to_row_delta` nor the
-        # comparison of `decode_canonical_push`.
-        parts = (client, self.columns, hlc, row, table)
-        identity = sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
-        return identity, _BODY_TEMPLATE % (
-            client,
-            self.columns,
-            identity.hex().encode(),
-            hlc,
-            _ENCODED_OPS[self.op],
-            row,
-            table,
-        )
+
+class _IdentityJson(Struct, frozen=True, gc=False, rename="camel"):
+    """The members of a delta that its id is the hash of."""
+
+    client_id: str
+    columns: Raw
+    hlc: str
+    row_id: str
+    table: str
 
 
 class DecodedPush(Struct, frozen=True):
@@ -142,8 +128,12 @@ def decode_canonical_push(body: bytes) -> DecodedPush | None:
 
 
 def _build_push(deltas: list[DeltaJson]) -> DecodedPush:
-    identified = [delta_json.compute_id_and_body() for delta_json in deltas]
-    return DecodedPush(deltas, [key for key, _ in identified], [body for _, body in identified])
+    keys = [delta_json.compute_id() for delta_json in deltas]
+    bodies = [
+        msgspec.json.encode(replace(delta_json, delta_id=key.hex()))
+        for delta_json, key in zip(deltas, keys, strict=True)
+    ]
+    return DecodedPush(deltas, keys, bodies)
 
 
 def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
@@ -230,55 +220,42 @@ def _check_identifier(name: str, path: str) -> None:
         raise CanonicalError(path, f"must be {expected} of 1 to {IDENTIFIER_CHARACTERS_MAX} characters")
 
 
-# --- what is wrong with them, and where ----------------------------------------------------------------
-
-
 def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalError:
     """Convert an error of the decoder. `path` is that of the decoded value; empty for a body."""
-    reason, _, where = str(error).partition(" - at `")
-    is_body = not path
-    path += where.rstrip("`").removeprefix("$")
-    missing = _MISSING_FIELD.fullmatch(reason)
-    if missing is not None:
-        path, reason = f"{path}.{missing[1]}", "is missing"
+    place, reason = locate_fault(error)
     if reason.startswith("Invalid enum value"):
         reason = f"must be one of {', '.join(op.value for op in Op)}"
-    return CanonicalError((path.removeprefix(".") or "body") if is_body else path, reason)
+    place = place.removeprefix("$")
+    return CanonicalError(path + place if path else place.removeprefix(".") or "body", reason)
 
 
 # --- as they are kept --------------------------------------------------------------------------------
 
 
-_BODY_TEMPLATE: Final = b'{"clientId":%b,"columns":%b,"deltaId":"%b","hlc":"%b","op":"%b","rowId":%b,"table":%b}'
 _ENCODED_OPS: Final = {op: op.value.encode() for op in Op}
 
 
 def encode_op(op: Op) -> bytes:
-    """What of a delta its fingerprint is: two deltas of one id can differ in nothing else."""
+    """Return the fingerprint of a delta with this op: two deltas of one id can differ in nothing else."""
     return _ENCODED_OPS[op]
 
 
-def _quote(text: str) -> bytes:
-    """The same clients and tables come again and again; what is too long to be one is not kept."""
-    return _quote_cached(text) if len(text) <= NAME_CHARACTERS_MAX else orjson.dumps(text)
-
-
-@lru_cache(maxsize=4096)
-def _quote_cached(text: str) -> bytes:
-    return b"%b" % orjson.dumps(text)  # as `canonical` says: it would keep 4 KiB
-
-
 def encode_delta(delta: RowDelta) -> bytes:
-    """A delta in canonical JSON: how it is kept, and how whoever reads it gets it."""
+    """Return a delta in canonical JSON, as it is stored and sent."""
+    return msgspec.json.encode(_to_json(delta))
+
+
+def _to_json(delta: RowDelta) -> DeltaJson:
+    """Raises CanonicalError for a clock beyond 64 bits."""
     columns = ",".join([f'{{"column":"{name}","value":{value.decode()}}}' for name, value in delta.columns])
-    return _BODY_TEMPLATE % (
-        _quote(delta.client_id),
-        f"[{columns}]".encode(),
-        delta.delta_id.hex().encode(),
-        str(delta.hlc).encode(),
-        _ENCODED_OPS[delta.op],
-        orjson.dumps(delta.row_id),
-        _quote(delta.table),
+    return DeltaJson(
+        delta.client_id,
+        Raw(f"[{columns}]".encode()),
+        delta.delta_id.hex(),
+        format_hlc(delta.hlc, "$.hlc"),
+        delta.op,
+        delta.row_id,
+        delta.table,
     )
 
 
@@ -287,8 +264,8 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
 
     Raises CanonicalError for a delta that the Deltas API would refuse.
     """
-    check_delta(change)
-    return build_submission(scope, change, encode_delta(change), actor=actor, rate=rate)
+    body = msgspec.json.encode(_check_delta(change))
+    return build_submission(scope, change, body, actor=actor, rate=rate)
 
 
 def build_submission(
@@ -308,27 +285,19 @@ def build_submission(
     )
 
 
-def check_delta(change: RowDelta, path: str = "$") -> None:
-    """Raises CanonicalError for a delta that could not be pushed."""
+def _check_delta(change: RowDelta) -> DeltaJson:
+    """Return the delta in JSON. Raises CanonicalError for a delta that cannot be pushed."""
     for name, text in (("clientId", change.client_id), ("rowId", change.row_id), ("table", change.table)):
-        check_text(text, f"{path}.{name}")
+        check_text(text, f"$.{name}")
     for index, (name, value) in enumerate(change.columns):
-        _check_identifier(name, f"{path}.columns[{index}].column")
+        _check_identifier(name, f"$.columns[{index}].column")
         if not _is_canonical(value):  # one by one: joined, two that are no values could come to one that is
-            raise CanonicalError(f"{path}.columns[{index}].value", "must be in canonical form")
-    columns = msgspec.json.encode([{"column": name, "value": Raw(value)} for name, value in change.columns])
-    delta_json = DeltaJson(
-        change.client_id,
-        Raw(columns),
-        change.delta_id.hex(),
-        format_hlc(change.hlc, f"{path}.hlc"),
-        change.op,
-        change.row_id,
-        change.table,
-    )
+            raise CanonicalError(f"$.columns[{index}].value", "must be in canonical form")
+    delta_json = _to_json(change)
     identity = delta_json.compute_id()
-    to_row_delta(delta_json, identity, path)
-    check_delta_id(delta_json, identity, path)
+    to_row_delta(delta_json, identity, "$")
+    check_delta_id(delta_json, identity, "$")
+    return delta_json
 
 
 def _is_canonical(value: bytes) -> bool:

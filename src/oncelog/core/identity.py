@@ -11,6 +11,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
+import msgspec
 import orjson
 
 from oncelog.core.canonical import (
@@ -290,6 +291,17 @@ def get_required(members: Mapping[str, JsonValue], name: str, path: str = "$") -
     if name not in members:
         raise CanonicalError(f"{path}.{name}", "is missing")
     return members[name]
+
+
+_MISSING_FIELD: Final = re.compile("Object missing required field `(.+)`")
+
+
+def locate_fault(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return the path of the value that a decoder of msgspec refused, and the reason."""
+    reason, _, path = str(error).partition(" - at `")
+    path = path.rstrip("`") or "$"
+    missing = _MISSING_FIELD.fullmatch(reason)
+    return (path, reason) if missing is None else (f"{path}.{missing[1]}", "is missing")
 
 
 _JSON_NAMES: Final = {

@@ -14,6 +14,7 @@ import orjson
 from msgspec import Struct
 
 from oncelog.core.canonical import INTEGER_MAX, SEND_AS_STRING, canonical_text
+from oncelog.core.identity import locate_fault
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.proof import Block
 from oncelog.core.transactions import TX_ID_DIGITS, OperationJson, encode_operations, format_tx_id, operations_from_json
@@ -47,7 +48,6 @@ from oncelog.server.websocket_frames import encode_json_text
 
 _OPERATIONS_SLICE: Final = slice(len('{"operations":'), -1)
 """Selects the array in the body of a record."""
-_MISSING_PATTERN: Final = re.compile("Object missing required field `(.+)`")
 _UNKNOWN_PATTERN: Final = re.compile("Object contains unknown field `(.+)`", re.DOTALL)
 _ACTOR_REASON: Final = "is assigned by the server and must be left out"
 _UUID_CHARACTERS: Final = 36
@@ -124,12 +124,10 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         # The advice to send a number as a string does not apply: the Ledger API accepts numbers only.
         raise value_error(CanonicalError(error.path, error.reason.removesuffix(SEND_AS_STRING))) from error
     except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `")
-        field = path.rstrip("`").removeprefix("$").removeprefix(".")
-        missing, unknown = _MISSING_PATTERN.fullmatch(reason), _UNKNOWN_PATTERN.fullmatch(reason)
-        if missing is not None:
-            field, reason = f"{field}.{missing[1]}".removeprefix("."), "is missing"
-        elif unknown is not None:
+        path, reason = locate_fault(error)
+        field = path.removeprefix("$").removeprefix(".")
+        unknown = _UNKNOWN_PATTERN.fullmatch(reason)
+        if unknown is not None:
             name = unknown[1]
             field = f"{field}.{name}".removeprefix(".")
             reason = _ACTOR_REASON if name == "actor" else "is not a member of this object; check its spelling"
