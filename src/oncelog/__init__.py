@@ -3,7 +3,6 @@
 The names below are the public ones. Where to start reading: docs/ARCHITECTURE.md, then `oncelog.core.plan`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from oncelog.core.builders import event, write
@@ -65,7 +64,7 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
-from oncelog.deprecation import find_renamed, install
+from oncelog.deprecation import install
 from oncelog.errors import (
     BusyError,
     CanonicalError,
@@ -93,6 +92,7 @@ from oncelog.errors import (
     TransactionError,
     WorkError,
 )
+from oncelog.lazy_names import import_lazily
 from oncelog.storage.memory import MemoryLog
 
 if TYPE_CHECKING:
@@ -116,52 +116,43 @@ if TYPE_CHECKING:
     open = open_log  # noqa: A001 - `oncelog.open`, as one opens a file
 
 _LAZY_NAMES: Final = {
-    "BlockingLog": ("oncelog.engine.blocking", "BlockingLog"),
-    "BlockingRuns": ("oncelog.idempotency.runs", "BlockingRuns"),
-    "Clock": ("oncelog.storage.clock", "Clock"),
-    "Consumer": ("oncelog.storage.store", "Consumer"),
-    "Cursor": ("oncelog.engine.read_results", "Cursor"),
-    "Follower": ("oncelog.engine.read_results", "Follower"),
-    "HttpRequest": ("oncelog.idempotency.http_request", "HttpRequest"),
-    "STORED_STATUSES": ("oncelog.idempotency.asgi", "STORED_STATUSES"),
-    "IdempotencyMiddleware": ("oncelog.idempotency.asgi", "IdempotencyMiddleware"),
-    "Limits": ("oncelog.engine.limits", "Limits"),
-    "DiskLimits": ("oncelog.engine.write_gate", "DiskLimits"),
-    "Log": ("oncelog.engine.log", "Log"),
-    "NewEvent": ("oncelog.server.event_validator", "NewEvent"),
-    "Outcome": ("oncelog.engine.outcome", "Outcome"),
-    "Proven": ("oncelog.engine.read_results", "Proven"),
-    "Reading": ("oncelog.engine.read_results", "Reading"),
-    "Run": ("oncelog.idempotency.runs", "Run"),
-    "RunCounters": ("oncelog.idempotency.runs", "RunCounters"),
-    "RunEvent": ("oncelog.idempotency.runs", "RunEvent"),
-    "Runs": ("oncelog.idempotency.runs", "Runs"),
-    "Shadow": ("oncelog.idempotency.runs", "Shadow"),
-    "Status": ("oncelog.engine.outcome", "Status"),
-    "SharedLog": ("oncelog.idempotency.share", "SharedLog"),
-    "share": ("oncelog.idempotency.share", "share"),
-    "Subscription": ("oncelog.engine.subscription", "Subscription"),
-    "Work": ("oncelog.engine.held_lease", "Work"),
-    "once": ("oncelog.idempotency.once", "once"),
-    "open": ("oncelog.engine.log", "open_log"),
-    "open_blocking": ("oncelog.engine.blocking", "open_blocking"),
-    "work_of": ("oncelog.idempotency.once", "work_of"),
+    "BlockingLog": "oncelog.engine.blocking",
+    "BlockingRuns": "oncelog.idempotency.runs",
+    "Clock": "oncelog.storage.clock",
+    "Consumer": "oncelog.storage.store",
+    "Cursor": "oncelog.engine.read_results",
+    "Follower": "oncelog.engine.read_results",
+    "HttpRequest": "oncelog.idempotency.http_request",
+    "STORED_STATUSES": "oncelog.idempotency.asgi",
+    "IdempotencyMiddleware": "oncelog.idempotency.asgi",
+    "Limits": "oncelog.engine.limits",
+    "DiskLimits": "oncelog.engine.write_gate",
+    "Log": "oncelog.engine.log",
+    "NewEvent": "oncelog.server.event_validator",
+    "Outcome": "oncelog.engine.outcome",
+    "Proven": "oncelog.engine.read_results",
+    "Reading": "oncelog.engine.read_results",
+    "Run": "oncelog.idempotency.runs",
+    "RunCounters": "oncelog.idempotency.runs",
+    "RunEvent": "oncelog.idempotency.runs",
+    "Runs": "oncelog.idempotency.runs",
+    "Shadow": "oncelog.idempotency.runs",
+    "Status": "oncelog.engine.outcome",
+    "SharedLog": "oncelog.idempotency.share",
+    "share": "oncelog.idempotency.share",
+    "Subscription": "oncelog.engine.subscription",
+    "Work": "oncelog.engine.held_lease",
+    "once": "oncelog.idempotency.once",
+    "open": "oncelog.engine.log:open_log",
+    "open_blocking": "oncelog.engine.blocking",
+    "work_of": "oncelog.idempotency.once",
 }
-"""Names that bring asyncio, threads and SQLite with them: whoever computes a key need not wait for that."""
-
-
+"""Names from modules that import asyncio, threads or SQLite. A program that only computes keys does not load them."""
 _RENAMED: Final = {"Room": "DiskLimits"}
 """Deprecated names."""
+
 install()
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LAZY_NAMES:
-        name = find_renamed(__name__, _RENAMED, name)
-    module, attribute = _LAZY_NAMES[name]
-    value = getattr(import_module(module), attribute)
-    globals()[name] = value
-    return value
+__getattr__ = import_lazily(__name__, _LAZY_NAMES, _RENAMED)
 
 
 def __dir__() -> list[str]:

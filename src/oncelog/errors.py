@@ -47,8 +47,8 @@ class OncelogError(Exception):
     """The root: catch it to catch all that Oncelog raises on purpose."""
 
 
-class CanonicalError(OncelogError, ValueError):
-    """A value that has no canonical form. `path` says where (`$.items[2].price`), `reason` why."""
+class _PathError(OncelogError, ValueError):
+    """A fault in a value. `path` is the place of the fault, `reason` describes it."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -56,13 +56,12 @@ class CanonicalError(OncelogError, ValueError):
         self.reason = reason
 
 
-class ProofError(OncelogError, ValueError):
-    """A document that is no proof. `path` says where (`$.block.hash`), `reason` why."""
+class CanonicalError(_PathError):
+    """A value without a canonical form. `path` names the place (`$.items[2].price`), `reason` the fault."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
+
+class ProofError(_PathError):
+    """An invalid proof document. `path` names the place (`$.block.hash`), `reason` the fault."""
 
 
 class PolicyError(OncelogError, ValueError):

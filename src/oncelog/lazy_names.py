@@ -13,12 +13,16 @@ from oncelog.deprecation import find_renamed
 def import_lazily(
     package: str, modules: Mapping[str, str], renamed: Mapping[str, str] | None = None
 ) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package: `modules` maps names to modules, `renamed` old names to new ones."""
+    """Return the `__getattr__` of a package: `modules` maps names to modules, `renamed` old names to new ones.
 
-    def __getattr__(name: str) -> object:  # noqa: N807 - it becomes one
+    A module may be followed by a colon and the name that it has for the object.
+    """
+
+    def __getattr__(name: str) -> object:  # noqa: N807 - the package assigns it to `__getattr__`
         if name not in modules:
             return getattr(sys.modules[package], find_renamed(package, renamed or {}, name))
-        value: object = getattr(import_module(modules[name]), name)
+        module, _, attribute = modules[name].partition(":")
+        value: object = getattr(import_module(module), attribute or name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -19,12 +19,12 @@ from oncelog.core.limits import (
     LANES_DEFAULT,
     LANES_MAX,
     LEASE_MS_DEFAULT,
+    check_whole_numbers,
 )
 from oncelog.core.merge import Row, RowDelta, Stamp
 from oncelog.core.operations import Entity, Operation
 from oncelog.core.policy import Policy
 from oncelog.core.tenants import Tenants, Usage
-from oncelog.errors import SettingsError
 
 R = TypeVar("R")
 
@@ -436,10 +436,8 @@ class Settings(Struct, frozen=True):
     """Evictions happen at the lane positions that are a multiple of this."""
 
     def __post_init__(self) -> None:
-        for name, highest in (("lanes", LANES_MAX), ("eviction_interval", EVICTION_INTERVAL_MAX)):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= highest:
-                raise SettingsError(f"{name} must be a whole number from 1 to {highest}, not {value!r}")
+        check_whole_numbers(self, ["lanes"], highest=LANES_MAX)
+        check_whole_numbers(self, ["eviction_interval"], highest=EVICTION_INTERVAL_MAX)
 
 
 class RequestedSettings(Struct, frozen=True):
