@@ -75,6 +75,17 @@ def test_call_passes_arguments_and_returns_the_result() -> None:
         portal.close()
 
 
+def test_call_passes_an_argument_that_is_named_as_one_of_the_portal() -> None:
+    async def halve(timeout_s: float) -> float:
+        return timeout_s / 2
+
+    portal = Portal()
+    try:
+        assert portal.call(halve, timeout_s=5.0) == 2.5
+    finally:
+        portal.close()
+
+
 def test_run_calls_a_plain_function_in_the_thread_of_the_loop() -> None:
     portal = Portal("of the loop")
     try:

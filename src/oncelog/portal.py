@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -39,7 +40,7 @@ class Portal:
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call an async function and return its result. An interrupt cancels the call and waits for its end."""
-        return self.call_with_timeout(None, function, *args, **kwargs)
+        return self.call_with_timeout(None, partial(function, *args, **kwargs))
 
     def call_with_timeout(
         self, timeout_s: float | None, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs

@@ -315,23 +315,16 @@ def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verif
 
 
 def _find_inclusion_faults(record: Record, proof: Proof, block: Block) -> list[str]:
-    """What in the record, the proof and the block does not go together."""
+    """Describe how record, proof and block contradict each other."""
+    position = block.first_position + proof.index
     comparisons = (
-        ("lane", record.lane, block.lane),
-        ("height", record.height, block.height),
-        ("log_time_ms", record.log_time_ms, block.log_time_ms),
+        (record.lane, block.lane, "the record says lane {}, its block {}"),
+        (record.height, block.height, "the record says height {}, its block {}"),
+        (record.log_time_ms, block.log_time_ms, "the record says log_time_ms {}, its block {}"),
+        (record.position, position, "the record says position {}, its index in the block {}"),
+        (proof.count, block.count, "the proof is of a block with {} records, the block has {}"),
     )
-    findings = [
-        f"the record says {name} {of_record}, its block {of_block}"
-        for name, of_record, of_block in comparisons
-        if of_record != of_block
-    ]
-    if record.position != block.first_position + proof.index:
-        findings.append(
-            f"the record says position {record.position}, its index in the block {block.first_position + proof.index}"
-        )
-    if proof.count != block.count:
-        findings.append(f"the proof is of a block with {proof.count} records, the block has {block.count}")
+    findings = [text.format(found, expected) for found, expected, text in comparisons if found != expected]
     if proof.index >= proof.count:
         findings.append(f"there is no index {proof.index} among {proof.count} records")
     return findings or ["the path does not lead from the record to the block's Merkle root"]

@@ -241,10 +241,15 @@ class BatchState:
             partitions=(),
             body=body,
         )
+        self.append(record, lane)
+        return record
+
+    def append(self, record: Record, lane: LaneDraft) -> None:
+        """Append a record at the position of its lane, which the caller has advanced."""
         self.records.append(record)
         if lane.position % self.settings.eviction_interval == 0:
+            # State that the record at an evicting position has renewed is not evicted by it.
             lane.eviction_time_ms = lane.log_time_ms
-        return record
 
     # --- all or nothing
 

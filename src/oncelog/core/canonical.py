@@ -106,12 +106,9 @@ def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
     """
     try:
         value = _decode_plain(text)
-        encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
+        return value, _encode_plain(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONEncodeError, _NotPlain):
         return None
-    if encoded.isascii() or _is_in_bmp(encoded) or _has_only_bmp_keys(value):
-        return value, encoded
-    return None
 
 
 def canonical_fast(value: JsonValue) -> bytes | None:
@@ -119,12 +116,9 @@ def canonical_fast(value: JsonValue) -> bytes | None:
     try:
         if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
             value = _convert_whole_floats(value, FAST_DEPTH_LEVELS_MAX)
-        encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
+        return _encode_plain(value)
     except (orjson.JSONEncodeError, _NotPlain, RecursionError):
         return None
-    if encoded.isascii() or _is_in_bmp(encoded) or _has_only_bmp_keys(value):
-        return encoded
-    return None
 
 
 def canonical_exact(value: JsonValue) -> bytes:
@@ -323,9 +317,15 @@ def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
     raise _NotPlain
 
 
-def _is_in_bmp(encoded: bytes) -> bool:
-    """True if no character needs four bytes. Deleting them and comparing lengths is the quickest way to look."""
-    return len(encoded.translate(None, _FOUR_BYTE_PREFIXES)) == len(encoded)
+def _encode_plain(value: JsonValue) -> bytes:
+    """Return the JCS form of a plain value, unless the native encoder may sort its keys in another order."""
+    encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
+    # Deleting the first bytes of long characters and comparing lengths is the fastest search for them.
+    if encoded.isascii() or len(encoded.translate(None, _FOUR_BYTE_PREFIXES)) == len(encoded):
+        return encoded
+    if _has_only_bmp_keys(value):
+        return encoded
+    raise _NotPlain
 
 
 def _has_only_bmp_keys(value: JsonValue) -> bool:

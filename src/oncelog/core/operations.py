@@ -40,20 +40,20 @@ class DeleteEntity(Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-class Relate(Struct, frozen=True, forbid_unknown_fields=True):
+class _RelationshipOperation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of the operations on a relationship."""
+
+    resource: str
+    relation: str
+    subject: str
+
+
+class Relate(_RelationshipOperation, frozen=True):
     """Creates a relationship, unless it exists."""
 
-    resource: str
-    relation: str
-    subject: str
 
-
-class Unrelate(Struct, frozen=True, forbid_unknown_fields=True):
+class Unrelate(_RelationshipOperation, frozen=True):
     """Deletes a relationship, if it exists."""
-
-    resource: str
-    relation: str
-    subject: str
 
 
 Operation = SetEntity | DeleteEntity | Relate | Unrelate

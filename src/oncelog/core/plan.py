@@ -108,8 +108,7 @@ def plan(
 
 def _decide_request(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
     if request.mode is not _EACH or request.is_admitted_whole:
-        refused = check_request(request)
-        if refused is not None:
+        if (refused := check_request(request)) is not None:
             return [refused] * len(request.items)
     if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, state)):
         return _decide_atomically(request, first, state, validate)
@@ -209,8 +208,7 @@ _RULES: Final[Mapping[type, Callable[[Any, BatchState], Verdict]]] = dict(
 def _decide_submission(submission: Submission, state: BatchState, validate: Validate | None) -> Verdict:
     policy = submission.policy
     if policy.members_only:
-        refused = check_member(submission.scope, submission.actor, state)
-        if refused is not None:
+        if (refused := check_member(submission.scope, submission.actor, state)) is not None:
             return refused
     lane = state.get_policy_lane(policy, submission.scope)
     identity = key_identity(submission)
@@ -225,8 +223,7 @@ def _decide_submission(submission: Submission, state: BatchState, validate: Vali
     if answer is not None:
         return answer
     last = state.streams.get(submission.scope) or 0 if lane.number else 0  # streams are not in lane 0
-    refused = _check_expectation(submission, lane.position, last)
-    if refused is not None:
+    if (refused := _check_expectation(submission, lane.position, last)) is not None:
         return refused
     sequence = _next_sequence(submission.scope, last, state) if lane.number else 0
     if policy.entities or policy.rows:
@@ -292,13 +289,10 @@ def _check_limits(submission: Submission, state: BatchState, growth: int = 0) ->
     """Check the limits of new writes. `growth` is what the write adds to the side state of its stream."""
     if submission.known_only and not submission.fence:  # work under a lease was admitted when it was claimed
         return NOT_KNOWN
-    if state.tenants is not None:
-        refused = check_quota(submission, state, growth)
-        if refused is not None:
-            return refused
-    if submission.rate is not None or submission.stream_rate is not None:
-        return take_tokens(submission, state)  # the last check of all: what passes it is committed
-    return None
+    refused = None if state.tenants is None else check_quota(submission, state, growth)
+    if refused is not None or (submission.rate is None and submission.stream_rate is None):
+        return refused
+    return take_tokens(submission, state)  # the last check: the caller commits a write that passes
 
 
 # --- the commit --------------------------------------------------------------------------------------
@@ -323,7 +317,7 @@ def _commit(
         clear_lease(submission, state)
     if state.tenants is not None:
         count_write(submission, state, growth)
-    state.records.append(
+    state.append(
         Record(
             number,
             position,
@@ -339,9 +333,7 @@ def _commit(
             submission.client_sequence,
             submission.partitions,
             submission.body,
-        )
+        ),
+        lane,
     )
-    if position % state.settings.eviction_interval == 0:
-        # The record at an evicting position applies first: what it renewed is not evicted by it.
-        lane.eviction_time_ms = log_time_ms
     return Committed(receipt)

@@ -167,7 +167,7 @@ _MUST: Final = {
 """Names of the conditions in JSON."""
 _BODY_DECODER: Final = msgspec.json.Decoder(_BodyJson)
 _encode_body: Final = msgspec.json.Encoder(order="sorted").encode
-"""Writes canonical JSON: all names are ASCII, all numbers are integers up to 2^53−1. A test compares it with `canonical`."""
+"""Writes canonical JSON, since all names are ASCII and all numbers are integers up to 2^53−1."""
 
 
 def encode_operations(operations: Sequence[Operation]) -> bytes:

@@ -92,19 +92,22 @@ class Claim(KeyedItem, frozen=True, gc=False, kw_only=True):
     """Answer the claim only if its key is stored; refuse new work with NOT_KNOWN."""
 
 
-class Renew(KeyedItem, frozen=True, gc=False, kw_only=True):
-    """Keeps a lease alive while the work goes on."""
+class LeaseItem(KeyedItem, frozen=True, gc=False, kw_only=True):
+    """Fields of the items that name a lease."""
 
     holder: str
     fence: int
+
+
+class Renew(LeaseItem, frozen=True, gc=False, kw_only=True):
+    """Extends a lease while the work goes on."""
+
     lease_ms: int = LEASE_MS_DEFAULT
 
 
-class Release(KeyedItem, frozen=True, gc=False, kw_only=True):
+class Release(LeaseItem, frozen=True, gc=False, kw_only=True):
     """Gives a lease back without a result."""
 
-    holder: str
-    fence: int
     failure: bytes | None = None
     """What those who wait for the work are told; None where it did not fail but was given up."""
     actor: str = ""

@@ -164,14 +164,10 @@ def check_audit_record(record: Record, lanes: int) -> str | None:
 def decode_audit_entry(record: Record) -> AuditEntry:
     """Decode an audit record or a restore record. Raises msgspec.MsgspecError for a body that is neither."""
     is_restore = record.policy == RESTORE_POLICY
-    if record.erased:
-        body = _AuditBody()
-    elif is_restore:
-        body = _BODY_DECODER.decode(record.body)
+    body = _AuditBody() if record.erased else _BODY_DECODER.decode(record.body)
+    if is_restore and not record.erased:
         details = _OBJECT_DECODER.decode(record.body)
         body.details = {name: value for name, value in details.items() if name not in ("type", "actor")}
-    else:
-        body = _BODY_DECODER.decode(record.body)
     return AuditEntry(
         lane=record.lane,
         position=record.position,

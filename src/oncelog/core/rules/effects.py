@@ -91,8 +91,7 @@ def _apply_operations(submission: Submission, version: int, log_time_ms: int, st
                 identity = (submission.scope, operation.key)
                 if operation.condition is not None:
                     current = _find_live_entity(effects, identity, log_time_ms, state)
-                    refused = _check_condition(operation.key, operation.condition, current, index)
-                    if refused is not None:
+                    if (refused := _check_condition(operation.key, operation.condition, current, index)) is not None:
                         return refused
                 effects.entities[identity] = Entity(operation.value, version, operation.expires_at_ms)
             case DeleteEntity(key):

@@ -60,8 +60,7 @@ def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused
             return _extend(replace(lease, fingerprint=item.fingerprint), item, lane, state)
     if item.known_only:
         return NOT_KNOWN
-    refused = check_quota(item, state)
-    if refused is not None:
+    if (refused := check_quota(item, state)) is not None:
         return refused
     count_in_stream(item.scope, state, takes_token=True)
     lane.fence += 1

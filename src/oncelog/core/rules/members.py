@@ -71,8 +71,7 @@ def open_stream(item: OpenStream, state: BatchState) -> Applied | Refused:
 
 def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
     """Add or remove a member, or set its role; a repeated request changes nothing."""
-    refused = _check_actor(item, state)
-    if refused is not None:
+    if (refused := _check_actor(item, state)) is not None:
         return refused
     member = state.members.get((item.scope, item.member))
     roster = state.rosters.get(item.scope) or Roster()
@@ -97,8 +96,7 @@ def _check_actor(item: SetMember, state: BatchState) -> Refused | None:
     is_leaving = item.actor == item.member and not item.present
     if not item.actor or (is_leaving and not state.members.get((item.scope, item.actor))):
         return None
-    refused = check_member(item.scope, item.actor, state)
-    if refused is not None:
+    if (refused := check_member(item.scope, item.actor, state)) is not None:
         return refused
     is_own = item.actor == item.member and item.role is not Role.OWNER
     actor = state.members.get((item.scope, item.actor))
@@ -195,8 +193,7 @@ def _put_change(change: _RosterChange, state: BatchState) -> Applied:
 
 def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
     """Moves a member's watermark forward, never back and never beyond the stream."""
-    refused = check_member(item.scope, item.member, state)
-    if refused is not None:
+    if (refused := check_member(item.scope, item.member, state)) is not None:
         return refused
     last = state.streams.get(item.scope) or 0
     if not 0 <= item.sequence <= last:

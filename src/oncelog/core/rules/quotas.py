@@ -84,8 +84,7 @@ def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) ->
     owners = state.tenants.list_for(item.scope, ()) if growth else ()
     for tenant in _list_tenants(item, state.tenants):
         more = size + growth if tenant in owners else size
-        refused = _check_tenant(tenant, state, more, records=1, takes_token=True)
-        if refused is not None:
+        if (refused := _check_tenant(tenant, state, more, records=1, takes_token=True)) is not None:
             return refused
     return None
 
@@ -148,8 +147,7 @@ def check_act_limits(scope: str, state: BatchState, *, act_bytes: int, member: M
     size = act_bytes + (member_bytes(member) if member is not None and is_new else 0)
     records = (act_bytes > 0) + is_new
     for tenant in state.tenants.list_for(scope, ()):
-        refused = _check_tenant(tenant, state, size, records=records, takes_token=act_bytes > 0)
-        if refused is not None:
+        if (refused := _check_tenant(tenant, state, size, records=records, takes_token=act_bytes > 0)) is not None:
             return refused
     return None
 

@@ -33,8 +33,8 @@ FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIdentity]]:
     """Yield the rates of an item, each with its bucket.
 
-    An actor has one bucket in each stream, and one for all writes whose order is the lane. The bucket of a stream has no
-    actor. The bucket of the streams that a member opens has a scope per member, which spreads the buckets over lanes.
+    An actor has one bucket in each stream, and one for all writes whose order is the lane. The bucket of a stream has
+    no actor. The bucket of the streams that a member opens has a scope per member, which spreads buckets over lanes.
     """
     if isinstance(item, OpenStream):
         if item.rate is not None:
@@ -49,7 +49,7 @@ def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIde
 def take_tokens(item: Submission | OpenStream, state: BatchState) -> Refused | None:
     """Take a token of each rate for a new write or a new stream, or refuse the item and take nothing.
 
-    In a request that is admitted as a whole, a submission takes its tokens and `BatchState.admission` keeps the refusal.
+    In a request that is admitted as a whole, a submission takes its tokens; `BatchState.admission` keeps the refusal.
     """
     if isinstance(item, Submission) and item.fence:
         return None  # the claim took the token
