@@ -107,9 +107,8 @@ def plan(
 
 
 def _decide_request(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
-    if request.mode is not _EACH or request.is_admitted_whole:
-        if (refused := check_request(request)) is not None:
-            return [refused] * len(request.items)
+    if (request.mode is not _EACH or request.is_admitted_whole) and (refused := check_request(request)) is not None:
+        return [refused] * len(request.items)
     if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, state)):
         return _decide_atomically(request, first, state, validate)
     return _decide_items(request, first, state, validate)
@@ -207,9 +206,8 @@ _RULES: Final[Mapping[type, Callable[[Any, BatchState], Verdict]]] = dict(
 
 def _decide_submission(submission: Submission, state: BatchState, validate: Validate | None) -> Verdict:
     policy = submission.policy
-    if policy.members_only:
-        if (refused := check_member(submission.scope, submission.actor, state)) is not None:
-            return refused
+    if policy.members_only and (refused := check_member(submission.scope, submission.actor, state)) is not None:
+        return refused
     lane = state.get_policy_lane(policy, submission.scope)
     identity = key_identity(submission)
     remembered = state.keys.get(identity) if submission.key else None
