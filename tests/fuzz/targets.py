@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 from aiohttp import http_parser
 from aiohttp.base_protocol import BaseProtocol
-from aiohttp.web import HTTPRequestEntityTooLarge
+from aiohttp.web import HTTPRequestEntityTooLarge, Response
 from google.protobuf.message import DecodeError
 
 from fuzz.damage import read_damaged_log
@@ -44,7 +44,6 @@ from oncelog.server.http_fast_path import HEAD_BYTES_MAX, HttpFastPath
 from oncelog.server.ledger import codec, grpc_codec
 from oncelog.server.ledger import reads as ledger_reads
 from oncelog.server.limits import ApiLimits
-from oncelog.server.request_gate import find_dialect
 from server.auth.auth_material import NOW_MS, tokens
 
 CORPUS: Final = Path(__file__).with_name("corpus")
@@ -193,8 +192,7 @@ def _fast_path() -> HttpFastPath:
     return HttpFastPath(
         {WRITE_PATH: lambda _: None},
         check_request=lambda _, __: None,
-        count_failure=lambda _, __: None,
-        find_dialect=find_dialect,
+        respond_to_failure=lambda *_: Response(),
         body_bytes_max=BODY_BYTES_MAX,
         varies_by_origin=False,
     )

@@ -120,15 +120,16 @@ class Server:
         fast_routes = self.apis.ledger.list_fast_routes()
         self._http = HttpServer(settings, self._gate, self._certificate, fast_routes)
         self._tasks = BackgroundTasks()
-        loaders: list[Callable[[], None]] = [self._certificate.load, self._authenticator.reload]
+        self._loaders: list[Callable[[], None]] = [self._authenticator.reload, self._certificate.load]
+        """Functions that load files. They raise OncelogError, and then keep their previous content."""
         if self._schemas is not None:
-            loaders.append(self._schemas.reload)
+            self._loaders.append(self._schemas.reload)
         self._reloader = Reloader(
             settings,
             load_settings,
             self.apis,
             self._authenticator,
-            loaders,
+            self._loaders,
             self._tasks,
             run_checks=self.run_checks,
         )
@@ -172,10 +173,8 @@ class Server:
     async def start(self) -> None:
         """Open the log and listen. Raises OncelogError if either fails."""
         self.subscribe_credentials(self._record_credential)
-        self._authenticator.reload()
-        if self._schemas is not None:
-            self._schemas.reload()
-        self._certificate.load()
+        for load in self._loaders:
+            load()
         async with AsyncExitStack() as opened:
             await opened.enter_async_context(self.log)
             self.hub.start(await self.log.listen(self.hub))

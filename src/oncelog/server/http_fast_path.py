@@ -9,7 +9,6 @@ Nothing of HTTP is understood in two ways: a head is read by aiohttp's own parse
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -19,14 +18,10 @@ from aiohttp import HttpVersion11, base_protocol, helpers, http_exceptions, http
 from msgspec import Struct
 
 from oncelog.server.connection_limiter import Caller, ForwardedRequest, Transport
-from oncelog.server.errors import SERVER_FAILURE, ApiError
 from oncelog.server.http_protocol import RESPONSE_HEADERS
 from oncelog.server.http_requests import JSON, parse_bearer
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.preauth_limiter import PreauthLimiter
-from oncelog.server.problems import ProblemDialect, to_error_response
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 HEADS_MAX: Final = 4096
 """Heads that are known again. A client sends the same one for every body of the same length."""
@@ -96,18 +91,15 @@ class HttpFastPath:
         routes: Mapping[str, FastHandler],
         *,
         check_request: Callable[[str, str], None],
-        count_failure: Callable[[str, ApiError], None],
-        find_dialect: Callable[[str], ProblemDialect],
+        respond_to_failure: Callable[[str, str, Exception], web.Response],
         body_bytes_max: int,
         varies_by_origin: bool,
     ) -> None:
         self.routes = routes
         self.check_request = check_request
         """Raises ApiError for a request that is not served, by its address and `Host`."""
-        self.count_failure = count_failure
-        """Told of every request that was refused: its path, and why."""
-        self.find_dialect = find_dialect
-        """Finds the dialect of the errors of a path."""
+        self.respond_to_failure = respond_to_failure
+        """Returns the response to a request that failed, by its method, path and error."""
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
         self._extra_headers = b"Vary: Origin\r\n" if varies_by_origin else b""
         """Lines of every answer's head."""
@@ -311,12 +303,8 @@ class _FastConnection(asyncio.Protocol):
         self._send(self._fast_path.encode_ok(body))
 
     def _send_error(self, error: Exception) -> None:
-        if not isinstance(error, ApiError):
-            logger.error("a request failed", exc_info=error, extra={"method": "POST", "path": self._path})
-            error = SERVER_FAILURE
-        else:
-            self._fast_path.count_failure(self._path, error)
-        self._send(self._fast_path.encode_error(to_error_response(error, self._fast_path.find_dialect(self._path))))
+        response = self._fast_path.respond_to_failure("POST", self._path, error)
+        self._send(self._fast_path.encode_error(response))
 
     def _send(self, data: bytes) -> None:
         if self._transport.is_closing():

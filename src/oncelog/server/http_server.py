@@ -20,7 +20,7 @@ from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.listener import AddressLookup, Listener, bind
 from oncelog.server.metrics import Counts
 from oncelog.server.preauth_limiter import PreauthLimiter
-from oncelog.server.request_gate import Handler, RequestGate, find_dialect
+from oncelog.server.request_gate import Handler, RequestGate
 from oncelog.server.settings import ServerSettings
 from oncelog.server.tls import ServerCertificate
 from oncelog.server.web_chat.endpoints import WebChat
@@ -139,8 +139,7 @@ class HttpServer(HttpPort):
         self.fast_path = HttpFastPath(
             fast_routes,
             check_request=gate.check_fast_request,
-            count_failure=gate.count_failure,
-            find_dialect=find_dialect,
+            respond_to_failure=gate.respond_to_failure,
             body_bytes_max=settings.api_limits.frame_bytes_max,
             varies_by_origin=gate.varies_by_origin,
         )

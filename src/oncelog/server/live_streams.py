@@ -56,14 +56,15 @@ class LiveStreams:
         if request.method == "HEAD":
             return response
         counts.sse_connections += 1
-        stream = _LiveStream(self._auth_gate, call, names, response, self._encode_error)
+        chunks = _iterate_chunks(hello, batches, encode)
+        stream = _LiveStream(self._auth_gate, call, names, response, chunks, self._encode_error)
         self._streams.add(stream)
         try:
             # Nothing is read from the client, so only the protocol notices that the connection is closed.
             protocol = request.protocol
             assert isinstance(protocol, HttpProtocol)  # noqa: S101 - the server has no other protocol
             with protocol.call_on_loss(partial(stream.stop, None)):
-                await stream.run(_iterate_chunks(hello, batches, encode))
+                await stream.run()
         finally:
             self._streams.discard(stream)
             counts.sse_connections -= 1
@@ -102,6 +103,7 @@ class _LiveStream:
         call: Call,
         names: Sequence[str],
         response: web.StreamResponse,
+        chunks: AsyncGenerator[bytes, None],
         encode_error: Callable[[ApiError], bytes],
     ) -> None:
         self._heartbeat_s = auth_gate.limits.heartbeat_ms / 1000
@@ -111,14 +113,18 @@ class _LiveStream:
         self._names = names
         self._response = response
         self._encode_error = encode_error
-        self._send_task: asyncio.Task[None] | None = None
-        self._is_ended = False
         self._last_chunk = b""
+        self._send_task = asyncio.get_running_loop().create_task(self._send_all(chunks))
 
-    async def run(self, chunks: AsyncGenerator[bytes, None]) -> None:
-        """Send the chunks until there are no more, or the stream is ended."""
+    async def run(self) -> None:
+        """Return when all chunks are sent, or the stream is ended."""
         try:
-            await self._send_until_ended(chunks)
+            try:
+                await asyncio.wait([self._send_task])
+            finally:
+                self._send_task.cancel()  # if this task was cancelled
+            if not self._send_task.cancelled():
+                self._send_task.result()
             await self._write(self._last_chunk)
         except ConnectionError:
             pass  # the client has closed the connection
@@ -129,17 +135,6 @@ class _LiveStream:
             self._counts.slow_readers_closed += 1
             if self._request.transport is not None:
                 self._request.transport.abort()
-
-    async def _send_until_ended(self, chunks: AsyncGenerator[bytes, None]) -> None:
-        if self._is_ended:
-            return
-        self._send_task = asyncio.get_running_loop().create_task(self._send_all(chunks))
-        try:
-            await asyncio.wait([self._send_task])
-        finally:
-            self._send_task.cancel()  # if this task was cancelled
-        if not self._send_task.cancelled():
-            self._send_task.result()
 
     def renew(self, principal: Principal | None) -> None:
         """As `OpenConnection` says."""
@@ -152,11 +147,9 @@ class _LiveStream:
 
     def stop(self, error: ApiError | None) -> None:
         """End the stream, with a reason if there is one."""
-        self._is_ended = True
         if error is not None:
             self._last_chunk = self._encode_failure(error)
-        if self._send_task is not None:
-            self._send_task.cancel()
+        self._send_task.cancel()
 
     def _encode_failure(self, error: ApiError) -> bytes:
         return b"event: error\ndata: %b\n\n" % self._encode_error(error)

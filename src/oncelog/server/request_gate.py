@@ -86,23 +86,27 @@ class RequestGate:
         return response
 
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        dialect = find_dialect(request.path)
         try:
             self.check_request(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204, headers=PREFLIGHT_HEADERS)
             return await handler(request)
-        except ApiError as error:
-            self.count_failure(request.path, error)
-            return to_error_response(error, dialect)
         except web.HTTPException as error:
             allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-            return to_error_response(self._to_api_error(error), dialect, allowed)
+            return to_error_response(self._to_api_error(error), find_dialect(request.path), allowed)
         except (asyncio.CancelledError, ConnectionError):
             raise
-        except Exception:
-            logger.exception("a request failed", extra={"method": request.method, "path": request.path})
-            return to_error_response(SERVER_FAILURE, dialect)
+        except Exception as error:  # noqa: BLE001 - logged with its stack trace
+            return self.respond_to_failure(request.method, request.path, error)
+
+    def respond_to_failure(self, method: str, path: str, error: Exception) -> web.Response:
+        """Return the response to a request that failed. Count the error of a client, and log one of the server."""
+        if isinstance(error, ApiError):
+            self.limiter.counts.requests[_find_api_name(path), "http", error.code] += 1
+        else:
+            logger.error("a request failed", exc_info=error, extra={"method": method, "path": path})
+            error = SERVER_FAILURE
+        return to_error_response(error, find_dialect(path))
 
     def _to_api_error(self, error: web.HTTPException) -> ApiError:
         """Return the error for a request that aiohttp refuses."""
@@ -117,10 +121,6 @@ class RequestGate:
                 return ApiError(error_codes.METHOD_NOT_ALLOWED, message)
             case _:
                 return ApiError(error_codes.BAD_REQUEST, error.reason, status=error.status)
-
-    def count_failure(self, path: str, error: ApiError) -> None:
-        """Count a request that was refused."""
-        self.limiter.counts.requests[_find_api_name(path), "http", error.code] += 1
 
     # --- host and origin
 

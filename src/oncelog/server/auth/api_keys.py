@@ -10,8 +10,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -247,7 +246,7 @@ class ApiKeys(CredentialUser):
         client_id = parse_new_client_id(client_id, "$.client_id")
         name = _check_name(name, "$.name")
         secret = secrets.token_bytes(API_KEY_SECRET_BYTES)
-        with self._lock_file() as path:
+        with secret_files.lock_file(self._path) as path:
             keys = dict(self.load_keys()) if path.exists() else {}
             if len(keys) >= API_KEYS_MAX:
                 raise LimitExceededError("API_KEYS_MAX", API_KEYS_MAX)
@@ -260,7 +259,7 @@ class ApiKeys(CredentialUser):
 
     def revoke(self, key_id: str) -> ApiKey | None:
         """Revoke a key; its entry stays in the file. Returns None for an unknown id. A revoked key stays as it is."""
-        with self._lock_file() as path:
+        with secret_files.lock_file(self._path) as path:
             keys = self.load_keys()
             stored = keys.get(key_id)
             if stored is None or stored.key.revoked_ms is not None:
@@ -268,13 +267,6 @@ class ApiKeys(CredentialUser):
             revoked = msgspec.structs.replace(stored.key, revoked_ms=self._now_ms())
             self._write(path, {**keys, key_id: _StoredKey(revoked, stored.hash)})
         return revoked
-
-    @contextmanager
-    def _lock_file(self) -> Iterator[Path]:
-        """Yield the path with symbolic links resolved, so that a new file replaces the file and not a link to it."""
-        path = self._path.resolve()
-        with secret_files.lock_file(path):
-            yield path
 
     def _write(self, path: Path, keys: KeysById) -> None:
         text = _encode_file(keys)

@@ -137,20 +137,23 @@ def parse_json(contents: FileContents) -> JsonValue:
 
 
 @contextmanager
-def lock_file(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[Path]:
     """Lock a file against changes by other processes and threads.
+
+    Yields the path with symbolic links resolved, so that a new file replaces the file and not a link to it.
 
     The lock is on a separate file, which stays. Each change replaces the file itself, and a lock on a replaced file
     has no effect.
     """
-    lock_path = f"{path}.lock"
+    resolved = path.resolve()
+    lock_path = f"{resolved}.lock"
     try:
         descriptor = open_or_create(lock_path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
         raise SettingsError(f"{lock_path} cannot be opened: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield resolved
     finally:
         os.close(descriptor)
 

@@ -189,8 +189,7 @@ class Tokens(CredentialUser):
 
     def _to_principal(self, claims: Mapping[str, JsonValue], key: SigningKey) -> Principal:
         expires_ms = self._check_times(claims)
-        self._check_issuer(claims)
-        self._check_audience(claims)
+        self._check_issuer_and_audience(claims)
         client_id = parse_new_client_id(claims["client_id"], "$.client_id") if "client_id" in claims else None
         name = self._settings.grants_claim
         return Principal(
@@ -215,18 +214,13 @@ class Tokens(CredentialUser):
             raise AuthError("token: valid for longer than tokens.lifetime_max_ms")
         return end_ms + leeway_ms
 
-    def _check_issuer(self, claims: Mapping[str, JsonValue]) -> None:
-        issuer = self._settings.issuer
+    def _check_issuer_and_audience(self, claims: Mapping[str, JsonValue]) -> None:
+        issuer, accepted = self._settings.issuer, self._settings.audiences
         if issuer is not None and claims.get("iss") != issuer:
             raise AuthError("token: of another issuer")
-
-    def _check_audience(self, claims: Mapping[str, JsonValue]) -> None:
-        accepted = self._settings.audiences
-        if not accepted:
-            return
         claim = claims.get("aud")
         audiences = claim if type(claim) is list else [claim]
-        if not any(type(audience) is str and audience in accepted for audience in audiences):
+        if accepted and not any(type(audience) is str and audience in accepted for audience in audiences):
             raise AuthError("token: for another audience")
 
 
