@@ -164,7 +164,9 @@ class EndpointRouter:
         if not endpoint.is_public:
             call.principal = self._auth_gate.authenticate(get_credential(request), caller)
         if endpoint.parameters is not None:
-            _parse_parameters(call, endpoint.parameters)
+            # Most writes have no query, and then there is nothing to parse.
+            sent = _parse_query(call, endpoint.parameters) if request.rel_url.raw_query_string else {}
+            call.parameters = {one.name: _parse_parameter(call, one, sent) for one in endpoint.parameters}
         _authorize(endpoint, call)
         if endpoint.body is not None:
             await self._read_body(endpoint, endpoint.body, call)
@@ -201,14 +203,8 @@ def _authorize(endpoint: Endpoint, call: Call) -> None:
         call.scope = endpoint.authorize(call)
 
 
-def _parse_parameters(call: Call, expected: tuple[Parameter, ...]) -> None:
-    """Set the values of all parameters. Raises ApiError for one that is unknown, repeated or malformed."""
-    # Most writes have no query, and then there is nothing to parse.
-    sent = _parse_query(call, expected) if call.request.rel_url.raw_query_string else {}
-    call.parameters = {one.name: _parse_parameter(call, one, sent) for one in expected}
-
-
 def _parse_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
+    """Return the texts of all parameters in the query. Raises ApiError for one that is unknown or repeated."""
     queries = [one for one in expected if one.place == "query"]
     by_name = {one.name: one for one in queries} | {one.previous_name: one for one in queries if one.previous_name}
     sent: dict[str, Any] = {}

@@ -54,9 +54,9 @@ async def describe_outcome(
     return {**answer, "proof": orjson.Fragment(encode_document(proof_document(proven)))}
 
 
-def unknown_error(field: str, reason: str = NEVER_COMMITTED) -> ApiError:
+def unknown_error(field: str) -> ApiError:
     """Return the error for an id without a record that the caller may read."""
-    return field_error(field, reason, error_codes.NOT_FOUND)
+    return field_error(field, NEVER_COMMITTED, error_codes.NOT_FOUND)
 
 
 def outcome_schema(**content: Schema) -> Schema:

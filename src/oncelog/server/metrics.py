@@ -6,6 +6,7 @@ it is on the event loop's thread, so no addition is lost, and no lock is needed.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec import Struct
@@ -34,57 +35,35 @@ CONNECTION_REFUSALS: Final = (
 """Reasons of refused and closed connections. Each has a sample from the start, so that its first increase is seen."""
 
 
+@dataclass(slots=True, eq=False)
 class Counts:
     """Plain numbers that the server adds to: `counts.frames_received += 1`. Only those of connections go down again."""
 
-    __slots__ = (
-        "auth_failures",
-        "auth_failures_limited",
-        "bytes_sent",
-        "connections_refused",
-        "deliveries",
-        "deltas",
-        "events_committed",
-        "events_rejected",
-        "events_replayed",
-        "frames_received",
-        "ledger_writes",
-        "messages",
-        "requests",
-        "slow_readers_closed",
-        "slow_readers_warned",
-        "sse_connections",
-        "unauthenticated_connections",
-        "unauthenticated_requests",
-        "ws_connections",
-    )
-
-    def __init__(self) -> None:
-        self.ws_connections = 0
-        self.sse_connections = 0
-        self.frames_received = 0
-        self.events_committed = 0
-        self.events_replayed = 0
-        self.events_rejected: defaultdict[str, int] = defaultdict(int)
-        """By reason, a name from the API's table and never one that a client chose."""
-        self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """By API, kind and outcome. No label comes from a client, as the number of series would grow without limit."""
-        self.ledger_writes: defaultdict[str, int] = defaultdict(int)
-        """By what became of them: new, answered from memory or from the store, or an error's code."""
-        self.deltas: defaultdict[str, int] = defaultdict(int)
-        """By what became of them: committed, known, known under another op."""
-        self.messages: defaultdict[str, int] = defaultdict(int)
-        """By what became of them: committed, known, known with other content."""
-        self.deliveries = 0
-        self.bytes_sent = 0
-        self.slow_readers_warned = 0
-        self.slow_readers_closed = 0
-        self.auth_failures = 0
-        self.auth_failures_limited = 0
-        """Those of the failures that were answered with RATE_LIMITED."""
-        self.unauthenticated_connections = 0
-        self.unauthenticated_requests = 0
-        self.connections_refused = dict.fromkeys(CONNECTION_REFUSALS, 0)
+    ws_connections: int = 0
+    sse_connections: int = 0
+    frames_received: int = 0
+    events_committed: int = 0
+    events_replayed: int = 0
+    events_rejected: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By reason, a name from the API's table and never one that a client chose."""
+    requests: defaultdict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
+    """By API, kind and outcome. No label comes from a client, as the number of series would grow without limit."""
+    ledger_writes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By what became of them: new, answered from memory or from the store, or an error's code."""
+    deltas: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By what became of them: committed, known, known under another op."""
+    messages: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By what became of them: committed, known, known with other content."""
+    deliveries: int = 0
+    bytes_sent: int = 0
+    slow_readers_warned: int = 0
+    slow_readers_closed: int = 0
+    auth_failures: int = 0
+    auth_failures_limited: int = 0
+    """Those of the failures that were answered with RATE_LIMITED."""
+    unauthenticated_connections: int = 0
+    unauthenticated_requests: int = 0
+    connections_refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONNECTION_REFUSALS, 0))
 
 
 class Metrics(Collector):

@@ -174,7 +174,7 @@ class ApiKeys(CredentialUser):
         keys = {
             id_: _intersect_keys(stored, new)
             for id_, stored, new in common
-            if new is not None and _is_same_key(stored, new)
+            if new is not None and (new.hash, new.key.client_id) == (stored.hash, stored.key.client_id)
         }
         return None if keys == self._keys else LoadedKeys(keys, content.modified_ns)
 
@@ -279,11 +279,6 @@ class ApiKeys(CredentialUser):
 def _to_principal(key: ApiKey) -> Principal:
     actor = to_actor("client", key.client_id, "$.client_id")
     return Principal(actor=actor, client_id=key.client_id, grants=key.grants, expires_ms=key.expires_ms, key_id=key.id)
-
-
-def _is_same_key(stored: _StoredKey, new: _StoredKey) -> bool:
-    """Return whether two entries with one id are of one key."""
-    return hmac.compare_digest(stored.hash, new.hash) and stored.key.client_id == new.key.client_id
 
 
 def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
