@@ -15,7 +15,7 @@ from base64 import b64encode
 from typing import Any, Final, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from oncelog.core import policy
 from oncelog.core.canonical import is_unicode
@@ -194,22 +194,10 @@ class Proven(Protocol):
 def proof_document(proven: Proven) -> ProofDocument:
     """The document of what a log has proven."""
     record, block = proven.record, proven.block
+    header = {name: getattr(record, name) for name in RecordHeader.__struct_fields__}
+    hashes = {"key": record.key.hex(), "fingerprint": record.fingerprint.hex()}
     return ProofDocument(
-        record=RecordHeader(
-            lane=record.lane,
-            position=record.position,
-            sequence=record.sequence,
-            log_time_ms=record.log_time_ms,
-            height=record.height,
-            client_sequence=record.client_sequence,
-            policy=record.policy,
-            scope=record.scope,
-            key=record.key.hex(),
-            fingerprint=record.fingerprint.hex(),
-            actor=record.actor,
-            client=record.client,
-            partitions=record.partitions,
-        ),
+        record=RecordHeader(**header | hashes),
         salt=None if record.erased else proven.salt.hex(),
         body=None if record.erased else record.body,
         body_hash=proven.body_hash.hex(),
@@ -340,23 +328,8 @@ def _find_fingerprint_faults(record: Record) -> list[str]:
 
 def _build_record(document: ProofDocument) -> Record:
     header = document.record
-    return Record(
-        lane=header.lane,
-        position=header.position,
-        sequence=header.sequence,
-        log_time_ms=header.log_time_ms,
-        height=header.height,
-        policy=header.policy,
-        scope=header.scope,
-        key=bytes.fromhex(header.key),
-        fingerprint=bytes.fromhex(header.fingerprint),
-        actor=header.actor,
-        client=header.client,
-        client_sequence=header.client_sequence,
-        partitions=header.partitions,
-        body=document.body or b"",
-        erased=document.body is None,
-    )
+    hashes = {"key": bytes.fromhex(header.key), "fingerprint": bytes.fromhex(header.fingerprint)}
+    return Record(**structs.asdict(header) | hashes, body=document.body or b"", erased=document.body is None)
 
 
 def _build_block(header: BlockHeader) -> Block:

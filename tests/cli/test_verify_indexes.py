@@ -14,7 +14,8 @@ from cli.runner import COMMAND, RUNNER
 from oncelog.core.operations import Relate
 from oncelog.core.rules.audit import ERASE
 from oncelog.core.values import OpenStream, RecordAct
-from oncelog.testing.contract.writes import assert_committed, transaction
+from oncelog.testing.contract.assertions import assert_committed
+from oncelog.testing.contract.writes import transaction
 
 pytestmark = pytest.mark.rule("CO-44")
 

@@ -18,7 +18,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.storage.memory import MemoryLog
-from oncelog.testing.contract.writes import assert_committed, assert_refused, assert_replayed
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 
 __all__ = ["assert_committed", "assert_refused", "assert_replayed"]
 

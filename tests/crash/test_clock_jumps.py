@@ -16,15 +16,8 @@ from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
-from oncelog.testing.contract.writes import (
-    DAY_MS,
-    HOUR_MS,
-    assert_committed,
-    assert_replayed,
-    event,
-    message,
-    transaction,
-)
+from oncelog.testing.contract.assertions import assert_committed, assert_replayed
+from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, event, message, transaction
 
 pytestmark = BOTH_STORES
 

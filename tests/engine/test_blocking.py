@@ -31,7 +31,8 @@ from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order
 from oncelog.engine.blocking import BlockingLeaseManager, BlockingStateReader
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.state_reader import StateReader
-from oncelog.testing.contract.writes import assert_committed, event, key
+from oncelog.testing.contract.assertions import assert_committed
+from oncelog.testing.contract.writes import event, key
 
 ASYNC_ONLY = {
     "subscribe",

@@ -24,15 +24,8 @@ from oncelog import (
     Submission,
 )
 from oncelog.core.values import Request
-from oncelog.testing.contract.writes import (
-    DAY_MS,
-    HOUR_MS,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
-    event,
-    key,
-)
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
+from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, event, key
 
 
 def keys(batch: Sequence[Any]) -> list[int]:

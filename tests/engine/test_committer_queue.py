@@ -19,16 +19,8 @@ from oncelog import (
 )
 from oncelog.core.operations import SetEntity
 from oncelog.core.values import Request
-from oncelog.testing.contract.writes import (
-    CHANNEL,
-    DAY_MS,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
-    event,
-    message,
-    transaction,
-)
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
+from oncelog.testing.contract.writes import CHANNEL, DAY_MS, event, message, transaction
 
 # --- equal submissions in flight -------------------------------------------------------------------------
 

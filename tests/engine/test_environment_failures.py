@@ -20,7 +20,8 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailer
 from oncelog.storage.memory import MemoryStore
 from oncelog.storage.store import Page, Query
-from oncelog.testing.contract.writes import assert_committed, event, key
+from oncelog.testing.contract.assertions import assert_committed
+from oncelog.testing.contract.writes import event, key
 
 
 @BOTH_STORES

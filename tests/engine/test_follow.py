@@ -26,7 +26,8 @@ from oncelog.core.values import Changes, LaneHead, Request
 from oncelog.engine import tailer
 from oncelog.engine.tailer import PAGE_RECORDS, Tailer
 from oncelog.storage.store import Query
-from oncelog.testing.contract.writes import CHANNEL, assert_committed, event, message, result
+from oncelog.testing.contract.assertions import assert_committed
+from oncelog.testing.contract.writes import CHANNEL, event, message, result
 
 SCOPES: dict[str, tuple[dict[str, Any], Callable[[int], Submission], Callable[[int], Submission]]] = {
     "lane": ({}, event, result),

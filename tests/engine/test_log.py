@@ -33,13 +33,12 @@ from oncelog import (
     kept_for,
 )
 from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.assertions import assert_committed, assert_refused
 from oncelog.testing.contract.writes import (
     CAMPAIGN,
     CHANNEL,
     DAY_MS,
     ORGANISATION,
-    assert_committed,
-    assert_refused,
     claim,
     event,
     key,

@@ -26,14 +26,12 @@ from oncelog import (
 )
 from oncelog.core.internal_records import is_internal
 from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.writes import (
     CAMPAIGN,
     CHANNEL,
     DAY_MS,
     ORGANISATION,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
     claim,
     event,
     key,

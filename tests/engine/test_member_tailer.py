@@ -16,7 +16,8 @@ from oncelog.engine.log import Log, open_log
 from oncelog.errors import ClosedError, HistoryChangedError, StoreUnavailableError
 from oncelog.storage.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.storage.store import MemberChange, MemberCursor
-from oncelog.testing.contract.writes import CHANNEL, assert_committed, message
+from oncelog.testing.contract.assertions import assert_committed
+from oncelog.testing.contract.writes import CHANNEL, message
 
 pytestmark = BOTH_STORES
 

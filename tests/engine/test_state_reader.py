@@ -16,7 +16,8 @@ from oncelog import Condition, DeleteEntity, Must, Relate, SetEntity, Settings, 
 from oncelog.errors import ClosedError
 from oncelog.storage.store import RelationshipQuery
 from oncelog.testing.clock import ManualClock
-from oncelog.testing.contract.writes import DAY_MS, assert_committed
+from oncelog.testing.contract.assertions import assert_committed
+from oncelog.testing.contract.writes import DAY_MS
 
 ACME = ledger_scope("acme")
 pytestmark = BOTH_STORES

@@ -9,7 +9,8 @@ from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.plan import plan
 from oncelog.core.tenants import Tenant, Tenants, event_scope
 from oncelog.core.values import Committed, Reason, Receipt, Refused, Replayed, Request, Snapshot, Submission, Verdict
-from oncelog.testing.contract.writes import assert_refused, assert_replayed, event
+from oncelog.testing.contract.assertions import assert_refused, assert_replayed
+from oncelog.testing.contract.writes import event
 
 PARTITIONS: tuple[tuple[str, ...], ...] = (
     ("a/x",),

@@ -16,7 +16,7 @@ from oncelog.engine.log import open_log
 from oncelog.errors import PolicyError, SettingsError
 from oncelog.server.settings import LedgerSettings, load
 from oncelog.testing.clock import ManualClock
-from oncelog.testing.contract.writes import assert_committed
+from oncelog.testing.contract.assertions import assert_committed
 from server.ledger.ledger_servers import Door, key, opened
 from server.ledger.ledger_transports import GRPC, code, put, success
 from server.ledger.write_answers import outcome, place, retried, written

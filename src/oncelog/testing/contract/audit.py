@@ -27,15 +27,13 @@ from oncelog.core.values import (
     Settings,
 )
 from oncelog.errors import ClockJumpedError, SettingsError
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.driver import Contract, StoreDriver, list_positions
 from oncelog.testing.contract.writes import (
     CAMPAIGN,
     CHANNEL,
     DAY_MS,
     ORGANISATION,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
     claim,
     event,
     key,

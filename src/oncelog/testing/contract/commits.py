@@ -23,13 +23,11 @@ from oncelog.core.values import (
 )
 from oncelog.errors import ClosedError, PolicyError, SettingsError
 from oncelog.storage.store import KeyStatus
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.driver import Contract, StoreDriver, list_positions
 from oncelog.testing.contract.writes import (
     CAMPAIGN,
     ORGANISATION,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
     claim,
     event,
     identity,

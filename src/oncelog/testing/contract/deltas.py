@@ -14,8 +14,9 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.compaction import FoldedRow, decode_fold, row_digest
 from oncelog.core.values import Applied, DropTombstones, FoldRows, Settings, Submission, Tombstone
 from oncelog.storage.store import Query
+from oncelog.testing.contract.assertions import assert_committed
 from oncelog.testing.contract.driver import Contract, StoreDriver
-from oncelog.testing.contract.writes import GATEWAY, assert_committed, key
+from oncelog.testing.contract.writes import GATEWAY, key
 
 OTHER: Final = "gateway/2"
 TABLES: Final = ("A", "Z", "_", "a", "a_b", "aa")

@@ -7,9 +7,10 @@ from pathlib import Path
 from oncelog.core.tenants import Tenant, event_scope
 from oncelog.core.values import Reason
 from oncelog.errors import SettingsError
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.driver import Contract
 from oncelog.testing.contract.quotas import set_tenants
-from oncelog.testing.contract.writes import assert_committed, assert_refused, assert_replayed, event
+from oncelog.testing.contract.writes import event
 
 ACME = event_scope("acme")
 OTHER = event_scope("other")

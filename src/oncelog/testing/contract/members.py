@@ -8,8 +8,9 @@ from typing import Any, Final
 from oncelog.core.values import Acknowledge, Applied, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
 from oncelog.storage.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.storage.store import MemberChange, MemberCursor, Membership
+from oncelog.testing.contract.assertions import assert_committed, assert_refused
 from oncelog.testing.contract.driver import Contract, StoreDriver
-from oncelog.testing.contract.writes import CHANNEL, assert_committed, assert_refused, message
+from oncelog.testing.contract.writes import CHANNEL, message
 
 NAMES: Final = (
     "user: ",

@@ -9,18 +9,9 @@ from typing import Any
 from oncelog.core.stored_bytes import submission_bytes
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Committed, Granted, Mode, Reason, Record
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.driver import Contract, StoreDriver
-from oncelog.testing.contract.writes import (
-    CAMPAIGN,
-    ORGANISATION,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
-    claim,
-    event,
-    result,
-    transaction,
-)
+from oncelog.testing.contract.writes import CAMPAIGN, ORGANISATION, claim, event, result, transaction
 
 
 class QuotasContract(Contract):

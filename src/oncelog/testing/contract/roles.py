@@ -17,8 +17,9 @@ from oncelog.core.tenants import Tenant
 from oncelog.core.values import Acknowledge, Applied, Item, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
 from oncelog.storage.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.storage.store import MemberChange
+from oncelog.testing.contract.assertions import assert_committed, assert_refused
 from oncelog.testing.contract.driver import Contract, StoreDriver
-from oncelog.testing.contract.writes import CHANNEL, assert_committed, assert_refused, message
+from oncelog.testing.contract.writes import CHANNEL, message
 
 CHANGED = Applied(changed=True)
 UNCHANGED = Applied(changed=False)

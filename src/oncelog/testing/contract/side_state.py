@@ -9,6 +9,7 @@ from oncelog.core.operations import Condition, DeleteEntity, Must, Relate, SetEn
 from oncelog.core.policy import RUNS
 from oncelog.core.proof import encode_record_header, hash_leaf, prove, verify_header
 from oncelog.core.values import Acknowledge, Applied, Granted, Mode, Rate, Reason, Release, Renew, Request, SetMember
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.commits import chain
 from oncelog.testing.contract.driver import Contract, StoreDriver, list_positions
 from oncelog.testing.contract.writes import (
@@ -16,9 +17,6 @@ from oncelog.testing.contract.writes import (
     CHANNEL,
     GATEWAY,
     ORGANISATION,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
     claim,
     delta,
     event,

@@ -21,20 +21,10 @@ from oncelog.core.values import (
     Submission,
     Tombstone,
 )
+from oncelog.testing.contract.assertions import assert_committed, assert_refused
 from oncelog.testing.contract.driver import Contract, StoreDriver
 from oncelog.testing.contract.quotas import get_usage, set_tenants
-from oncelog.testing.contract.writes import (
-    CHANNEL,
-    GATEWAY,
-    HOUR_MS,
-    ORGANISATION,
-    assert_committed,
-    assert_refused,
-    delta,
-    event,
-    message,
-    transaction,
-)
+from oncelog.testing.contract.writes import CHANNEL, GATEWAY, HOUR_MS, ORGANISATION, delta, event, message, transaction
 
 LONG_MEMBER: Final = "ü" * 500
 

@@ -6,20 +6,9 @@ from pathlib import Path
 
 from oncelog.core.values import Reason, Request, SetMember, Settings
 from oncelog.errors import ClockJumpedError
+from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.driver import Contract, StoreDriver
-from oncelog.testing.contract.writes import (
-    CHANNEL,
-    DAY_MS,
-    HOUR_MS,
-    assert_committed,
-    assert_refused,
-    assert_replayed,
-    claim,
-    event,
-    identity,
-    message,
-    transaction,
-)
+from oncelog.testing.contract.writes import CHANNEL, DAY_MS, HOUR_MS, claim, event, identity, message, transaction
 
 
 class TimeContract(Contract):

@@ -1,24 +1,11 @@
 """Short ways to say what the contract submits, and to read what came of it."""
 
-# ruff: noqa: S101 - asserts are what tests are made of
-
 from typing import Any, Final
 
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import DeleteEntity, Operation
 from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS
-from oncelog.core.values import (
-    Claim,
-    Committed,
-    KeyIdentity,
-    Reason,
-    Receipt,
-    Refused,
-    Replayed,
-    Submission,
-    Verdict,
-    key_identity,
-)
+from oncelog.core.values import Claim, KeyIdentity, Submission, key_identity
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -81,22 +68,3 @@ def result(number: int, holder: str = "", fence: int = 0) -> Submission:
 def identity(item: Submission | Claim) -> KeyIdentity:
     """Under what it is remembered."""
     return key_identity(item)
-
-
-def assert_committed(verdict: Verdict) -> Receipt:
-    """The receipt of what must have been committed."""
-    assert isinstance(verdict, Committed), verdict
-    return verdict.receipt
-
-
-def assert_replayed(verdict: Verdict) -> Replayed:
-    """What must have been replayed."""
-    assert isinstance(verdict, Replayed), verdict
-    return verdict
-
-
-def assert_refused(verdict: Verdict, reason: Reason) -> Refused:
-    """What must have been refused for that reason."""
-    assert isinstance(verdict, Refused), verdict
-    assert verdict.reason is reason, verdict
-    return verdict
