@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories dist stubs blocking golden conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories docs dist stubs blocking golden conformance clean help new-venv node-and-browser
 
 # Without bytecode files every process of a test run would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -97,6 +97,9 @@ pins: $(VENV)/.dev ## Renew the pins of requirements/*.in, with hashes
 
 advisories: $(VENV)/.dev ## Check the pinned versions against the committed advisories; ADVISORIES=DIR renews the list first
 	@$(BIN)/python -m tools.advisories $(if $(ADVISORIES),--renew '$(ADVISORIES)')
+
+docs: $(VENV)/.dev ## Build the documentation site into build/site
+	@$(BIN)/python -m tools.site
 
 dist: $(VENV)/.dev ## Build the wheel, which contains an SBOM, and the sdist into dist/
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null

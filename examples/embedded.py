@@ -52,7 +52,7 @@ Try next:
   .venv/bin/oncelog show {FILE} {ORDERS[16]}
   .venv/bin/oncelog stats {FILE}
   .venv/bin/oncelog --help
-and read docs/library.md: the log in programs of your own."""
+and read docs/guides/library.md: the log in programs of your own."""
     )
 
 

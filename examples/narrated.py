@@ -240,7 +240,7 @@ What to try next:
   echo '{"b": 1.0, "a": [1e0, -0]}' | .venv/bin/oncelog key jcs
   echo '{"partitions": ["orders"], "event": {"type": "order.placed"}}' | .venv/bin/oncelog key fingerprint
   .venv/bin/oncelog --help
-  less docs/ARCHITECTURE.md
+  less docs/architecture.md
 """
     )
 

@@ -1,4 +1,4 @@
-// Checks a proof of Oncelog, written from docs/proofs.md. Node 20 and browsers; no dependencies.
+// Checks a proof of Oncelog, written from docs/reference/proofs.md. Node 20 and browsers; no dependencies.
 //   node verify.mjs FILE                               exit status 0 if the proof holds, else 1
 //   const { blockHash } = await verify(parse(json));   throws an Error if it does not hold
 // Hold the block hash against one that you trust: anybody can make up a block.

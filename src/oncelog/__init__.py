@@ -1,6 +1,6 @@
 """Oncelog: submit a write any number of times; it commits once, in an order that never changes.
 
-The names below are the public ones. Where to start reading: docs/ARCHITECTURE.md, then `oncelog.core.plan`.
+The names below are the public ones. Where to start reading: docs/architecture.md, then `oncelog.core.plan`.
 """
 
 from typing import TYPE_CHECKING, Final

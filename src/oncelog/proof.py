@@ -1,4 +1,6 @@
-"""Proofs as documents that anybody can keep, hand on and check: nothing here needs a log. docs/proofs.md has the bytes.
+"""Proofs as documents that can be stored, passed on and checked without a log.
+
+docs/reference/proofs.md specifies the bytes.
 
     document = proof_document(await log.prove(verdict.receipt))
     data = encode(document)                                      # JSON, for a file or a message

@@ -1,4 +1,4 @@
-"""`oncelog token` and `oncelog apikey`, and the examples of docs/identity.md."""
+"""`oncelog token` and `oncelog apikey`, and the examples of docs/guides/identity.md."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from server.auth import auth_material
 from server.auth.auth_material import ALGORITHMS, SetClock, key_of
 
 ROOT: Final = Path(__file__).parent.parent.parent
-PAGE: Final = (ROOT / "docs/identity.md").read_text(encoding="utf-8")
+PAGE: Final = (ROOT / "docs/guides/identity.md").read_text(encoding="utf-8")
 GRANTED: Final = ("--read", "orders/*", "--read", "a", "--write", "orders/1")
 
 
@@ -233,7 +233,7 @@ def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert not path.exists()
 
 
-# --- docs/identity.md ---------------------------------------------------------------------------------
+# --- docs/guides/identity.md ---------------------------------------------------------------------------------
 
 
 def test_examples_of_the_identity_page_work(tmp_path: Path) -> None:

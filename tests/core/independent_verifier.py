@@ -1,4 +1,4 @@
-"""A verifier of proofs that is written from docs/proofs.md alone.
+"""A verifier of proofs that is written from docs/reference/proofs.md alone.
 
 It imports nothing of Oncelog. Records and blocks are mappings with the field names of the document. Where the verifier
 and the code disagree, one of them or the document is wrong.

@@ -1,4 +1,4 @@
-"""The offsets, labels and the example of docs/proofs.md match the code."""
+"""The offsets, labels and the example of docs/reference/proofs.md match the code."""
 
 import json
 import re
@@ -31,7 +31,7 @@ from oncelog.core.proof import (
 )
 from oncelog.core.values import Record
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "proofs.md").read_text(encoding="utf-8")
 
 
 def fenced(name: str) -> str:

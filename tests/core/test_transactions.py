@@ -45,7 +45,7 @@ operations = st.lists(
 
 
 def tree_of(operation: Operation) -> dict[str, Any]:
-    """As docs/ledger.md has it."""
+    """As docs/reference/ledger.md has it."""
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
             setting: dict[str, Any] = {"key": key, "value": b64encode(value).decode()}

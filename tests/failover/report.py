@@ -15,9 +15,10 @@ REPORT = Path(__file__).parents[2] / "bench" / "results" / "failover.md"
 COMMAND = "python -m pytest --soak tests/failover/test_failover.py"
 HOW_TO_READ = """\
 A round begins with a complete cluster and ends when all APIs acknowledge writes again. Its time is the longest interval
-without a new acknowledgement, of the API that waited longest. [docs/failover.md](../../docs/failover.md) explains what
-determines it. A finding is a violation that the checker of recorded histories reports: a lost acknowledged write, a
-record stored twice, a position assigned twice, a reader that skipped a record."""
+without a new acknowledgement, of the API that waited longest.
+[docs/guides/failover.md](../../docs/guides/failover.md) explains what determines it. A finding is a
+violation that the checker of recorded histories reports: a lost acknowledged write, a record stored twice, a position
+assigned twice, a reader that skipped a record."""
 
 
 def write_report(

@@ -40,7 +40,7 @@ def record_metrics(directory: Path) -> dict[str, str]:
 
 def record_settings(directory: Path) -> dict[str, str]:
     """Record names and defaults of the settings. A test compares the tables of the page with the server."""
-    page = (ROOT / "docs/server.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/server.md").read_text(encoding="utf-8")
     return {"settings.txt": _lines(f"{name} = {default}" for name, default in _TABLE_ROW.findall(page))}
 
 

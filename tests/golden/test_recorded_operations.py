@@ -81,9 +81,9 @@ def test_every_grpc_method_has_a_successful_exchange() -> None:
 @pytest.mark.parametrize(
     ("transcripts", "documented"),
     [
-        ("events-native", section("events.md", "Messages")),
-        ("events-insieme", section("events.md", "A second dialect")),
-        ("chat", section("chat.md", "Over a WebSocket")),
+        ("events-native", section("reference/events.md", "Messages")),
+        ("events-insieme", section("reference/events.md", "A second dialect")),
+        ("chat", section("reference/chat.md", "Over a WebSocket")),
     ],
 )
 def test_every_message_type_is_in_an_exchange(transcripts: str, documented: str) -> None:
@@ -93,20 +93,20 @@ def test_every_message_type_is_in_an_exchange(transcripts: str, documented: str)
 
 
 def test_every_message_type_of_live_deltas_is_in_an_exchange() -> None:
-    names = set(re.findall(r'{"type": "(\w+)"', section("deltas.md", "Live")))
+    names = set(re.findall(r'{"type": "(\w+)"', section("reference/deltas.md", "Live")))
     assert names == {"connect", "connected", "deltas", "snapshot", "error"}
     assert missing_types(exchanges("deltas"), names) == set()
 
 
 @pytest.mark.parametrize(("api", "column"), [("events", 1), ("chat", 1), ("deltas", 2)])
 def test_every_error_code_is_in_an_exchange(api: str, column: int) -> None:
-    wanted = codes(f"{api}.md", column)
+    wanted = codes(f"reference/{api}.md", column)
     assert len(wanted) > 8
     assert wanted - set(re.findall(CODE[api], exchanges(""))) == NOT_RECORDED[api]
 
 
 def test_every_status_of_the_ledger_is_in_an_exchange() -> None:
-    names = set(re.findall(r"`([A-Z_]+)`", section("ledger.md", "Answers")))
+    names = set(re.findall(r"`([A-Z_]+)`", section("reference/ledger.md", "Answers")))
     assert len(names) > 15
     recorded = exchanges("")
     assert {name for name in names if name not in recorded} == set()

@@ -18,7 +18,7 @@ from oncelog.idempotency.asgi import IdempotencyMiddleware
 
 # --- the page about it -----------------------------------------------------------------------------------
 
-PAGE: Final = (Path(__file__).parents[2] / "docs/idempotency-key.md").read_text(encoding="utf-8")
+PAGE: Final = (Path(__file__).parents[2] / "docs/guides/idempotency-key.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["starlette", "fastapi"])

@@ -1,4 +1,4 @@
-"""The examples and the programs of docs/once.md print the documented output."""
+"""The examples and the programs of docs/guides/once.md print the documented output."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parent.parent.parent
-PAGE: Final = re.findall(r"```python\n(.*?)```", (ROOT / "docs/once.md").read_text(encoding="utf-8"), re.DOTALL)
+PAGE: Final = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/once.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def run_python(*command: str, cwd: Path) -> str:

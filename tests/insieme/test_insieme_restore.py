@@ -1,4 +1,4 @@
-"""The npm package `insieme`, unmodified, and a server that is restored from a backup (docs/events.md)."""
+"""The npm package `insieme`, unmodified, and a server that is restored from a backup (docs/reference/events.md)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Backup and restore of a log in use, by the steps of docs/operators.md."""
+"""Backup and restore of a log in use, by the steps of docs/guides/operators.md."""
 
 import asyncio
 import os

@@ -24,7 +24,7 @@ def test_readme_names_existing_tests() -> None:
     ("path", "headings"),
     [
         ("SECURITY.md", ["Supported versions", "Report a vulnerability", "What to expect"]),
-        ("docs/security.md", ["Assets", "Actors", "Boundaries", "Threats and defences", "Not defended"]),
+        ("docs/reference/security.md", ["Assets", "Actors", "Boundaries", "Threats and defences", "Not defended"]),
     ],
 )
 def test_security_policy_and_threat_model_have_their_parts(path: str, headings: list[str]) -> None:

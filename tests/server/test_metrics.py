@@ -12,7 +12,7 @@ from oncelog.engine.write_gate import WriteGate
 from oncelog.server.metrics import Counts, Metrics
 from oncelog.storage.memory import MemoryStore
 
-PAGE = Path(__file__).parents[2] / "docs/server.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/server.md"
 
 
 class MeasuredLog:

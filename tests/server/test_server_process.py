@@ -21,7 +21,7 @@ from deadlines import soon
 from oncelog.testing.clock import ManualClock
 from server.running_server import Serving, SocketClient, item, numbers, serving
 
-HANDBOOK: Final = Path(__file__).parent.parent.parent / "docs" / "http.md"
+HANDBOOK: Final = Path(__file__).parent.parent.parent / "docs" / "reference" / "http.md"
 DOCUMENTED_MS: Final = 1_794_808_200_000
 """Time of the answers in the handbook."""
 

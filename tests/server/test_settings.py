@@ -31,7 +31,7 @@ from oncelog.testing.clock import ManualClock
 from server.auth.auth_material import load_keys
 from server.setting_descriptions import SettingDescription, describe_settings
 
-PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/guides/server.md").read_text(encoding="utf-8")
 NAMES = {one.name: one for one in describe_settings()}
 OPEN = {"development": "true"}
 TOKENS = {"tokens.algorithms": "EdDSA", "tokens.key_files": "pem:keys.pem"}

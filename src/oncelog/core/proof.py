@@ -1,4 +1,4 @@
-"""Hashes over records, Merkle trees over hashes, a chain over trees. docs/proofs.md has it byte by byte.
+"""Hashes over records, Merkle trees over hashes, a chain over trees. docs/reference/proofs.md has it byte by byte.
 
     leaf  = H(0x00 ‖ record header ‖ H(salt ‖ body))
     node  = H(0x01 ‖ left ‖ right)                        the tree of RFC 9162, section 2.1

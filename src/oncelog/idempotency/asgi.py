@@ -7,7 +7,7 @@ with `Idempotent-Replayed: true`, and the application does not see it. Several w
 
 It must stand behind the authentication: `scope` returns the user whose key it is, so that no user gets the answer of
 another one. Answers after which a retry may succeed (429, 5xx; see `store_status`) are not kept, nor is anything if the
-application raises: then the retry is carried out. docs/idempotency-key.md has the details.
+application raises: then the retry is carried out. docs/guides/idempotency-key.md has the details.
 """
 
 import asyncio

@@ -21,9 +21,8 @@ from oncelog.server.limits import ApiLimits
 _DESCRIPTION: Final = """\
 An idempotent append log: submit an event any number of times, it is committed once, in an order that never changes.
 
-The same door is open by WebSocket, at `/v1/events`: submissions, pages and what is committed, on one connection. \
-OpenAPI has no words for that. docs/http.md is the handbook of what is described here, docs/server.md of the settings, \
-among them all limits."""
+The WebSocket at `/v1/events` submits, reads pages and delivers committed events on one connection; OpenAPI cannot \
+describe it. docs/reference/http.md explains these operations, docs/guides/server.md the settings and limits."""
 
 
 _TAGS: Final = {

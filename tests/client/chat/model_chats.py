@@ -1,4 +1,4 @@
-"""Small model of a chat server, as specified in docs/chat.md, for clients without a network. Does not use `oncelog`.
+"""Small model of a chat server (docs/reference/chat.md) for clients without a network. Does not use `oncelog`.
 
 `test_chat_client_model.py` compares it with a real server.
 """

@@ -10,7 +10,7 @@ from client.pages import limits_of, programs_of, run_program
 from oncelog.client.chat import ChatLimits
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/chat-client.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/chat-client.md").read_text(encoding="utf-8")
 
 
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:

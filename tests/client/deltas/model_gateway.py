@@ -1,4 +1,4 @@
-"""Small model of a gateway, as specified in docs/deltas.md, for clients without a network.
+"""Small model of a gateway, as specified in docs/reference/deltas.md, for clients without a network.
 
 It keeps the deltas of every row, and computes rows in the simplest way: it sorts the deltas of a row by stamp and
 replays them in order. A row whose tombstone was dropped has no deltas. It does not use `oncelog.core`.

@@ -9,7 +9,7 @@ from client.pages import limits_of, programs_of, run_program
 from oncelog.client.deltas import DeltasLimits
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/deltas-client.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/deltas-client.md").read_text(encoding="utf-8")
 
 
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from client.pages import limits_of, programs_of, run_program
 from oncelog.client.ledger import BlockingLedgerClient, LedgerClient, LedgerLimits
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/ledger-client.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/ledger-client.md").read_text(encoding="utf-8")
 
 
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:

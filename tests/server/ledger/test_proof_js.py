@@ -1,4 +1,4 @@
-"""examples/proof/verify.mjs, a verifier written from docs/proofs.md, on real proofs and on doctored ones (LG-18)."""
+"""examples/proof/verify.mjs, written from docs/reference/proofs.md, checks real and changed proofs (LG-18)."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A client of chats: messages sent once and read once, in one order, on- and offline. See docs/chat-client.md."""
+"""Chat client: sends and delivers each message once, in one order, on- and offline. See docs/guides/chat-client.md."""
 
 from typing import TYPE_CHECKING, Final
 

@@ -1,4 +1,4 @@
-"""A client of rows: edited offline, pushed when there is a gateway, the same everywhere. See docs/deltas-client.md."""
+"""Client of rows that are edited offline and converge on all replicas. See docs/guides/deltas-client.md."""
 
 from typing import TYPE_CHECKING, Final
 

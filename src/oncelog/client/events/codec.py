@@ -1,4 +1,4 @@
-"""Codec of the Events API for clients (docs/events.md)."""
+"""Codec of the Events API for clients (docs/reference/events.md)."""
 
 from collections.abc import Sequence
 from typing import Final

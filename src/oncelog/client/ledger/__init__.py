@@ -1,4 +1,4 @@
-"""A client of the ledger: writes that survive crashes, are committed once and in order. See docs/ledger-client.md."""
+"""Ledger client: commits each write once and in order, also after crashes. See docs/guides/ledger-client.md."""
 
 from typing import TYPE_CHECKING, Final
 

@@ -52,8 +52,8 @@ class ChatEndpoints:
                 name="connectChat",
                 summary="Chat over a WebSocket",
                 description=(
-                    "A WebSocket (docs/chat.md): the first frame says who has come, then messages are sent, synced, "
-                    "acknowledged and delivered live. A plain request gets 426."
+                    "A WebSocket (docs/reference/chat.md): the first frame authenticates; then the connection sends, "
+                    "syncs, acknowledges and delivers messages. A plain request gets 426."
                 ),
                 handle=_require_upgrade,
                 responses={

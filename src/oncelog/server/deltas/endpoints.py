@@ -199,7 +199,7 @@ class DeltasEndpoints:
                     "Server-sent events. First `connected`, with the epoch; then every delta after the cursor, and "
                     "those to come. The id of each is its `sequence`, so a browser resumes by itself where it was. An "
                     "event `snapshot` says that the cursor is older than the compaction, an event `error` why the "
-                    "server ends the stream. The same address is a WebSocket too (docs/deltas.md)."
+                    "server ends the stream. The same address is a WebSocket too (docs/reference/deltas.md)."
                 ),
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resume_parameter("sequence")),
                 handle=self._follow,

@@ -1,1 +1,1 @@
-"""The Ledger API over gRPC, and over HTTP with JSON. See docs/ledger.md."""
+"""The Ledger API over gRPC, and over HTTP with JSON. See docs/reference/ledger.md."""

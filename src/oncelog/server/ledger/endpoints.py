@@ -260,7 +260,7 @@ class LedgerEndpoints:
                 reads.PROOF,
                 "proof",
                 "Prove a transaction",
-                ("ProofDocument", "The document that a verifier needs (docs/proofs.md)."),
+                ("ProofDocument", "The document that a verifier needs (docs/reference/proofs.md)."),
                 (tx_id,),
                 lambda proven: encode(proof_document(proven)),
                 errors=(404,),

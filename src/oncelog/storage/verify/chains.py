@@ -1,4 +1,4 @@
-"""Verifies blocks, records and heads: the hash chain of every lane, computed again (docs/proofs.md)."""
+"""Verifies blocks, records and heads: the hash chain of every lane, computed again (docs/reference/proofs.md)."""
 
 import struct
 from collections import defaultdict

@@ -1,0 +1,49 @@
+"""The tutorial works as printed, in an empty directory, and so do the programs of the concepts."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.server_process import reserve_port
+from walkthrough import Walkthrough
+
+TUTORIAL = Path(__file__).parent.parent / "docs/tutorial"
+STEPS = sorted(TUTORIAL.glob("[0-9]-*.md"))
+CONCEPTS = sorted(TUTORIAL.parent.glob("concepts/*.md"))
+
+
+def test_tutorial_works_as_printed(tmp_path: Path) -> None:
+    with reserve_port() as port:
+        walkthrough = Walkthrough(tmp_path, port)
+        try:
+            for step in STEPS:
+                walkthrough.follow(step.read_text(encoding="utf-8"))
+        finally:
+            walkthrough.kill_server()
+    output = "".join(walkthrough.outputs)
+    assert len(STEPS) == 4
+    assert "refused: " in output
+    assert "3 new orders\n0 new orders\n" in output
+    assert output.count('"committed_id":5') >= 2
+    assert "0 orders wait in till.db" in output
+    assert "refused, as it should be" in output
+
+
+@pytest.mark.parametrize("page", CONCEPTS, ids=lambda page: page.stem)
+def test_programs_of_the_concepts_run(page: Path, tmp_path: Path) -> None:
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)  # noqa: S603
+
+
+@pytest.mark.parametrize("page", [*STEPS, *CONCEPTS], ids=lambda page: page.stem)
+def test_programs_pass_strict_type_checks(page: Path, tmp_path: Path) -> None:
+    for number, program in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+        (tmp_path / f"program_{number}.py").write_text(program)
+    programs = sorted(map(str, tmp_path.glob("*.py")))
+    if programs:
+        command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), *programs]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603
+        assert done.returncode == 0, done.stdout

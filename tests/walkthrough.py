@@ -1,0 +1,106 @@
+"""Follow a page of the documentation as a reader does: save its programs, run its commands, compare its outputs.
+
+- `Save this … as `NAME`` saves the next block.
+- A block of `sh` is run as printed. `oncelog serve` is started in the background, as in a second terminal, until a
+  paragraph begins with `Stop the server`.
+- A block of `text` behind commands is their whole output.
+
+Only the port differs from the printed one, because tests run at the same time.
+"""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from deadlines import WAIT_S
+
+_BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NAME: Final = re.compile(r"Save (?:this|it|the program)[^.]*? as `([^`]+)`")
+_PORT: Final = "7171"
+
+
+class Walkthrough:
+    """A directory in which pages are followed, one after the other."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.directory = directory
+        self.outputs: list[str] = []
+        """Standard output of each block of commands."""
+        self._port = port
+        self._server: subprocess.Popen[bytes] | None = None
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path, "NO_COLOR": "1"}
+
+    def follow(self, page: str) -> None:
+        """Follow a page, given as its text."""
+        position = 0
+        for block in _BLOCK.finditer(page):
+            prose = page[position : block.start()]
+            position = block.end()
+            if re.search(r"^Stop the server", prose, re.MULTILINE):
+                self.stop_server()
+            self._handle_block(block[1], block[2].replace(_PORT, str(self._port)), prose)
+        if re.search(r"^Stop the server", page[position:], re.MULTILINE):
+            self.stop_server()
+
+    def _handle_block(self, language: str, text: str, prose: str) -> None:
+        names = _NAME.findall(prose)
+        if names and language != "sh":
+            (self.directory / names[-1]).write_text(text, encoding="utf-8")
+        elif language == "sh" and text.startswith("oncelog serve"):
+            self._start_server(text)
+        elif language == "sh":
+            self.outputs.append(self._run(text))
+        elif language == "text":
+            assert self.outputs[-1] == text
+
+    def _run(self, commands: str) -> str:
+        # These commands use the default port unless the page names another server.
+        commands = re.sub(r"\boncelog (tail|submit)\b", rf"\g<0> --url http://127.0.0.1:{self._port}", commands)
+        done = subprocess.run(  # noqa: S603
+            ["/bin/bash", "-e", "-c", commands],
+            capture_output=True,
+            text=True,
+            cwd=self.directory,
+            env=self._environment,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{commands}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _start_server(self, command: str) -> None:
+        assert self._server is None, "the page starts a second server"
+        extra = [] if "--config" in command else ["--port", str(self._port)]
+        arguments = [*shlex.split(command), *extra, "--set", "grpc_port=0"]
+        self._server = subprocess.Popen(  # noqa: S603
+            arguments, cwd=self.directory, env=self._environment, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            assert self._server.poll() is None, "the server has stopped"
+            assert time.monotonic() < deadline
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                    return
+            time.sleep(0.05)
+
+    def stop_server(self) -> None:
+        """Stop the server as Ctrl-C does."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT)
+            assert self._server.wait(WAIT_S) == 0
+            self._server = None
+
+    def kill_server(self) -> None:
+        """End a server that a failed test has left."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()

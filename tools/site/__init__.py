@@ -1,0 +1,1 @@
+"""The documentation site: pages of `docs/`, and reference pages that are generated from the code."""
