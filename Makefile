@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories docs dist stubs blocking golden conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories prose docs dist stubs blocking golden conformance clean help new-venv node-and-browser
 
 # Without bytecode files every process of a test run would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -65,6 +65,7 @@ lint: $(VENV)/.dev ## Format, lint, types and import rules, without the tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tools.check_contracts
+	@$(BIN)/python -m tools.prose --check
 
 format: $(VENV)/.dev ## Format the code and apply safe fixes
 	@$(BIN)/ruff format .
@@ -97,6 +98,9 @@ pins: $(VENV)/.dev ## Renew the pins of requirements/*.in, with hashes
 
 advisories: $(VENV)/.dev ## Check the pinned versions against the committed advisories; ADVISORIES=DIR renews the list first
 	@$(BIN)/python -m tools.advisories $(if $(ADVISORIES),--renew '$(ADVISORIES)')
+
+prose: $(VENV)/.dev ## List sentences that read like a translation; the lint fails when there are more than before
+	@$(BIN)/python -m tools.prose
 
 docs: $(VENV)/.dev ## Build the documentation site into build/site
 	@$(BIN)/python -m tools.site
