@@ -152,12 +152,7 @@ _RENAMED: Final = {"Room": "DiskLimits"}
 """Deprecated names."""
 
 install()
-__getattr__ = import_lazily(__name__, _LAZY_NAMES, _RENAMED)
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "open"])
-
+__getattr__, __dir__ = import_lazily(__name__, _LAZY_NAMES, renamed=_RENAMED)
 
 # Without `open`: a star import must not take the builtin of that name away. It is public all the same.
 __all__ = [

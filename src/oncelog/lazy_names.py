@@ -1,6 +1,6 @@
-"""Names of a package that are imported when they are first used.
+"""Names of a package that are imported at their first use.
 
-A command that only needs a few names does not wait for threads, SQLite or aiohttp.
+A command that needs only a few names does not load threads, SQLite or aiohttp.
 """
 
 import sys
@@ -11,10 +11,11 @@ from oncelog.deprecation import find_renamed
 
 
 def import_lazily(
-    package: str, modules: Mapping[str, str], renamed: Mapping[str, str] | None = None
-) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package: `modules` maps names to modules, `renamed` old names to new ones.
+    package: str, modules: Mapping[str, str], *, renamed: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package with `__all__`.
 
+    `modules` maps names to the modules that define them. `renamed` maps deprecated names to current ones.
     A module may be followed by a colon and the name that it has for the object.
     """
 
@@ -26,4 +27,7 @@ def import_lazily(
         setattr(sys.modules[package], name, value)
         return value
 
-    return __getattr__
+    def __dir__() -> list[str]:  # noqa: N807 - as above
+        return sorted({*sys.modules[package].__all__, *modules})
+
+    return __getattr__, __dir__

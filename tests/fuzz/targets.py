@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
 from aiohttp import http_parser
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.web import HTTPRequestEntityTooLarge, Response
@@ -239,9 +238,12 @@ def _proof(data: bytes) -> None:
 
 
 def _client_frame(data: bytes) -> None:
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # as the protocol does
-        client_words.decode_event(client_words.decode_envelope(data).payload)
-    for read in (client_chat_words.decode_frame, client_deltas.decode_delta_page, client_deltas.decode_snapshot_page):
+    for read in (
+        client_words.decode_message,
+        client_chat_words.decode_frame,
+        client_deltas.decode_delta_page,
+        client_deltas.decode_snapshot_page,
+    ):
         with suppress(ProtocolError):
             read(data)
 

@@ -91,6 +91,16 @@ def _find_type_arguments(base: ast.expr, node: ast.ClassDef) -> dict[str, ast.ex
     return dict(zip(parameters, _get_type_arguments(base), strict=False))
 
 
+def find_type_parameters(node: ast.ClassDef) -> list[str]:
+    """Return the type variables of a class that is derived from `Generic`."""
+    return [
+        ast.unparse(name)
+        for base in node.bases
+        if get_base_name(base) == "Generic"
+        for name in _get_type_arguments(base)
+    ]
+
+
 def _get_type_arguments(base: ast.expr) -> list[ast.expr]:
     if not isinstance(base, ast.Subscript):
         return []

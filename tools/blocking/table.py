@@ -23,10 +23,12 @@ class Twin:
     """Kind of client, where the constructor takes the parameters of the async class and makes the async object."""
     is_resource: bool = False
     """Whether the constructor takes the async object alone."""
+    is_base: bool = False
+    """Whether blocking classes of other modules are derived from it."""
     omits: frozenset[str] = frozenset()
     """Public names without a blocking twin."""
     inherits: frozenset[str] = frozenset()
-    """Methods of the base class, written by hand."""
+    """Methods of the base class."""
     immediate: frozenset[str] = frozenset()
     """Methods that any thread may call, also when the object is closed."""
     any_time: frozenset[str] = frozenset()
@@ -73,9 +75,12 @@ class Module:
         return SOURCE / f"{self.name.replace('.', '/')}.py"
 
 
-_CLOSED_BY_HANDLER: Final = "A handler that calls it …"
-_OBJECT: Final = "oncelog.blocking_base:BlockingObject"
+OBJECT: Final = "oncelog.blocking_base:BlockingObject"
 _CLIENT: Final = "oncelog.client.runtime.blocking_base:BlockingBaseClient"
+_STATUS_SOURCE: Final = "oncelog.client.runtime.blocking:BlockingStatusSource"
+_STATUS_METHODS: Final = frozenset({"until_live", "until_settled"})
+_CLIENT_METHODS: Final = _STATUS_METHODS | {"close"}
+_CONDITION: Final = ("meets a condition,", "meets a condition, which is called in another thread,")
 MODULES: Final = (
     Module(
         name="oncelog.engine.blocking",
@@ -98,7 +103,7 @@ Any number of threads may share one; their writes meet in the same group commits
             Twin(
                 source="oncelog.engine.state_reader:StateReader",
                 docstring="The state of a log, for code without an event loop: the methods of `StateReader`.",
-                base=_OBJECT,
+                base=OBJECT,
                 holds="state_reader",
                 immediate=frozenset({"lane"}),
                 texts={"follow_blocks": ("Close it (`aclosing`).", "Leave the loop with `break`.")},
@@ -137,6 +142,21 @@ Any number of threads may share one; their writes meet in the same group commits
         ends_with="open_blocking = wrap_opener(open_log, BlockingLog)\n",
     ),
     Module(
+        name="oncelog.client.runtime.blocking",
+        docstring="The blocking twin of `StatusSource`, the base of clients and scopes.",
+        twins=(
+            Twin(
+                source="oncelog.client.runtime.client:StatusSource",
+                docstring="A client or one scope of it, for code without an event loop.",
+                base=OBJECT,
+                holds="status_source",
+                is_base=True,
+                omits=frozenset({"until_status"}),
+                timeouts=_STATUS_METHODS,
+            ),
+        ),
+    ),
+    Module(
         name="oncelog.client.events.blocking",
         docstring="""The blocking twin of `Client`: the same methods, each of which waits for its result.
 
@@ -150,7 +170,7 @@ the store's thread, and must not use the client: that would wait for itself.
             Twin(
                 source="oncelog.client.events.outbox:Pending",
                 docstring="A submission in the outbox: the methods of `Pending`.",
-                base=_OBJECT,
+                base=OBJECT,
                 holds="pending",
                 omits=frozenset({"check_accepted", "has_same_content", "settle"}),
                 timeouts=frozenset({"outcome"}),
@@ -161,18 +181,17 @@ the store's thread, and must not use the client: that would wait for itself.
                 base="oncelog.client.events.blocking_base:BlockingEventsBase",
                 holds="client",
                 client="events",
-                inherits=frozenset({"forget_rejected"}),
+                inherits=_CLIENT_METHODS | {"forget_rejected"},
                 immediate=frozenset({"status"}),
                 any_time=frozenset({"on_event", "on_status", "on_history_changed", "reconnect_now"}),
-                timeouts=frozenset({"reached", "until_live", "until_settled"}),
+                timeouts=frozenset({"reached"}),
                 arguments={
                     "on_event": ("handler", "wrap_handler"),
                     "on_status": ("handler", "wrap_handler"),
                     "on_history_changed": ("handler", "wrap_handler"),
                 },
                 texts={
-                    "close": (_CLOSED_BY_HANDLER, "Raises RuntimeError in a handler."),
-                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
+                    "until_status": _CONDITION,
                     "on_event": ("it may be async.", "it must not be async, and is called in a thread."),
                 },
             ),
@@ -192,11 +211,11 @@ Any number of threads may share one.
             Twin(
                 source="oncelog.client.ledger.scope:LedgerScope",
                 docstring="A scope of a ledger, for code without an event loop: the methods of `LedgerScope`.",
-                base=_OBJECT,
+                base=_STATUS_SOURCE,
                 holds="scope",
-                timeouts=frozenset({"until_live", "until_settled"}),
+                inherits=_STATUS_METHODS,
                 omits=frozenset({"open", "end"}),
-                texts={"until_status": ("meets a condition,", "meets a condition, which is called in another thread,")},
+                texts={"until_status": _CONDITION},
                 attributes={"organization": "str", "vault": "str"},
             ),
             Twin(
@@ -206,11 +225,8 @@ Any number of threads may share one.
                 holds="client",
                 client="ledger",
                 omits=frozenset({"scopes"}),
-                timeouts=frozenset({"until_live", "until_settled"}),
-                texts={
-                    "close": (_CLOSED_BY_HANDLER, ""),
-                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
-                },
+                inherits=_CLIENT_METHODS,
+                texts={"until_status": _CONDITION},
             ),
         ),
     ),
@@ -232,15 +248,14 @@ Any number of threads may share one.
                 holds="client",
                 client="deltas",
                 immediate=frozenset({"status"}),
-                timeouts=frozenset({"until_live", "until_settled"}),
+                inherits=_CLIENT_METHODS,
                 arguments={
                     "edit": ("function", "self._forbid_reentry"),
                     "transact": ("function", "self._forbid_reentry"),
                 },
                 texts={
-                    "close": (_CLOSED_BY_HANDLER, ""),
                     "changes": ("`async for change in client.changes()`", "`for change in client.changes()`"),
-                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
+                    "until_status": _CONDITION,
                 },
             ),
         ),
@@ -259,7 +274,7 @@ Any number of threads may share one.
             Twin(
                 source="oncelog.client.chat.outbox:Pending",
                 docstring="A message in the outbox: the methods of `Pending`.",
-                base=_OBJECT,
+                base=OBJECT,
                 holds="pending",
                 omits=frozenset({"check_accepted", "has_same_content", "settle"}),
                 timeouts=frozenset({"delivered", "outcome"}),
@@ -271,11 +286,8 @@ Any number of threads may share one.
                 holds="client",
                 client="chat",
                 immediate=frozenset({"status"}),
-                timeouts=frozenset({"until_live", "until_settled"}),
-                texts={
-                    "close": (_CLOSED_BY_HANDLER, ""),
-                    "until_status": ("meets a condition,", "meets a condition, which is called in another thread,"),
-                },
+                inherits=_CLIENT_METHODS,
+                texts={"until_status": _CONDITION},
             ),
         ),
     ),

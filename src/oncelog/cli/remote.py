@@ -25,7 +25,7 @@ from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
 from oncelog.client.runtime import backoff, websocket
 from oncelog.client.runtime.http import HttpClient, HttpResponse
-from oncelog.client.runtime.limits import MIB, ConnectionLimits
+from oncelog.client.runtime.values import MIB, ConnectionLimits
 from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, normalize_url, status_error
 from oncelog.core.canonical import is_unicode
 from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED

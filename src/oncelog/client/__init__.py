@@ -1,6 +1,6 @@
 """Clients of an Oncelog server: a durable outbox, and every event once, in one order. See docs/guides/client.md."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oncelog.client.events.values import (
     ClientLimits,
@@ -14,7 +14,7 @@ from oncelog.client.events.values import (
     SetAside,
     Status,
 )
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.lazy_names import import_lazily
 
@@ -24,26 +24,18 @@ if TYPE_CHECKING:
     from oncelog.client.events.outbox import Draft, Pending
     from oncelog.client.runtime.http import WebSocketTransport
 
-_LATER: Final = {
-    "BlockingClient": "oncelog.client.events.blocking",
-    "BlockingPending": "oncelog.client.events.blocking",
-    "Client": "oncelog.client.events.client",
-    "Draft": "oncelog.client.events.outbox",
-    "Pending": "oncelog.client.events.outbox",
-    "WebSocketTransport": "oncelog.client.runtime.http",
-}
-"""What a command that only speaks to a server does not need at its start: threads, SQLite, a client's store."""
-
-
-_RENAMED: Final = {"Rejected": "Refused", "Rejection": "RefusedEvent", "State": "ConnectionState"}
-"""Deprecated names."""
-
-
-__getattr__ = import_lazily(__name__, _LATER, _RENAMED)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "BlockingClient": "oncelog.client.events.blocking",
+        "BlockingPending": "oncelog.client.events.blocking",
+        "Client": "oncelog.client.events.client",
+        "Draft": "oncelog.client.events.outbox",
+        "Pending": "oncelog.client.events.outbox",
+        "WebSocketTransport": "oncelog.client.runtime.http",
+    },
+    renamed={"Rejected": "Refused", "Rejection": "RefusedEvent", "State": "ConnectionState"},
+)
 
 
 __all__ = [

@@ -167,7 +167,7 @@ def test_repeated_broadcasts_are_delivered_once() -> None:
 
 def test_broadcast_before_the_end_of_the_sync_is_a_protocol_error() -> None:
     protocol = connected()
-    with pytest.raises(ProtocolError, match="before the sync was over"):
+    with pytest.raises(ProtocolError, match="before the end of the sync"):
         broadcast(protocol, 1)
 
 

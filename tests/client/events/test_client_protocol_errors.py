@@ -272,7 +272,7 @@ def test_incomplete_answer_to_a_duplicated_sync_is_a_protocol_error() -> None:
     protocol = connected()
     asked = one_sent(protocol, "sync")
     protocol.receive(frame("sync_response", page([1], 1), asked["msg_id"]))
-    with pytest.raises(ProtocolError, match="not asked for"):
+    with pytest.raises(ProtocolError, match="did not request"):
         protocol.receive(frame("sync_response", page([1, 2], 2, has_more=True, upto=9), asked["msg_id"]))
 
 

@@ -14,7 +14,7 @@ from client.ledger.ledgers import address_of, keys_of, ledger_of, written
 from databases import BOTH_STORES
 from deadlines import soon, until
 from oncelog.client import Committed, ConnectionState, Status
-from oncelog.client.runtime.blocked_writes import BlockedWrites
+from oncelog.client.runtime.protocol import BlockedWrites
 from oncelog.core.operations import SetEntity
 from oncelog.core.rules import quotas
 from oncelog.core.tenants import Tenant

@@ -10,7 +10,7 @@ from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
 from deadlines import soon
 from oncelog.client import Client, ConnectionState, chat, deltas, ledger
 from oncelog.client.ledger import set_entity
-from oncelog.client.runtime.status import BaseStatus
+from oncelog.client.runtime.values import BaseStatus
 from oncelog.errors import ClosedError
 from server.running_server import serving
 

@@ -12,7 +12,7 @@ from oncelog.cli.remote import Retrier, build_remote, check_text, translate_deco
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
-from oncelog.client.runtime.limits import LIMIT_MAX
+from oncelog.client.runtime.values import LIMIT_MAX
 from oncelog.core.deltas import encode_push, find_gateway_fault
 from oncelog.error_codes import RATE_LIMITED, TOO_LARGE
 from oncelog.errors import OncelogError

@@ -1,6 +1,6 @@
 """Chat client: sends and delivers each message once, in one order, on- and offline. See docs/guides/chat-client.md."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oncelog.client.chat.values import (
     EXPIRED,
@@ -25,7 +25,7 @@ from oncelog.client.chat.values import (
     Status,
     Update,
 )
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.errors import UpdatesLostError
 from oncelog.lazy_names import import_lazily
 
@@ -34,23 +34,16 @@ if TYPE_CHECKING:
     from oncelog.client.chat.client import ChatClient
     from oncelog.client.chat.outbox import Pending
 
-_LATER: Final = {
-    "BlockingChatClient": "oncelog.client.chat.blocking",
-    "BlockingPending": "oncelog.client.chat.blocking",
-    "ChatClient": "oncelog.client.chat.client",
-    "Pending": "oncelog.client.chat.outbox",
-}
-
-
-_RENAMED: Final = {"State": "ConnectionState"}
-"""Deprecated names."""
-
-
-__getattr__ = import_lazily(__name__, _LATER, _RENAMED)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "BlockingChatClient": "oncelog.client.chat.blocking",
+        "BlockingPending": "oncelog.client.chat.blocking",
+        "ChatClient": "oncelog.client.chat.client",
+        "Pending": "oncelog.client.chat.outbox",
+    },
+    renamed={"State": "ConnectionState"},
+)
 
 
 __all__ = [

@@ -308,16 +308,9 @@ class BlockingChatClient(BlockingBaseClient):
     def reconnect_now(self) -> None:
         """As `ChatClient.reconnect_now`.
 
-        Ends the pause before the next attempt: the application knows that the network is back.
+        End the pause before the next attempt: the application knows that the network is back.
         """
         self._portal.run(self._client.reconnect_now)
-
-    def close(self) -> None:
-        """As `ChatClient.close`.
-
-        End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
-        """
-        super().close()
 
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
         """As `ChatClient.until_status`.
@@ -326,21 +319,3 @@ class BlockingChatClient(BlockingBaseClient):
         if the client is closed.
         """
         return self._portal.call(self._client.until_status, condition)
-
-    def until_live(self, timeout_s: float | None = None) -> None:
-        """As `ChatClient.until_live`.
-
-        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_live)
-
-    def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `ChatClient.until_settled`.
-
-        Wait until every write has its outcome. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

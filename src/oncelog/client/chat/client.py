@@ -44,7 +44,7 @@ from oncelog.client.chat.values import (
     Update,
 )
 from oncelog.client.runtime.bounded_stream import BoundedStream
-from oncelog.client.runtime.client import BaseClient
+from oncelog.client.runtime.connector import ConnectedClient
 from oncelog.client.runtime.options import (
     NUMBER_MAX,
     Token,
@@ -54,18 +54,17 @@ from oncelog.client.runtime.options import (
     check_path,
     check_token,
 )
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.errors import (
     CanonicalError,
     ClientError,
-    SettingsError,
 )
 
 LINES_DEFAULT: Final = 50
 
 
-class ChatClient(BaseClient[ChatRuntime, Status]):
+class ChatClient(ConnectedClient[ChatRuntime, Status]):
     """One device of one user, with a file of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
@@ -90,50 +89,44 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         """
         self.limits = check_limits(limits, ChatLimits)
         check_token(token)
-        try:
-            self._device_id = check_client_id(device_id)
-        except SettingsError as error:
-            raise SettingsError(str(error).replace("client_id", "device_id")) from None
+        self._device_id = check_client_id(device_id, "device_id")
         self.url = normalize_url(url)
-        self._runtime = ChatRuntime(ChatStore(check_path(path)), self.limits)
-        self._http = ChatHttpClient(self.url, token=token, limits=self.limits, headers=headers, tls=tls)
-        self._random = chance or random.Random()  # noqa: S311 - for pauses
+        self._runtime = ChatRuntime(ChatStore(check_path(path)), self.limits, chance)
+        self._transport: ChatHttpClient = ChatHttpClient(
+            self.url, token=token, limits=self.limits, headers=headers, tls=tls
+        )
         self._wall_ms = wall_ms or _get_wall_ms
         self._runtime.wake_tasks = self._wake_tasks
-        self._outbox = Outbox(
+        self._outbox: Outbox = Outbox(
             self._runtime,
             lambda entry: Pending(entry, self._delivery_counts.wait_until_delivered),
             lambda: self._connector.wake(),  # noqa: PLW0108 - the connector is made below
         )
-        self._connector = ChatConnector(self._runtime, self._outbox, wire or self._http, self._random, self._wall_ms)
-        self._delivery_counts = DeliveryCounts(self._runtime, self._outbox, self._connector, self._http, self._random)
+        self._connector: ChatConnector = ChatConnector(
+            self._runtime, self._outbox, wire or self._transport, self._wall_ms
+        )
+        self._delivery_counts = DeliveryCounts(self._runtime, self._outbox, self._connector, self._transport)
 
     # --- opening and closing
 
     async def _open(self) -> None:
         runtime = self._runtime
         kept = await runtime.call_store(runtime.store.open, self._device_id)
-        protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._random)
+        protocol = ChatProtocol(
+            kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, runtime.random_source
+        )
         runtime.loaded_protocol = protocol
         runtime.progress = {chat.chat_id: chat.to_saved() for chat in kept.chats}
         self._outbox.refused = dict(kept.refused)
         self._outbox.load(kept.outbox)
         protocol.enqueue(kept.outbox, now_ms(), was_tried=True)
-        runtime.start_task("save", self._outbox.run)
-        runtime.start_task("connect", self._connector.run)
+        self._start_tasks()
 
     async def _drain(self) -> None:
         self._runtime.protocol.flush()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.close_timeout_ms / 1000):
                 await self._connector.drain()
-
-    async def _release(self) -> None:
-        try:
-            if self._runtime.is_ready:
-                await self._outbox.finish()
-        finally:
-            await self._http.close()
 
     # --- sending
 
@@ -285,7 +278,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         if isinstance(members, str):  # iterable too, but its characters are no members
             raise CanonicalError("members", f"must be several texts, not {members!r}")
         protocol = self._runtime.open_protocol
-        details = await self._http.create(name, members)
+        details = await self._transport.create(name, members)
         own = next((member.role for member in details.members if member.user_id == protocol.user_id), None)
         protocol.join(name, own)
         self._wake_tasks()
@@ -330,7 +323,7 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         """Return the HTTP client of an open client. Raises CanonicalError if the chat id is malformed."""
         check_chat_id(chat_id)
         self._runtime.check_open()
-        return self._http
+        return self._transport
 
     def _wake_tasks(self) -> None:
         self._outbox.wake()
@@ -342,11 +335,11 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
         runtime, connector = self._runtime, self._connector
-        protocol = runtime.protocol if runtime.is_ready and not runtime.is_ended else None
         pending, refused = len(self._outbox.pending), len(self._outbox.refused)
-        if protocol is None:
+        if not runtime.is_open:
             state = ConnectionState.CLOSED
             return Status(state=state, pending=pending, refused=refused, last_error=runtime.failure_text)
+        protocol = runtime.protocol
         state = ConnectionState.LIVE if protocol.is_live else ConnectionState.CATCHING_UP
         if not connector.is_admitted:
             state = ConnectionState.REFUSED
@@ -366,11 +359,6 @@ class ChatClient(BaseClient[ChatRuntime, Status]):
         """Whether everything that the server had is in the file."""
         protocol = self._runtime.open_protocol
         return protocol.is_live and not protocol.changes and not self._outbox.is_busy
-
-    def reconnect_now(self) -> None:
-        """Ends the pause before the next attempt: the application knows that the network is back."""
-        self._runtime.check_open()
-        self._connector.skip_pause()
 
 
 def _to_line(

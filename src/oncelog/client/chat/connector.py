@@ -1,10 +1,7 @@
 """The task that stays connected to the chats of a server."""
 
 import asyncio
-import logging
-import random
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from oncelog.client.chat.http_client import ChatTransport
 from oncelog.client.chat.outbox import Outbox
@@ -15,10 +12,8 @@ from oncelog.client.runtime.connector import ACCESS_DENIED_CODES, BaseConnector,
 from oncelog.client.runtime.websocket import Socket
 from oncelog.errors import OncelogError
 
-logger: Final = logging.getLogger("oncelog.client.chat")
 
-
-class ChatConnector(BaseConnector[ChatProtocol]):
+class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
     """Connector of a chat client."""
 
     denied_codes = ACCESS_DENIED_CODES | {WRONG_USER.lower()}
@@ -28,11 +23,9 @@ class ChatConnector(BaseConnector[ChatProtocol]):
         runtime: ChatRuntime,
         outbox: Outbox,
         transport: ChatTransport,
-        random_source: random.Random,
         wall_ms: Callable[[], int],
     ) -> None:
-        super().__init__(runtime, runtime.limits, random_source, may_renew_token=True)
-        self._runtime = runtime
+        super().__init__(runtime, may_renew_token=True)
         self._outbox = outbox
         self._transport = transport
         self._wall_ms = wall_ms
@@ -109,7 +102,9 @@ class ChatConnector(BaseConnector[ChatProtocol]):
             except OncelogError as error:
                 if is_first:
                     raise
-                logger.info("the list of chats could not be loaded: %s", error)  # it is requested again later
+                self._runtime.logger.info(
+                    "the list of chats could not be loaded: %s", error
+                )  # it is requested again later
                 continue
             protocol.apply_list(chats, now_ms())
             if is_first:

@@ -1,7 +1,6 @@
 """Sequences that other members have received: requested once for each connection, and then updated by frames."""
 
 import asyncio
-import random
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -11,7 +10,7 @@ from oncelog.client.chat.http_client import ChatHttpClient
 from oncelog.client.chat.outbox import Outbox
 from oncelog.client.chat.runtime import ChatRuntime
 from oncelog.client.chat.values import Mark, Message
-from oncelog.client.runtime.backoff import iterate_pauses_s
+from oncelog.client.runtime.backoff import Pauses, RetryPause
 from oncelog.errors import LostError, OncelogError, ProtocolError, ServerRefusedError
 
 
@@ -37,13 +36,11 @@ class DeliveryCounts:
         outbox: Outbox,
         connector: ChatConnector,
         http: ChatHttpClient,
-        random_source: random.Random,
     ) -> None:
         self._runtime = runtime
         self._outbox = outbox
         self._connector = connector
         self._http = http
-        self._random = random_source
         self._counted_connections: dict[str, int] = {}
         """Number of the connection over which each chat was requested."""
         self._scheduled: set[str] = set()
@@ -70,8 +67,7 @@ class DeliveryCounts:
 
     async def wait_until_delivered(self, chat_id: str, sequence: int) -> None:
         """Wait until every other member has received everything up to a sequence."""
-        limits = self._runtime.limits
-        pauses = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
+        pauses = Pauses(self._runtime.limits, self._runtime.random_source)
         while not self._is_delivered(chat_id, sequence):
             connection = self._connector.connection_count
             is_counted = self._connector.is_connected and await self._query(chat_id)
@@ -80,7 +76,7 @@ class DeliveryCounts:
                 return self._is_delivered(chat_id, sequence) or self._connector.connection_count != before
 
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if is_counted else next(pauses)):
+                async with asyncio.timeout(None if is_counted else pauses.next_pause_s(RetryPause())):
                     await self._runtime.wait_until(is_otherwise)
 
     async def _query(self, chat_id: str) -> bool:

@@ -56,14 +56,8 @@ class MessageStream:
             self._runtime.mark_received(message.chat_id, message.sequence, generation)
 
     async def _load_page(self) -> None:
-        found: list[str] = []
-
-        def is_something() -> bool:
-            found[:] = self._find_readable()
-            return self._is_over or bool(found)
-
         try:
-            await self._runtime.wait_until(is_something)
+            found = await self._runtime.wait_for(self._find_readable, lambda found: self._is_over or bool(found))
         except ClosedError:
             self._is_over = True
             return

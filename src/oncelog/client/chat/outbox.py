@@ -114,7 +114,7 @@ class Pending(BasePending[OutboxMessage, Outcome]):
         return outcome
 
 
-class Outbox(BaseOutbox[OutboxMessage, Pending, ChangeSet]):
+class Outbox(BaseOutbox[ChatRuntime, OutboxMessage, Pending, ChangeSet]):
     """Outbox of a chat client. Its task saves messages that arrive, too."""
 
     def __init__(
@@ -122,8 +122,7 @@ class Outbox(BaseOutbox[OutboxMessage, Pending, ChangeSet]):
     ) -> None:
         """`on_saved` is called when the protocol may have something new to send."""
         limit = ("outbox_messages_max", runtime.limits.outbox_messages_max)
-        super().__init__(runtime, runtime.store, new_pending, count_max=limit)
-        self._runtime = runtime
+        super().__init__(runtime, new_pending, count_max=limit)
         self._on_saved = on_saved
         self._capacity_event = asyncio.Event()
         self.refused: dict[int, RefusedMessage] = {}

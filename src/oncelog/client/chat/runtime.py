@@ -1,18 +1,16 @@
 """State that the tasks of one chat client share: the store, chats as they are saved, and readers of updates."""
 
-import logging
+import random
 import time
 from collections.abc import Callable
-from typing import Final
 
 from oncelog.client.chat.chat_state import ChangeSet, SavedChat
 from oncelog.client.chat.protocol import ChatProtocol
+from oncelog.client.chat.sender import logger
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import ChatLimits, Delivery, HistoryChange, Update
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import ProtocolRuntime
-
-logger: Final = logging.getLogger("oncelog.client.chat")
 
 
 def now_ms() -> int:
@@ -20,12 +18,11 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class ChatRuntime(ProtocolRuntime[ChatStore, ChatProtocol]):
+class ChatRuntime(ProtocolRuntime[ChatStore, ChatLimits, ChatProtocol]):
     """State of one chat client."""
 
-    def __init__(self, store: ChatStore, limits: ChatLimits) -> None:
-        super().__init__("chat", logger, store)
-        self.limits = limits
+    def __init__(self, store: ChatStore, limits: ChatLimits, random_source: random.Random | None) -> None:
+        super().__init__("chat", logger, store, limits, random_source)
         self.progress: dict[str, SavedChat] = {}
         """Chats as they are in the file."""
         self.watermarks: dict[str, dict[str, int]] = {}

@@ -6,7 +6,7 @@ time. Acknowledgements gather for a moment, and are repeated if the server may n
 
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 from operator import itemgetter
 from typing import Final
@@ -14,8 +14,8 @@ from typing import Final
 from oncelog.client.chat import codec
 from oncelog.client.chat.chat_state import ChangeSet, ChatState
 from oncelog.client.chat.values import EXPIRED, ChatLimits, Outcome, Progress, Refused, SettledMessage
-from oncelog.client.runtime.backoff import iterate_pauses_s
-from oncelog.client.runtime.blocked_writes import BlockedWrites
+from oncelog.client.runtime.backoff import Pauses, RetryPause
+from oncelog.client.runtime.protocol import BaseProtocol
 from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 
 logger: Final = logging.getLogger("oncelog.client.chat")
@@ -39,7 +39,7 @@ class Work(Enum):
     LIST = "list"
 
 
-class ChatSender:
+class ChatSender(BaseProtocol):
     """State of one client, and the frames that it sends over one connection after the other."""
 
     def __init__(
@@ -51,21 +51,18 @@ class ChatSender:
         limits: ChatLimits,
         random_source: random.Random,
     ) -> None:
+        super().__init__(logger)
         self.phase = ChatPhase.NONE
         self.user_id = user_id
         """The user, as the server has said; empty before the first connection."""
         self.epoch = epoch
         self.chats = {chat.chat_id: chat for chat in chats}
-        self.outgoing: list[bytes] = []
-        """Frames to be sent, in order. The caller that sends them empties the list."""
         self.wants_list = False
         """Whether the list of chats is to be requested over HTTP."""
         self.reconnect_ms = 0
         """Pause that a server asks for before it closes the connection."""
         self.changes = ChangeSet()
         """Changes to save and report."""
-        self.blocked_writes = BlockedWrites(logger)
-        """Messages that the server refuses for now, by chat: other chats go on."""
         self._device_id = device_id
         self._limits = limits
         self._random = random_source
@@ -79,14 +76,11 @@ class ChatSender:
         self._sync_queue: dict[str, None] = {}
         self._last_ack_id = ""
         """The server answers an acknowledgement only to refuse it; the id of the last one is enough."""
-        self.answer_count = 0
-        """How many awaited answers have arrived: while it stands still and `is_waiting`, the server is silent."""
         self._heard_since_list: set[str] = set()
         """Chats in which something has happened that the list may not contain."""
         self._acked_since_list: set[str] = set()
         """Chats with acknowledgements that the list may not contain."""
-        self._pauses: dict[str, Iterator[float]] = {}
-        self._last_request_number = 0
+        self._pauses: dict[str, Pauses] = {}
 
     # --- the connection
 
@@ -247,13 +241,8 @@ class ChatSender:
             self._refuse(chat, name, codec.TOO_LARGE, reason)
 
     def _next_pause_ms(self, chat: ChatState, least_ms: int) -> int:
-        """Return a pause that grows, is random, and is not shorter than the server asks for."""
-        limits = self._limits
-        pauses = self._pauses.setdefault(
-            chat.chat_id, iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
-        )
-        retry_after_ms = min(least_ms, limits.retry_after_ms_max) * self._random.uniform(1, 1.2)
-        return round(max(1000 * next(pauses), retry_after_ms)) + 1
+        pauses = self._pauses.setdefault(chat.chat_id, Pauses(self._limits, self._random))
+        return round(1000 * pauses.next_pause_s(RetryPause(least_ms))) + 1
 
     @staticmethod
     def _withdraw_attempt(chat: ChatState, name: str) -> None:
@@ -284,7 +273,3 @@ class ChatSender:
             self._acked_since_list.add(chat.chat_id)
             self._last_ack_id = self._next_id()
             self.outgoing.append(codec.encode_ack(chat.chat_id, chat.acked_to, self._last_ack_id))
-
-    def _next_id(self) -> str:
-        self._last_request_number += 1
-        return str(self._last_request_number)

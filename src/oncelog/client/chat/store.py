@@ -43,12 +43,10 @@ class ChatStore(OutboxStore):
     def open(self, device_id: str | None) -> StoredChatClient:
         """Raises StoreInUseError, SettingsError if the file is another device's, or a StoreError."""
 
-        def load(connection: sqlite3.Connection, is_new: bool) -> StoredChatClient:
+        with self._file.open() as (connection, is_new):
             if is_new:
                 connection.execute(SQL["make_client"], (device_id or f"device-{uuid4()}",))
             return self._load(connection, device_id)
-
-        return self._file.open(load)
 
     def _load(self, connection: sqlite3.Connection, device_id: str | None) -> StoredChatClient:
         user_id, known, epoch = connection.execute(SQL["client"]).fetchone()

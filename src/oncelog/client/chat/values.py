@@ -6,9 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.client.events.values import Number
-from oncelog.client.runtime.entries import BaseEntry, Settled
-from oncelog.client.runtime.limits import MIB, ConnectionLimits, check_at_most
-from oncelog.client.runtime.status import BaseStatus
+from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Settled, check_at_most
 
 EXPIRED: Final = "EXPIRED"
 """The code of a message that lay in the outbox for longer than a server remembers ids. No server has said so."""

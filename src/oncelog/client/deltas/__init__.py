@@ -1,6 +1,6 @@
 """Client of rows that are edited offline and converge on all replicas. See docs/guides/deltas-client.md."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oncelog.client.deltas.errors import DeltaRefusedError
 from oncelog.client.deltas.limits import DeltasLimits
@@ -14,7 +14,7 @@ from oncelog.client.deltas.values import (
     Refusal,
     Status,
 )
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.errors import UpdatesLostError
 from oncelog.lazy_names import import_lazily
 
@@ -23,21 +23,15 @@ if TYPE_CHECKING:
     from oncelog.client.deltas.client import DeltasClient
     from oncelog.client.deltas.edits import Edits
 
-_LATER: Final = {
-    "BlockingDeltasClient": "oncelog.client.deltas.blocking",
-    "DeltasClient": "oncelog.client.deltas.client",
-    "Edits": "oncelog.client.deltas.edits",
-}
-
-_RENAMED: Final = {"ChangesLostError": "UpdatesLostError", "State": "ConnectionState"}
-"""Deprecated names."""
-
-
-__getattr__ = import_lazily(__name__, _LATER, _RENAMED)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "BlockingDeltasClient": "oncelog.client.deltas.blocking",
+        "DeltasClient": "oncelog.client.deltas.client",
+        "Edits": "oncelog.client.deltas.edits",
+    },
+    renamed={"ChangesLostError": "UpdatesLostError", "State": "ConnectionState"},
+)
 
 
 __all__ = [

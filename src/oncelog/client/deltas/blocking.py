@@ -216,13 +216,6 @@ class BlockingDeltasClient(BlockingDeltasBase):
 
     retry = alias_method("BlockingDeltasClient.retry", "reconnect_now")
 
-    def close(self) -> None:
-        """As `DeltasClient.close`.
-
-        End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
-        """
-        super().close()
-
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
         """As `DeltasClient.until_status`.
 
@@ -230,21 +223,3 @@ class BlockingDeltasClient(BlockingDeltasBase):
         if the client is closed.
         """
         return self._portal.call(self._client.until_status, condition)
-
-    def until_live(self, timeout_s: float | None = None) -> None:
-        """As `DeltasClient.until_live`.
-
-        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_live)
-
-    def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `DeltasClient.until_settled`.
-
-        Wait until every write has its outcome. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

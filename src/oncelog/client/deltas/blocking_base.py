@@ -2,10 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from oncelog.blocking_base import AsyncResource
 from oncelog.client.runtime.blocking_base import BlockingBaseClient
+from oncelog.client.runtime.client import BaseClient
 from oncelog.errors import ClientError
 from oncelog.portal import Portal
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class BlockingDeltasBase(BlockingBaseClient):
     """Base of `BlockingDeltasClient`."""
 
-    def __init__(self, client: AsyncResource, name: str) -> None:
+    def __init__(self, client: BaseClient[Any, Any], name: str) -> None:
         super().__init__(client, name)
         self._thread_state = threading.local()
 

@@ -38,7 +38,7 @@ from oncelog.client.deltas.values import (
 )
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import find_gateway_fault
@@ -83,8 +83,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self.gateway = _check_gateway(gateway)
         self.client_id = checked_id
         self._wall_ms = wall_ms or _get_system_wall_ms
-        self._random = chance or random.Random()  # noqa: S311 - for pauses
-        self._runtime = DeltasRuntime(DeltasStore(check_path(path), self.limits), self.limits)
+        self._runtime = DeltasRuntime(DeltasStore(check_path(path), self.limits), self.limits, chance)
         self._transport = wire or DeltasTransport(
             self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls
         )
@@ -96,8 +95,8 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     async def _open(self) -> None:
         runtime = self._runtime
         await runtime.call_store(runtime.store.open, self.client_id, self.gateway)
-        self._open_puller = Puller(runtime, self._transport, self._random)
-        self._open_pusher = Pusher(runtime, self._transport, self._random, self._open_puller.check_epoch)
+        self._open_puller = Puller(runtime, self._transport)
+        self._open_pusher = Pusher(runtime, self._transport, self._open_puller.check_epoch)
         runtime.start_task("push", self._open_pusher.run)
         runtime.start_task("pull", self._open_puller.run)
 

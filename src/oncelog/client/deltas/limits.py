@@ -1,6 +1,6 @@
 """Limits and times of a client of rows, each with its unit. All can be set."""
 
-from oncelog.client.runtime.limits import MIB, ConnectionLimits, check_at_most
+from oncelog.client.runtime.values import MIB, ConnectionLimits, check_at_most
 from oncelog.core.deltas import PUSH_DELTAS_MAX
 
 

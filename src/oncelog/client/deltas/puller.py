@@ -1,7 +1,6 @@
 """The task that reads the gateway: pages until it has caught up, then what is live."""
 
 import asyncio
-import random
 import time
 
 from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError, SnapshotPage
@@ -23,12 +22,11 @@ from oncelog.core.merge import RowDelta
 from oncelog.errors import ClientError, LostError, ProtocolError
 
 
-class Puller(RetryTask):
+class Puller(RetryTask[DeltasRuntime]):
     """Makes one request, or takes one live message, after the other."""
 
-    def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport, random_source: random.Random) -> None:
-        super().__init__(runtime, runtime.limits, random_source)
-        self._runtime = runtime
+    def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport) -> None:
+        super().__init__(runtime)
         self._transport = transport
         self._live_stream: LiveStream | None = None
         self._live_since_s = 0.0

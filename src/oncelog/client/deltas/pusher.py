@@ -1,7 +1,6 @@
 """The task that empties the outbox."""
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 
 from oncelog.client.deltas.codec import GatewayRefusedError, OutboxEntry, PushReply, describe_failure
@@ -12,18 +11,13 @@ from oncelog.client.runtime.backoff import RetryPause, RetryTask
 from oncelog.errors import ClientError, LostError, ProtocolError
 
 
-class Pusher(RetryTask):
+class Pusher(RetryTask[DeltasRuntime]):
     """Pushes one batch after the other."""
 
     def __init__(
-        self,
-        runtime: DeltasRuntime,
-        transport: DeltasTransport,
-        random_source: random.Random,
-        on_acknowledged: Callable[[str], None],
+        self, runtime: DeltasRuntime, transport: DeltasTransport, on_acknowledged: Callable[[str], None]
     ) -> None:
-        super().__init__(runtime, runtime.limits, random_source)
-        self._runtime = runtime
+        super().__init__(runtime)
         self._transport = transport
         self._on_acknowledged = on_acknowledged
         self._work_event = asyncio.Event()

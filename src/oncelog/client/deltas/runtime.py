@@ -1,6 +1,7 @@
 """What the tasks of one client share: the file with its thread, who waits for something, and who is told of changes."""
 
 import logging
+import random
 from typing import Final
 
 from oncelog.client.deltas.change_stream import ChangeStream
@@ -12,12 +13,11 @@ from oncelog.client.runtime.client import ClientRuntime
 logger: Final = logging.getLogger("oncelog.client.deltas")
 
 
-class DeltasRuntime(ClientRuntime[DeltasStore]):
+class DeltasRuntime(ClientRuntime[DeltasStore, DeltasLimits]):
     """State of one deltas client."""
 
-    def __init__(self, store: DeltasStore, limits: DeltasLimits) -> None:
-        super().__init__("deltas", logger, store)
-        self.limits = limits
+    def __init__(self, store: DeltasStore, limits: DeltasLimits, random_source: random.Random | None) -> None:
+        super().__init__("deltas", logger, store, limits, random_source)
         self.streams: list[ChangeStream] = []
         self.end_calls.append(self._end_streams)
 

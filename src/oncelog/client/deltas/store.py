@@ -67,16 +67,14 @@ class DeltasStore:
 
     def open(self, client_id: str, gateway: str) -> None:
         """Raises StoreInUseError, SettingsError if the file is another client's or gateway's, or a StoreError."""
-
-        def load(connection: sqlite3.Connection, is_new: bool) -> SyncState:
+        with self._file.open() as (connection, is_new):
             if is_new:
                 connection.execute(SQL["make_client"], (client_id, gateway))
             self._check_owner(connection, client_id, gateway)
             for statement in split_script(SCHEMA.read_script("staging.sql")):
                 connection.execute(statement)
-            return self._load_sync_state(connection)
-
-        self.sync_state = self._file.open(load)
+            sync_state = self._load_sync_state(connection)
+        self.sync_state = sync_state
         self._client_id = client_id
 
     def _check_owner(self, connection: sqlite3.Connection, client_id: str, gateway: str) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.client.runtime.status import BaseStatus
+from oncelog.client.runtime.values import BaseStatus
 from oncelog.core.canonical import JsonValue, parse
 
 

@@ -294,18 +294,9 @@ class BlockingClient(BlockingEventsBase):
     def reconnect_now(self) -> None:
         """As `Client.reconnect_now`.
 
-        Ends the pause before the next attempt: the application knows that the network is back.
+        End the pause before the next attempt: the application knows that the network is back.
         """
         self._run_any_time(self._client.reconnect_now)
-
-    def close(self) -> None:
-        """As `Client.close`.
-
-        End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
-
-        Raises RuntimeError in a handler.
-        """
-        super().close()
 
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
         """As `Client.until_status`.
@@ -314,21 +305,3 @@ class BlockingClient(BlockingEventsBase):
         if the client is closed.
         """
         return self._portal.call(self._client.until_status, condition)
-
-    def until_live(self, timeout_s: float | None = None) -> None:
-        """As `Client.until_live`.
-
-        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_live)
-
-    def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `Client.until_settled`.
-
-        Wait until every write has its outcome. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

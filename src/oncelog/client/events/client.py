@@ -19,12 +19,11 @@ from uuid import UUID
 from oncelog.client.events.connector import Connector
 from oncelog.client.events.deliverer import Deliverer
 from oncelog.client.events.handlers import EventHandler, EventHandlers, get_handler_name
-from oncelog.client.events.outbox import Draft, Outbox, Pending
-from oncelog.client.events.protocol import EventsPhase
-from oncelog.client.events.runtime import EventsRuntime
+from oncelog.client.events.outbox import Draft, EventsRuntime, Outbox, Pending
+from oncelog.client.events.protocol import EventsPhase, EventsProtocol, logger
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
 from oncelog.client.events.values import ClientLimits, Event, HistoryChange, RefusedEvent, SetAside, Status
-from oncelog.client.runtime.client import BaseClient
+from oncelog.client.runtime.connector import ConnectedClient
 from oncelog.client.runtime.http import WebSocketTransport
 from oncelog.client.runtime.options import (
     Token,
@@ -36,7 +35,7 @@ from oncelog.client.runtime.options import (
     check_path,
     check_token,
 )
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.client.runtime.websocket import Transport, normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method, warn_renamed
@@ -52,7 +51,7 @@ _STATE_BY_PHASE: Final = {
 }
 
 
-class Client(BaseClient[EventsRuntime, Status]):
+class Client(ConnectedClient[EventsRuntime, Status]):
     """One client of one server, with a store of its own. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
@@ -94,16 +93,10 @@ class Client(BaseClient[EventsRuntime, Status]):
         check_function(reset, "reset", may_be_async=False)
         self._reset = reset
         self._transport = transport or WebSocketTransport(self.url, self.limits, headers, tls)
-        self._runtime = EventsRuntime(ClientStore(check_path(path)), self.limits, self.partitions, apply)
-        self._connector = Connector(
-            self._runtime,
-            self._transport,
-            token,
-            chance or random.Random(),  # noqa: S311 - for pauses
-            self._wake_tasks,
-        )
-        self._outbox = Outbox(self._runtime, self._wake_all)
-        self._deliverer = Deliverer(self._runtime, self._connector.wake_writer)
+        self._runtime = EventsRuntime("events", logger, ClientStore(check_path(path)), self.limits, chance)
+        self._connector: Connector = Connector(self._runtime, self._transport, token, self._wake_tasks)
+        self._outbox: Outbox = Outbox(self._runtime, self._wake_all)
+        self._deliverer = Deliverer(self._runtime, apply, self._connector.wake_writer)
         self._handlers: dict[type, list[Callable[[Any], Awaitable[None] | None]]] = {Status: [], HistoryChange: []}
         """Functions of the application that are called with every new status and every other history."""
 
@@ -112,29 +105,23 @@ class Client(BaseClient[EventsRuntime, Status]):
     async def _open(self) -> None:
         runtime = self._runtime
         stored = await runtime.call_store(runtime.store.open, self._requested_id, self.partitions, self._reset)
-        runtime.load(stored)
+        runtime.loaded_protocol = EventsProtocol(stored.client_id, self.partitions, stored.cursor, stored.epoch)
+        runtime.protocol.wants_events = self._deliverer.has_handlers
+        runtime.protocol.enqueue(stored.outbox)
         self._outbox.load(stored.outbox)
         self._outbox.refused_count = stored.refused
-        runtime.start_task("connect", self._connector.run)
-        runtime.start_task("save", self._outbox.run)
+        self._start_tasks()
         runtime.start_task("report", self._report_changes)
-        self._deliverer.start()
+        self._deliverer.start(stored.cursor, stored.epoch, stored.set_aside)
 
     async def _drain(self) -> None:
-        self._runtime.handlers.close()
-
-    async def _release(self) -> None:
-        try:
-            if self._runtime.is_ready:
-                await self._outbox.finish()
-        finally:
-            await self._transport.close()
+        self._deliverer.handlers.close()
 
     def _wake_tasks(self) -> None:
         """Something has arrived or changed: wake the tasks that have to do something."""
         if self._runtime.protocol.has_settled:
             self._outbox.wake()
-        if self._runtime.has_undelivered:
+        if self._deliverer.has_undelivered:
             self._deliverer.wake()
         self._runtime.wake_waiters()
 
@@ -216,7 +203,7 @@ class Client(BaseClient[EventsRuntime, Status]):
         called = name or get_handler_name(handler)
         if called == APPLY:
             raise ValueError(f"{APPLY!r} is the name of what is called in the transaction: give this one another name")
-        self._runtime.handlers.add(handler, called)
+        self._deliverer.handlers.add(handler, called)
         self._want_events()
         return handler
 
@@ -226,7 +213,7 @@ class Client(BaseClient[EventsRuntime, Status]):
         If the loop is left, or its body raises, the last one comes again: to the next loop, or the next time.
         """
         self._runtime.check_open()
-        stream = self._runtime.handlers.new_stream()
+        stream = self._deliverer.handlers.new_stream()
         self._want_events()
         try:
             async for event in stream:
@@ -252,7 +239,7 @@ class Client(BaseClient[EventsRuntime, Status]):
         for number in committed_ids:
             check_number(number, "committed_ids")
         runtime = self._runtime
-        runtime.set_aside_count = await runtime.call_store(runtime.store.forget_set_aside, committed_ids)
+        self._deliverer.set_aside_count = await runtime.call_store(runtime.store.forget_set_aside, committed_ids)
         runtime.wake_waiters()
 
     async def hand_over_set_aside(self) -> list[SetAside]:
@@ -269,31 +256,30 @@ class Client(BaseClient[EventsRuntime, Status]):
         For what the application has submitted itself, once it knows its number, and wants to see in its own tables.
         """
         check_number(committed_id, "committed_id")
-        if self._runtime.cursor < committed_id:
+        if self._deliverer.cursor < committed_id:
             self._deliverer.check_not_in_handler("reached")
-        await self._runtime.wait_until(lambda: self._runtime.cursor >= committed_id)
+        await self._runtime.wait_until(lambda: self._deliverer.cursor >= committed_id)
 
     # --- how it stands
 
     def status(self) -> Status:
         """How the client stands, for a user interface."""
-        runtime = self._runtime
-        is_open = runtime.is_ready and not runtime.is_ended
-        server_last = runtime.protocol.last_committed_id if is_open else 0
+        runtime, deliverer = self._runtime, self._deliverer
+        server_last = runtime.protocol.last_committed_id if runtime.is_open else 0
         return Status(
-            state=self._get_state() if is_open else ConnectionState.CLOSED,
+            state=self._get_state() if runtime.is_open else ConnectionState.CLOSED,
             pending=len(self._outbox.pending),
             refused=self._outbox.refused_count,
-            set_aside=runtime.set_aside_count,
-            cursor=runtime.cursor,
-            server_last_committed_id=max(server_last, runtime.cursor),
-            last_error=self._find_last_error() if is_open else runtime.failure_text,
+            set_aside=deliverer.set_aside_count,
+            cursor=deliverer.cursor,
+            server_last_committed_id=max(server_last, deliverer.cursor),
+            last_error=self._find_last_error() if runtime.is_open else runtime.failure_text,
         )
 
     def _get_state(self) -> ConnectionState:
         protocol, connector = self._runtime.protocol, self._connector
         state = _STATE_BY_PHASE[protocol.phase]
-        if protocol.phase is EventsPhase.ASIDE and not self._runtime.has_handlers:
+        if protocol.phase is EventsPhase.ASIDE and not self._deliverer.has_handlers:
             state = ConnectionState.LIVE  # there is nothing else that it could do
         is_refused = not connector.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
         return ConnectionState.REFUSED if is_refused or protocol.read_error is not None else state
@@ -340,15 +326,10 @@ class Client(BaseClient[EventsRuntime, Status]):
 
     def _is_live(self) -> bool:
         """Whether the client has caught up, and handlers and loops, if there are any, have received every event."""
-        runtime = self._runtime
-        if not runtime.has_handlers:
-            return runtime.protocol.is_submitting
-        return runtime.protocol.phase is EventsPhase.LIVE and not runtime.has_undelivered
-
-    def reconnect_now(self) -> None:
-        """Ends the pause before the next attempt: the application knows that the network is back."""
-        self._runtime.check_open()
-        self._connector.skip_pause()
+        protocol = self._runtime.protocol
+        if not self._deliverer.has_handlers:
+            return protocol.is_submitting
+        return protocol.phase is EventsPhase.LIVE and not self._deliverer.has_undelivered
 
     async def _report_changes(self) -> None:
         """Tell the handlers of the application how the client stands, whenever that has changed."""

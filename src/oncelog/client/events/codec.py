@@ -1,6 +1,6 @@
-"""Codec of the Events API for clients (docs/reference/events.md)."""
+"""Messages of the Events API as a client encodes and decodes them (docs/reference/events.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -9,10 +9,11 @@ from msgspec import Raw, Struct
 
 from oncelog.client.events.values import Event, Fault, Number, OutboxEntry
 from oncelog.error_codes import PROTOCOL_VERSION
+from oncelog.errors import ProtocolError
 
 
 class Envelope(Struct, frozen=True, gc=False):
-    """What the server sends."""
+    """Any message of the server."""
 
     type: str
     payload: Raw
@@ -20,18 +21,18 @@ class Envelope(Struct, frozen=True, gc=False):
 
 
 class Connected(Struct, frozen=True):
-    """The server lets us in."""
+    """Payload of `connected`: the server has admitted the client."""
 
     server_last_committed_id: Number
     epoch: str
     client_id: str = ""
-    """The client id that readers of our events see. The server may have put the actor before ours."""
+    """Client id of the own events as readers see it. The server may put the actor before it."""
     actor: str = ""
     """Empty if the server does not show it."""
 
 
 class SyncPage(Struct, frozen=True):
-    """A `sync_response`."""
+    """Payload of `sync_response`."""
 
     events: list[Event]
     next_since_committed_id: Number
@@ -40,7 +41,7 @@ class SyncPage(Struct, frozen=True):
 
 
 class SubmitResult(Struct, frozen=True, gc=False):
-    """Of one submission."""
+    """Result of one submission."""
 
     id: str
     status: str
@@ -52,13 +53,13 @@ class SubmitResult(Struct, frozen=True, gc=False):
 
 
 class SubmitResults(Struct, frozen=True):
-    """Of one request."""
+    """Payload of `submit_events_result`."""
 
     results: list[SubmitResult]
 
 
 class Details(Struct, frozen=True):
-    """Of an error, as far as a client can do something about it."""
+    """Details of an error that a client can act on."""
 
     retry_after_ms: Number = 0
     epoch: str = ""
@@ -66,34 +67,53 @@ class Details(Struct, frozen=True):
 
 
 class ServerError(Struct, frozen=True):
-    """An `error`."""
+    """Payload of `error`."""
 
     code: str
     message: str
     details: Details = Details()
 
 
+ServerMessage = Event | SubmitResults | SyncPage | Connected | ServerError
 decode_envelope: Final = msgspec.json.Decoder(Envelope).decode
 decode_connected: Final = msgspec.json.Decoder(Connected).decode
-decode_page: Final = msgspec.json.Decoder(SyncPage).decode
-decode_event: Final = msgspec.json.Decoder(Event).decode
 decode_results: Final = msgspec.json.Decoder(SubmitResults).decode
 decode_error: Final = msgspec.json.Decoder(ServerError).decode
+_PAYLOAD_DECODERS: Final[dict[str, Callable[[Raw], ServerMessage]]] = {
+    "event_broadcast": msgspec.json.Decoder(Event).decode,
+    "submit_events_result": decode_results,
+    "sync_response": msgspec.json.Decoder(SyncPage).decode,
+    "connected": decode_connected,
+    "error": decode_error,
+}
+
+
+def decode_message(data: str | bytes) -> tuple[ServerMessage | None, str | int | None]:
+    """Return the payload of a message and the id of the request that it answers. Raises ProtocolError.
+
+    The payload is None for a type that only newer servers send. They repeat everything necessary in known types.
+    """
+    try:
+        envelope = decode_envelope(data)
+        decode = _PAYLOAD_DECODERS.get(envelope.type)
+        return (None if decode is None else decode(envelope.payload)), envelope.msg_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"malformed message of the server: {error}") from error
 
 
 def encode_message(kind: str, payload: bytes, msg_id: str) -> bytes:
-    """A message to the server."""
+    """Return a message to the server."""
     head = f'{{"type":"{kind}","protocol_version":"{PROTOCOL_VERSION}","msg_id":"{msg_id}","payload":'
     return b"%b%b}" % (head.encode(), payload)
 
 
 def encode_connect(token: str | None, client_id: str, msg_id: str) -> bytes:
-    """Who we are."""
+    """Return the first message of a connection."""
     return encode_message("connect", orjson.dumps({"token": token, "client_id": client_id}), msg_id)
 
 
 def encode_sync(partitions: Sequence[str], since: int, limit: int, epoch: str, msg_id: str) -> bytes:
-    """A page that we ask for."""
+    """Return the request for a page of events."""
     payload = {"partitions": partitions, "since_committed_id": since, "limit": limit}
     if epoch:
         payload["epoch"] = epoch
@@ -101,12 +121,12 @@ def encode_sync(partitions: Sequence[str], since: int, limit: int, epoch: str, m
 
 
 def encode_submit(entries: Sequence[OutboxEntry], msg_id: str) -> bytes:
-    """A request. The events are spliced into it as they lie in the outbox."""
+    """Return a request with submissions. Their bodies are copied from the outbox as bytes."""
     return encode_message("submit_events", b'{"events":[%b]}' % b",".join(map(_encode_item, entries)), msg_id)
 
 
 def to_own_event(entry: OutboxEntry, result: SubmitResult, client_id: str, actor: str) -> Event:
-    """An own event that was committed, as all others get it."""
+    """Return a committed own event as other clients receive it."""
     return Event(
         id=entry.id,
         client_id=client_id,

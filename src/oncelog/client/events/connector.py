@@ -1,11 +1,10 @@
 """The task that stays connected to the events of a server."""
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 
+from oncelog.client.events.outbox import EventsRuntime
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
-from oncelog.client.events.runtime import EventsRuntime
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.connector import BaseConnector, ConnectionPart
 from oncelog.client.runtime.options import Token, resolve_token
@@ -13,7 +12,7 @@ from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.errors import LostError
 
 
-class Connector(BaseConnector[EventsProtocol]):
+class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
     """Connector of a client of events. `on_change` is called after every frame, and when the connection changes."""
 
     def __init__(
@@ -21,12 +20,9 @@ class Connector(BaseConnector[EventsProtocol]):
         runtime: EventsRuntime,
         transport: Transport,
         token: Token,
-        random_source: random.Random,
         on_change: Callable[[], None],
     ) -> None:
-        super().__init__(runtime, runtime.limits, random_source, may_renew_token=callable(token))
-        self._runtime = runtime
-        self._limits = runtime.limits
+        super().__init__(runtime, may_renew_token=callable(token))
         self._transport = transport
         self._token = token
         self._on_change = on_change
@@ -56,8 +52,7 @@ class Connector(BaseConnector[EventsProtocol]):
 
     async def _wait(self, pause: RetryPause) -> None:
         if self._protocol.phase is EventsPhase.HISTORY_CHANGED:
-            await self._backoff.wait_for_skip()
-            self._backoff.clear_skip()
+            await self._backoff.sleep(None)
         else:
             await super()._wait(pause)
 
@@ -79,14 +74,14 @@ class Connector(BaseConnector[EventsProtocol]):
         protocol = self._protocol
         while True:
             before = protocol.page_count
-            await asyncio.sleep(self._limits.taking_timeout_ms / 1000)
+            await asyncio.sleep(self._runtime.limits.taking_timeout_ms / 1000)
             if protocol.is_page_due and protocol.page_count == before and protocol.outbox_count:
                 self._yield_to_submissions()
 
     async def _retry_read(self, _socket: Socket) -> None:
         """Request events again from time to time, while the client may not read all partitions."""
         while True:
-            await asyncio.sleep(self._limits.refused_pause_ms_min / 1000)
+            await asyncio.sleep(self._runtime.limits.refused_pause_ms_min / 1000)
             if self._protocol.read_error is not None:
                 self._protocol.retry_read()
                 self.wake_writer()

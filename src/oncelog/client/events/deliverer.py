@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from oncelog.client.events.runtime import EventsRuntime
-from oncelog.client.events.store import APPLY, Reset
+from oncelog.client.events.handlers import EventHandlers
+from oncelog.client.events.outbox import EventsRuntime
+from oncelog.client.events.protocol import EventsPhase
+from oncelog.client.events.store import APPLY, Apply, Reset
 from oncelog.client.events.values import Event, SetAside
 from oncelog.client.runtime.backoff import wait_for_store
 from oncelog.errors import StoreError
@@ -18,18 +20,40 @@ DELIVERY_S: Final = 0.1
 class Deliverer:
     """Hands each event to everything that takes events, one event after the other."""
 
-    def __init__(self, runtime: EventsRuntime, on_taken: Callable[[], None]) -> None:
+    def __init__(self, runtime: EventsRuntime, apply: Apply | None, on_taken: Callable[[], None]) -> None:
         """`on_taken` is called when there may be room for further events."""
         self._runtime = runtime
+        self._apply = apply
         self._on_taken = on_taken
         self._wakeup = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.last_error: str | None = None
         """Why the store cannot be written; None while it can."""
+        self.handlers = EventHandlers()
+        runtime.end_calls.append(self.handlers.close)
+        self.cursor = 0
+        """Everything up to this committed id has been handed over."""
+        self._epoch = ""
+        self.set_aside_count = 0
 
-    def start(self) -> None:
-        """Begin to hand events over."""
+    @property
+    def has_handlers(self) -> bool:
+        """Whether anything takes events, or there are none to take."""
+        return self._apply is not None or bool(self.handlers) or not self._runtime.protocol.partitions
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether events, or a cursor behind them, wait to be handed over."""
+        protocol = self._runtime.protocol
+        is_other_history = protocol.phase is EventsPhase.HISTORY_CHANGED
+        return bool(protocol.ready_count) or (
+            not is_other_history and (protocol.cursor != self.cursor or protocol.epoch != self._epoch)
+        )
+
+    def start(self, cursor: int, epoch: str, set_aside_count: int) -> None:
+        """Begin to hand events over, from a cursor on."""
+        self.cursor, self._epoch, self.set_aside_count = cursor, epoch, set_aside_count
         self._task = self._runtime.start_task("deliver", self._run)
         self.wake()
 
@@ -52,10 +76,9 @@ class Deliverer:
             protocol = runtime.protocol
             change = protocol.history_change
             epoch = protocol.epoch if change is None else change.epoch
-            await runtime.call_store(runtime.store.start_over, runtime.partitions, since, epoch, reset)
+            await runtime.call_store(runtime.store.start_over, protocol.partitions, since, epoch, reset)
             protocol.start_over(since, epoch)
-            runtime.cursor, runtime.epoch, runtime.set_aside_count = since, epoch, 0
-        self.start()
+        self.start(since, epoch, 0)
 
     async def redeliver(self) -> list[SetAside]:
         """Hand over what was set aside. Return those that were not taken again, with their errors."""
@@ -65,15 +88,15 @@ class Deliverer:
                 error = await self._redeliver(one)
                 if error is not None:
                     left.append(SetAside(one.handler, one.event, error))
-        self._runtime.set_aside_count = len(left)
+        self.set_aside_count = len(left)
         self._runtime.wake_waiters()
         return left
 
     async def _redeliver(self, failed_delivery: SetAside) -> str | None:
         runtime = self._runtime
-        apply = runtime.apply if failed_delivery.handler == APPLY else None
+        apply = self._apply if failed_delivery.handler == APPLY else None
         if apply is None:
-            error = await runtime.handlers.redeliver(failed_delivery)
+            error = await self.handlers.redeliver(failed_delivery)
             if error is not None:
                 return error
         return await runtime.call_store(runtime.store.redeliver, failed_delivery, apply)
@@ -86,9 +109,9 @@ class Deliverer:
             await self._wakeup.wait()
             self._wakeup.clear()
             # Without anything that takes them, events wait: skipping them would lose them.
-            while runtime.has_handlers and runtime.has_undelivered:
+            while self.has_handlers and self.has_undelivered:
                 async with self._lock:
-                    if runtime.has_undelivered:
+                    if self.has_undelivered:
                         await self._deliver_batch()
                 self._on_taken()
                 runtime.wake_waiters()
@@ -101,13 +124,13 @@ class Deliverer:
         taken = 0
         began = time.monotonic()
         try:
-            for event in events if runtime.handlers else ():
-                if not runtime.has_handlers:  # the only loop was left
+            for event in events if self.handlers else ():
+                if not self.has_handlers:  # the only loop was left
                     break
                 if taken and time.monotonic() - began > DELIVERY_S:
                     break  # what was handed over is saved before it goes on
-                not_taken, is_taken = await runtime.handlers.deliver(event)
-                if not is_taken and runtime.apply is None:  # it was left before it came to this one
+                not_taken, is_taken = await self.handlers.deliver(event)
+                if not is_taken and self._apply is None:  # it was left before it came to this one
                     break
                 failed += not_taken
                 taken += 1
@@ -117,7 +140,7 @@ class Deliverer:
             # Also if the client is being closed: what has been handed over must not come again.
             if taken < len(events):
                 protocol.return_events(events[taken:])
-                cursor = events[taken - 1].committed_id if taken else runtime.cursor
+                cursor = events[taken - 1].committed_id if taken else self.cursor
             await asyncio.shield(self._save(events[:taken], cursor, epoch, failed))
 
     async def _save(self, events: list[Event], cursor: int, epoch: str, failed: list[SetAside]) -> None:
@@ -125,7 +148,7 @@ class Deliverer:
         while True:
             try:
                 count = await runtime.call_store(
-                    runtime.store.save_delivery, events, cursor, epoch, runtime.apply, failed
+                    runtime.store.save_delivery, events, cursor, epoch, self._apply, failed
                 )
                 break
             except StoreError as error:
@@ -137,7 +160,7 @@ class Deliverer:
                     return
                 await wait_for_store()
         self.last_error = None
-        runtime.cursor, runtime.epoch = cursor, epoch
+        self.cursor, self._epoch = cursor, epoch
         if count >= 0:
-            runtime.set_aside_count = count
+            self.set_aside_count = count
         runtime.wake_waiters()

@@ -71,13 +71,10 @@ class EventHandlers:
             result = handler(value)
             if inspect.isawaitable(result):
                 await result
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
+        except (Exception, asyncio.CancelledError) as error:
+            # If the application has cancelled what its handler waits for, the task of the client goes on.
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
-            # The application has cancelled what its handler waited for: that must not end our own task.
-            logger.exception("the handler %s failed", name)
-            return describe_error(error)
-        except Exception as error:
             logger.exception("the handler %s failed", name)
             return describe_error(error)
         return None

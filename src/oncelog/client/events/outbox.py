@@ -7,12 +7,17 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from oncelog.client.events.runtime import EventsRuntime
-from oncelog.client.events.values import OutboxEntry, Outcome, Refused, SettledEntry
+from oncelog.client.events.protocol import EventsProtocol
+from oncelog.client.events.store import ClientStore
+from oncelog.client.events.values import ClientLimits, OutboxEntry, Outcome, Refused, SettledEntry
+from oncelog.client.runtime.client import ProtocolRuntime
 from oncelog.client.runtime.outbox import BaseOutbox, BasePending
 from oncelog.core.builders import event as submission_of
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
 from oncelog.errors import CanonicalError
+
+EventsRuntime = ProtocolRuntime[ClientStore, ClientLimits, EventsProtocol]
+"""Runtime of a client of events."""
 
 
 class Draft(NamedTuple):
@@ -68,7 +73,7 @@ class Pending(BasePending[OutboxEntry, Outcome]):
         return event
 
 
-class Outbox(BaseOutbox[OutboxEntry, Pending, list[SettledEntry]]):
+class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]):
     """Outbox of a client of events."""
 
     def __init__(self, runtime: EventsRuntime, on_saved: Callable[[], None]) -> None:
@@ -76,20 +81,17 @@ class Outbox(BaseOutbox[OutboxEntry, Pending, list[SettledEntry]]):
         limits = runtime.limits
         super().__init__(
             runtime,
-            runtime.store,
             Pending,
             count_max=("outbox_events_max", limits.outbox_events_max),
             bytes_max=("outbox_bytes_max", limits.outbox_bytes_max),
         )
-        self._runtime = runtime
         self._on_saved = on_saved
         self.refused_count = 0
 
     async def submit_drafts(self, drafts: Iterable[Draft], withdrawn: Sequence[str] = ()) -> list[Pending]:
         """Accept all drafts or none, as `submit` does."""
-        runtime = self._runtime
-        body_bytes_max = runtime.limits.body_bytes_max
-        return await self.submit([prepare(draft, runtime.partitions, body_bytes_max) for draft in drafts], withdrawn)
+        partitions, body_bytes_max = self._runtime.protocol.partitions, self._runtime.limits.body_bytes_max
+        return await self.submit([prepare(draft, partitions, body_bytes_max) for draft in drafts], withdrawn)
 
     def _take_changes(self) -> list[SettledEntry]:
         return self._runtime.protocol.take_settled()

@@ -1,20 +1,21 @@
-"""The client's side of the Events API, without I/O and without a clock.
+"""The client side of the Events API, without I/O and without a clock.
 
-Frames go in (`receive`), frames to be sent come out (`outgoing`), and so does what the application is to have: events
-in their order (`take_events`), outcomes of its submissions (`take_settled`). `connect` begins a connection and
-`disconnect` ends it, any number of times.
+Frames go in (`receive`). Frames to send (`outgoing`), events in their order (`take_events`) and outcomes of submissions
+(`take_settled`) come out. `connect` begins a connection and `disconnect` ends it, any number of times.
 
-One request is under way at a time, and what is submitted meanwhile goes with the next: submissions are committed in the
-order in which they were made, and many cost little more than one.
+The client sends one request at a time. Submissions that arrive meanwhile go into the next request. So the server
+commits submissions in the order of the application, and many submissions cost little more than one.
 
-The order of own and foreign events. The server does not broadcast an event to the connection that submitted it; its
-number comes with the answer, which stands after the broadcasts of lower numbers and before those of higher ones
-(EV-14). So for a request of one event the order of arrival is the order of numbers. Of several events only the highest
-number stands in its place: one that another connection had sent before (ours, before it was cut) may have a number
-below broadcasts that came already. So while such a request is under way broadcasts are held back, and put in order
-with what its answer says. So they are from the moment that a busy server sends a request away until it has been
-answered: what an earlier connection or another client had sent under the same ids may have been committed while the
-request was there, and then it was not broadcast to us.
+Order of own and foreign events: the server does not broadcast an event to the connection that submitted it. The answer
+has the committed id of the event. The answer arrives after the broadcasts of lower ids and before the broadcasts of
+higher ids (EV-14). For a request with one event, the order of arrival is therefore the order of committed ids. In a
+request with several events that is certain only for the highest id: an earlier connection of this client may have sent
+the other events, and their ids may be lower than those of earlier broadcasts. Therefore the protocol holds broadcasts
+back while such a request is under way, and sorts them together with the own events of the answer.
+
+The protocol also holds broadcasts back from the moment when a busy server sends a request away until the request has
+its answer. An earlier connection or another client may have sent the same ids, and the server may have committed them
+while it had the request. Then the server did not broadcast them to this connection.
 """
 
 import logging
@@ -24,7 +25,6 @@ from enum import Enum
 from operator import attrgetter
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from oncelog import error_codes
@@ -39,7 +39,7 @@ from oncelog.client.events.values import (
     Refused,
     SettledEntry,
 )
-from oncelog.client.runtime.blocked_writes import BlockedWrites
+from oncelog.client.runtime.protocol import BaseProtocol
 from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 from oncelog.errors import ProtocolError, ServerRefusedError
 
@@ -47,110 +47,103 @@ logger: Final = logging.getLogger("oncelog.client")
 
 PAGE_EVENTS: Final = 1000
 READY_EVENTS_MAX: Final = 5000
-"""When so many events wait to be handed over, no further page is asked for."""
+"""Number of undelivered events from which the protocol requests no further page."""
 REQUEST_EVENTS_MAX: Final = 500
 REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""Of one request, unless one event alone is larger."""
+"""Size of a request with more than one event."""
 ITEM_BYTES: Final = 100
-"""Of an event in a request, beside its body and its partitions, at most."""
+"""Upper bound of the size of an event in a request, without its body and its partitions."""
 GROWTH_REQUESTS: Final = 64
-"""After so many requests in a row that were not too large, larger ones are tried again."""
+"""Number of accepted requests after which the protocol tries larger requests again."""
 BUSY_MS_MIN: Final = 10
 BUSY_MS_MAX: Final = 60_000
 TOO_LARGE: Final = "too_large"
-"""The reason of an event that the server's limit of a frame does not let through."""
+"""Reason for the refusal of an event that exceeds the frame limit of the server."""
 
 
 class EventsPhase(Enum):
-    """Of a connection."""
+    """Phase of a connection."""
 
     NONE = "none"
     CONNECTING = "connecting"
     ASIDE = "aside"
-    """Connected, and submitting. Events stay with the server until they are wanted, and there is room for them."""
+    """Connected and submitting. The client requests events once the application wants them and has room for them."""
     CATCHING_UP = "catching up"
     LIVE = "live"
     HISTORY_CHANGED = "history changed"
-    """Nothing is asked or sent until `start_over`."""
+    """The client sends nothing until `start_over`."""
 
 
 class _Request(Struct, gc=False):
-    """What is under way."""
+    """The request that has no answer yet."""
 
-    msg_id: str
     entries: list[OutboxEntry]
     cursor: int
-    """Where we were when it was sent."""
-    held_broadcasts: list[Event]
-    """Broadcasts that came since, if they have to wait for the answer."""
+    """Cursor of the client when the request was sent."""
     holds_broadcasts: bool
-    """Whether they have to."""
-    is_under_way: bool = True
-    """False from when a busy server has sent it away until it is sent again."""
+    """Whether broadcasts wait for the answer."""
+    held_broadcasts: list[Event]
+    msg_id: str = ""
+    is_under_way: bool = False
+    """False before the request is sent, and from the moment when a busy server sends it away."""
 
 
-class EventsProtocol:
-    """One client. Never used by two threads at a time."""
+class EventsProtocol(BaseProtocol):
+    """State of one client of events."""
 
     def __init__(self, client_id: str, partitions: Sequence[str], cursor: int, epoch: str) -> None:
+        super().__init__(logger)
         self.phase = EventsPhase.NONE
         self.client_id = client_id
         self._visible_client_id = client_id
         self._actor = ""
         self.partitions = tuple(partitions)
         self.epoch = epoch
-        """Of the history that the cursor belongs to; empty before the first connection."""
-        self.outgoing: list[bytes] = []
-        """Frames to be sent, in order. Whoever sends them empties the list."""
+        """Epoch of the history that the cursor belongs to; empty before the first connection."""
         self.history_change: HistoryChange | None = None
         self.busy_ms = 0
-        """The server is busy: call `resume` after this time. 0 if it is not busy."""
-        self.answer_count = 0
-        """How many awaited answers have come: while it stands still and `is_waiting`, the server is silent."""
+        """Pause that a busy server asked for. The connector calls `resume` after it. 0 without a pause."""
         self.last_committed_id = cursor
-        """The highest number that we have heard of."""
+        """Highest committed id that the server has reported."""
         self.wants_events = True
-        """Whether somebody takes events. While nobody does, a connection does not ask for them (`want_events`)."""
+        """Whether the application takes events. If not, the client does not request them until `want_events`."""
         self.page_count = 0
-        """How many pages have been asked for: while it stands still and `is_page_due`, nobody takes the events."""
+        """Number of requested pages. If it does not grow while `is_page_due`, the application takes no events."""
         self._scope = frozenset(partitions)
         self._cursor = cursor
-        """All up to here that is in our partitions has arrived."""
+        """All events of the partitions up to this committed id have arrived."""
         self._queue: deque[OutboxEntry] = deque()
         self._request: _Request | None = None
         self._ready: deque[Event] = deque()
         self._settled: list[SettledEntry] = []
         self._page_request_id: str | None = None
-        """The `msg_id` of the page that is on its way."""
+        """Id of the page request that has no answer yet."""
         self.is_page_due = False
-        """There is more, but no room for it."""
+        """Whether the server has further events and the client has no room for them."""
         self.read_error: str | None = None
-        """Why this connection gets no events though they are wanted: not all partitions may be read."""
-        self.blocked_writes = BlockedWrites(logger)
+        """Why this connection receives no events: the client may not read all partitions."""
         self._request_events_max = REQUEST_EVENTS_MAX
-        """As many as the server takes, by all that is known."""
+        """Largest number of events in a request that the server is expected to accept."""
         self._accepted_requests = 0
-        self._last_request_number = 0
 
     # --- the connection
 
     def connect(self, token: str | None) -> None:
-        """A connection has been made: says who we are."""
+        """Begin a connection."""
         self.disconnect()
         self.phase = EventsPhase.CONNECTING
         self.outgoing.append(codec.encode_connect(token, self.client_id, self._next_id()))
 
     def disconnect(self, close_code: int | None = None) -> None:
-        """The connection is gone. What was under way is sent again over the next one, under the same ids."""
+        """End the connection. The next one sends unanswered submissions again, under the same ids."""
         self.outgoing.clear()
         self._page_request_id, self.is_page_due, self.busy_ms, self.read_error = None, False, 0, None
         request, self._request = self._request, None
         if request is not None:
             if request.holds_broadcasts:
-                # What was held back comes again with the next sync, in its place.
-                self._cursor = request.cursor
+                self._cursor = request.cursor  # the next sync brings the held broadcasts again, in order
             if close_code == CLOSE_TOO_LARGE and request.is_under_way:
-                self._split(request, TOO_LARGE, "the server takes no message as large as this")
+                self._split(request, TOO_LARGE, "the message is larger than the server accepts")
             else:
                 self._queue.extendleft(reversed(request.entries))
         if self.phase is not EventsPhase.HISTORY_CHANGED:
@@ -164,12 +157,12 @@ class EventsProtocol:
 
     @property
     def cursor(self) -> int:
-        """All up to here has arrived and is in order: taken, or ready to be taken."""
+        """All events up to this committed id have arrived in order: the application has them or can take them."""
         request = self._request
         return request.cursor if request is not None and request.holds_broadcasts else self._cursor
 
     def start_over(self, since: int, epoch: str) -> None:
-        """Goes on from another point, with another history. What had arrived of the old one is thrown away."""
+        """Continue from another cursor in another history. Drop the events that wait in memory."""
         self.disconnect()
         self._ready.clear()
         self._cursor = since
@@ -180,48 +173,48 @@ class EventsProtocol:
     # --- the application's side
 
     def enqueue(self, entries: Sequence[OutboxEntry]) -> None:
-        """Submissions that are in the outbox, in its order."""
+        """Send submissions of the outbox, in its order."""
         self._queue.extend(entries)
         self._send_request()
 
     @property
     def outbox_count(self) -> int:
-        """Submissions without an outcome."""
+        """Number of submissions without an outcome."""
         return len(self._queue) + (0 if self._request is None else len(self._request.entries))
 
     @property
     def ready_count(self) -> int:
-        """Events that wait to be taken."""
+        """Number of events that the application can take."""
         return len(self._ready)
 
     @property
     def is_flooded(self) -> bool:
-        """So many events wait that no more may come: the next connection is to be one that stands aside."""
+        """Whether too many events wait in memory. The connection must end, and the next one begins in phase ASIDE."""
         held_count = 0 if self._request is None else len(self._request.held_broadcasts)
         return self.phase is EventsPhase.LIVE and len(self._ready) + held_count > 2 * READY_EVENTS_MAX
 
     @property
     def is_submitting(self) -> bool:
-        """Whether what is submitted now is sent."""
+        """Whether the connection is ready for submissions."""
         return self.phase in (EventsPhase.LIVE, EventsPhase.ASIDE)
 
     def want_events(self) -> None:
-        """Somebody takes events from now on."""
+        """Request events from now on: the application takes them."""
         self.wants_events = True
         self._catch_up_if_ready()
 
     def retry_read(self) -> None:
-        """What may not be read may have been allowed meanwhile."""
+        """Request events again after a refusal. The client may have the right to read them by now."""
         self.read_error = None
         self._catch_up_if_ready()
 
     @property
     def has_settled(self) -> bool:
-        """Whether there are outcomes to be taken."""
+        """Whether `take_settled` returns outcomes."""
         return bool(self._settled)
 
     def take_events(self, count_max: int) -> tuple[list[Event], int]:
-        """The next events, and the cursor behind them."""
+        """Return the next events and the cursor after them."""
         ready = self._ready
         events = [ready.popleft() for _ in range(min(count_max, len(ready)))]
         if len(ready) < READY_EVENTS_MAX:
@@ -231,73 +224,67 @@ class EventsProtocol:
         return events, events[-1].committed_id if ready else self.cursor
 
     def return_events(self, events: Sequence[Event]) -> None:
-        """Events that were taken and could not be handed over: they are the next again."""
+        """Put events back that could not be delivered. `take_events` returns them first."""
         self._ready.extendleft(reversed(events))
 
     def take_settled(self) -> list[SettledEntry]:
-        """The outcomes since the last time."""
+        """Return the outcomes since the last call."""
         settled, self._settled = self._settled, []
         return settled
 
     def resume(self) -> None:
-        """The pause that a busy server asked for is over."""
+        """End the pause that a busy server asked for."""
         self.busy_ms = 0
         self._send_request()
 
     # --- frames in
 
     def receive(self, data: str | bytes) -> None:
-        """A text frame. Raises ProtocolError, or ServerRefusedError for a server that ends the connection."""
-        try:
-            message = codec.decode_envelope(data)
-            match message.type:
-                case "event_broadcast":
-                    self._handle_broadcast(codec.decode_event(message.payload))
-                case "submit_events_result":
-                    self._handle_result(message)
-                case "sync_response":
-                    self._handle_page(message)
-                case "connected":
-                    self._handle_connected(codec.decode_connected(message.payload))
-                case "error":
-                    self._handle_error(message.msg_id, codec.decode_error(message.payload))
-            # Other messages are of a newer server, which says everything necessary in messages of this version.
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"the server does not speak as an Oncelog server does: {error}") from error
+        """Handle a text frame. Raises ProtocolError; ServerRefusedError if the server ends the connection."""
+        message, msg_id = codec.decode_message(data)
+        match message:
+            case Event():
+                self._handle_broadcast(message)
+            case codec.SubmitResults(results):
+                self._handle_results(results, msg_id)
+            case codec.SyncPage():
+                self._handle_page(message, msg_id)
+            case codec.Connected():
+                self._handle_connected(message)
+            case codec.ServerError():
+                self._handle_error(message, msg_id)
 
     def _handle_connected(self, connected: codec.Connected) -> None:
         if self.phase is not EventsPhase.CONNECTING:
-            return  # said twice
+            return  # repeated
         self.answer_count += 1
         self.last_committed_id = connected.server_last_committed_id
         if self.epoch and connected.epoch != self.epoch:
-            self._change_history(
-                connected.epoch, connected.server_last_committed_id, "the log on the server is another one than before"
-            )
+            reason = "the log on the server is another one than before"
+            self._change_history(connected.epoch, connected.server_last_committed_id, reason)
             return
         self.epoch = connected.epoch
         self._visible_client_id, self._actor = connected.client_id or self.client_id, connected.actor
-        self.history_change = None  # if there was one: the server has the old history again
+        self.history_change = None  # the server may have the previous history again
         self.phase = EventsPhase.ASIDE if self.partitions else EventsPhase.LIVE
         self._catch_up_if_ready()
         self._send_request()
 
-    def _handle_page(self, message: codec.Envelope) -> None:
-        page = codec.decode_page(message.payload)
-        if self._page_request_id is None or message.msg_id != self._page_request_id:
+    def _handle_page(self, page: codec.SyncPage, msg_id: str | int | None) -> None:
+        if self._page_request_id is None or msg_id != self._page_request_id:
             self._handle_unrequested_page(page)
             return
         self.answer_count += 1
         self._page_request_id = None
-        cursor, last = self._cursor, 0
+        last = 0
         for event in page.events:
             if event.committed_id <= last:
                 raise ProtocolError(f"a page has event {event.committed_id} behind event {last}")
             last = event.committed_id
-            if last > cursor:
-                cursor = last
+            if last > self._cursor:
+                self._cursor = last
                 self._ready.append(event)
-        self._cursor = max(cursor, page.next_since_committed_id)
+        self._cursor = max(self._cursor, page.next_since_committed_id)
         self._raise_last_committed_id(max(self._cursor, page.sync_to_committed_id))
         if not page.has_more:
             self.phase = EventsPhase.LIVE
@@ -308,21 +295,20 @@ class EventsProtocol:
             self.is_page_due = True
 
     def _handle_unrequested_page(self, page: codec.SyncPage) -> None:
-        """A page that came twice, or our question was doubled on its way."""
+        """Handle a page that arrived twice, or the answer to a request that the network has repeated."""
         if self.phase is not EventsPhase.LIVE:
             return
         if page.has_more:
-            raise ProtocolError("the server has begun a sync that was not asked for, and that nobody would end")
-        # What it brings that is new is not broadcast any more.
-        for event in page.events:
+            raise ProtocolError("the server began a sync that the client did not request and would not end")
+        for event in page.events:  # the server does not broadcast them any more
             self._handle_broadcast(event)
         self._cursor = max(self._cursor, page.next_since_committed_id)
 
     def _handle_broadcast(self, event: Event) -> None:
         if event.committed_id <= self._cursor:
-            return  # it has arrived before
+            return  # repeated
         if self.phase is not EventsPhase.LIVE:
-            raise ProtocolError(f"event {event.committed_id} was broadcast before the sync was over")
+            raise ProtocolError(f"the server broadcast event {event.committed_id} before the end of the sync")
         self._cursor = event.committed_id
         self._raise_last_committed_id(event.committed_id)
         request = self._request
@@ -331,18 +317,17 @@ class EventsProtocol:
         else:
             self._ready.append(event)
 
-    def _handle_result(self, message: codec.Envelope) -> None:
+    def _handle_results(self, results: Sequence[codec.SubmitResult], msg_id: str | int | None) -> None:
         request = self._request
-        results = codec.decode_results(message.payload).results
-        if request is None or message.msg_id != request.msg_id:
-            # An answer that came twice. Or the request did, and was sent away once and taken once: then its events are
-            # not broadcast to us, and come with the next sync alone.
+        if request is None or msg_id != request.msg_id:
+            # A repeated answer, or the answer to a request that the network has repeated. In the second case the server
+            # may have sent the request away once and committed it once. Then only the next sync brings its events.
             if self.phase is not EventsPhase.ASIDE and any(result.committed_id > self._cursor for result in results):
-                raise ProtocolError("an answer came that nobody waits for")
+                raise ProtocolError("the server answered a request that the client did not send")
             return
         if len(results) != len(request.entries):
-            raise ProtocolError(f"{len(request.entries)} events were answered with {len(results)} results")
-        # All of it is read before any of it counts: an answer that makes no sense leaves the request as it is.
+            raise ProtocolError(f"the server answered {len(request.entries)} events with {len(results)} results")
+        # All results are checked before the state changes: after a malformed answer the request is still pending.
         outcomes = [_to_outcome(entry, result) for entry, result in zip(request.entries, results, strict=True)]
         self.answer_count += 1
         self._request = None
@@ -351,13 +336,14 @@ class EventsProtocol:
         self._accepted_requests += 1
         if self._accepted_requests % GROWTH_REQUESTS == 0:
             self._request_events_max = min(2 * self._request_events_max, REQUEST_EVENTS_MAX)
-        numbers = [outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)]
-        self._raise_last_committed_id(max(numbers, default=0))
+        highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)
+        self._raise_last_committed_id(highest)
         if self.phase is EventsPhase.ASIDE:
-            # Nothing else has come meanwhile: own events come with the rest, when we sync.
-            self._catch_up_if_ready()
+            self._catch_up_if_ready()  # the sync brings the own events, too
         else:
             self._place_own_events(request, results, outcomes)
+            # The answer arrives after all broadcasts of lower ids, also if its events have other partitions.
+            self._cursor = max(self._cursor, highest)
         self._send_request()
 
     def _place_own_events(
@@ -368,7 +354,7 @@ class EventsProtocol:
             if isinstance(outcome, Committed) and not self._scope.isdisjoint(entry.partitions):
                 own.append(codec.to_own_event(entry, result, self._visible_client_id, self._actor))
         if request.holds_broadcasts:
-            # What stood before the request was sent has arrived by then. Since then, what has been broadcast is held.
+            # Events up to the cursor of the request had arrived before. All broadcasts since then are held.
             seen = {event.committed_id for event in request.held_broadcasts}
             new = {event.committed_id: event for event in own if event.committed_id > request.cursor}
             events = request.held_broadcasts + [event for number, event in new.items() if number not in seen]
@@ -376,24 +362,21 @@ class EventsProtocol:
         else:
             events = [event for event in own if event.committed_id > self._cursor]
         self._ready.extend(events)
-        # The answer arrives after all broadcasts with lower numbers, also if its events are of other partitions.
-        highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)
-        self._cursor = max(self._cursor, highest)
-        self._raise_last_committed_id(self._cursor)
 
-    def _handle_error(self, msg_id: str | int | None, error: codec.ServerError) -> None:
+    def _handle_error(self, error: codec.ServerError, msg_id: str | int | None) -> None:
         request = self._request
         is_about_request = request is not None and msg_id == request.msg_id
         is_about_page = self._page_request_id is not None and msg_id == self._page_request_id
         match error.code:
             case error_codes.HISTORY_CHANGED:
                 self._change_history(error.details.epoch, error.details.server_last_committed_id, error.message)
-            case error_codes.SERVER_BUSY | error_codes.READ_ONLY | error_codes.QUOTA_EXCEEDED if is_about_request:
-                # The request is sent again on the same connection.
+            case error_codes.SERVER_BUSY | error_codes.READ_ONLY | error_codes.QUOTA_EXCEEDED if (
+                request is not None and is_about_request
+            ):
                 self.answer_count += 1
                 self.blocked_writes.block(error.code, error.message)
-                self._postpone_request()
                 self.busy_ms = min(max(error.details.retry_after_ms, BUSY_MS_MIN), BUSY_MS_MAX)
+                self._postpone(request)
                 self._catch_up_if_ready()
             case error_codes.BAD_REQUEST if request is not None and is_about_request:
                 self.answer_count += 1
@@ -402,24 +385,24 @@ class EventsProtocol:
                 self._split(request, error.code, error.message)
                 self._send_request()
             case error_codes.FORBIDDEN if is_about_page:
-                # To submit is another right.
+                # The client may still have the right to submit.
                 self.answer_count += 1
                 self._page_request_id = None
                 self.phase = EventsPhase.ASIDE
                 self.read_error = f"{error.code}: {error.message}"
                 self._send_request()
             case error_codes.BAD_REQUEST if self.phase is not EventsPhase.CONNECTING and not is_about_page:
-                pass  # about something that was sent twice on its way
+                pass  # about a message that the network has repeated
             case _:
                 if is_about_request and error.code == error_codes.RATE_LIMITED:
-                    # The next connection is admitted, and does not report the reason.
+                    # The server admits the next connection, and does not report the reason there.
                     self.blocked_writes.block(error.code, error.message)
                 raise ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
     # --- frames out
 
     def _catch_up_if_ready(self) -> None:
-        """Ends standing aside. Not while a request is under way: its answer would come with no place in the order."""
+        """Leave the phase ASIDE, unless a request is under way: the events of its answer would have no place."""
         if self.phase is not EventsPhase.ASIDE or not self.wants_events or self.read_error is not None:
             return
         request = self._request
@@ -441,14 +424,13 @@ class EventsProtocol:
     def _send_request(self) -> None:
         if not self.is_submitting or self.busy_ms:
             return
+        if self._request is None and self._queue:
+            self._request = self._build_request()
         request = self._request
-        if request is None and self._queue:
-            request = self._request = self._build_request()
-        elif request is None or request.is_under_way:
-            return
-        request.msg_id = self._next_id()
-        request.is_under_way = True
-        self.outgoing.append(codec.encode_submit(request.entries, request.msg_id))
+        if request is not None and not request.is_under_way:
+            request.msg_id = self._next_id()
+            request.is_under_way = True
+            self.outgoing.append(codec.encode_submit(request.entries, request.msg_id))
 
     def _build_request(self) -> _Request:
         entries: list[OutboxEntry] = []
@@ -458,22 +440,18 @@ class EventsProtocol:
             if entries and size > REQUEST_BYTES_MAX:
                 break
             entries.append(self._queue.popleft())
-        return _Request(
-            "", entries, self._cursor, [], holds_broadcasts=len(entries) > 1 and self.phase is EventsPhase.LIVE
-        )
+        return _Request(entries, self._cursor, len(entries) > 1 and self.phase is EventsPhase.LIVE, [])
 
-    # --- requests that come to nothing
+    # --- requests that the server does not accept
 
-    def _postpone_request(self) -> None:
-        """A busy server has sent the request away. Broadcasts from now on wait for its answer (see above)."""
-        request = self._request
-        assert request is not None  # noqa: S101 - the error is about it
+    def _postpone(self, request: _Request) -> None:
+        """Hold broadcasts back until the request has its answer: a busy server has sent it away (see above)."""
         request.is_under_way = False
         if not request.holds_broadcasts and self.phase is EventsPhase.LIVE:
             request.holds_broadcasts, request.cursor = True, self._cursor
 
     def _split(self, request: _Request, reason: str, message: str) -> None:
-        """Something is wrong with one of them: fewer at a time, until the one at fault is alone, and is refused."""
+        """Send fewer events at a time until the event at fault is alone, and refuse that one."""
         if len(request.entries) == 1:
             self._settled.append(SettledEntry(request.entries[0], Refused(reason, (Fault("$", message),))))
             self.blocked_writes.unblock()
@@ -492,16 +470,12 @@ class EventsProtocol:
     def _raise_last_committed_id(self, number: int) -> None:
         self.last_committed_id = max(self.last_committed_id, number)
 
-    def _next_id(self) -> str:
-        self._last_request_number += 1
-        return str(self._last_request_number)
-
 
 def _to_outcome(entry: OutboxEntry, result: codec.SubmitResult) -> Committed | Refused:
     if result.id != entry.id:
-        raise ProtocolError(f"the result of {entry.id} is about {result.id}")
+        raise ProtocolError(f"the server answered event {entry.id} with a result of event {result.id}")
     if result.status == "committed" and result.committed_id > 0:
         return Committed(result.committed_id, result.status_updated_at)
     if result.status == "rejected":
         return Refused(result.reason, result.errors)
-    raise ProtocolError(f"{entry.id} was answered with the status {result.status!r}")
+    raise ProtocolError(f"the server answered event {entry.id} with the status {result.status!r}")

@@ -58,13 +58,11 @@ class ClientStore(OutboxStore):
     def open(self, client_id: str | None, partitions: Sequence[str], reset: Reset | None) -> StoredClient:
         """Raises StoreInUseError, PartitionsChangedError, or a StoreError."""
 
-        def load(connection: sqlite3.Connection, is_new: bool) -> StoredClient:
+        with self._file.open() as (connection, is_new):
             if is_new:
                 state = (SCHEMA.version, client_id or f"client-{uuid4()}", _to_json(partitions))
                 connection.execute(SQL["make_state"], state)
             return self._load(connection, client_id, _to_json(partitions), reset)
-
-        return self._file.open(load)
 
     def _load(
         self, connection: sqlite3.Connection, client_id: str | None, partitions: str, reset: Reset | None
@@ -183,34 +181,30 @@ def _apply_events(connection: sqlite3.Connection, apply: Apply, events: Sequence
 
 
 def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> str | None:
+    """Call `apply` in a savepoint. Return its error in one line; None if it succeeds."""
     connection.execute("SAVEPOINT oncelog_client_apply")
     row_factory, text_factory = connection.row_factory, connection.text_factory
+    failure: Exception | None = None
     try:
-        try:
-            apply(connection, events)
-        finally:  # the application may want its rows in another form; we do not
-            connection.row_factory, connection.text_factory = row_factory, text_factory
+        apply(connection, events)
     except Exception as error:
         if _is_disk_error(error):
-            raise  # that is not the event's fault, and may be otherwise the next time
-        if not connection.in_transaction:
-            raise _transaction_error() from error
-        connection.execute("ROLLBACK TO oncelog_client_apply")
-        connection.execute("RELEASE oncelog_client_apply")
-        return describe_error(error)
+            raise  # the next attempt may succeed
+        failure = error
+    finally:  # the factories of the application do not suit the statements of the store
+        connection.row_factory, connection.text_factory = row_factory, text_factory
     if not connection.in_transaction:
-        raise _transaction_error()
+        text = "apply has ended the transaction in which the client calls it: it must neither commit nor roll back"
+        raise RuntimeError(text) from failure
+    if failure is not None:
+        connection.execute("ROLLBACK TO oncelog_client_apply")
     connection.execute("RELEASE oncelog_client_apply")
-    return None
+    return None if failure is None else describe_error(failure)
 
 
 def _is_disk_error(error: BaseException) -> bool:
     """Of an error in `apply`. What is locked or read-only there may be another database, and may stay so."""
     return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_DISK_ERRORS)
-
-
-def _transaction_error() -> RuntimeError:
-    return RuntimeError("apply has ended the transaction that it was called in: it must neither commit nor roll back")
 
 
 def _to_json(value: Sequence[str] | Struct) -> str:

@@ -4,9 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from oncelog.client.runtime.entries import BaseEntry, Settled
-from oncelog.client.runtime.limits import MIB, ConnectionLimits
-from oncelog.client.runtime.status import BaseStatus
+from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Settled
 from oncelog.deprecation import alias_property
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]

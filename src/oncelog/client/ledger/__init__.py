@@ -1,6 +1,6 @@
 """Ledger client: commits each write once and in order, also after crashes. See docs/guides/ledger-client.md."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oncelog.client.ledger.errors import ForgottenError, UnverifiedError
 from oncelog.client.ledger.limits import LedgerLimits
@@ -23,7 +23,7 @@ from oncelog.client.ledger.values import (
     set_entity,
     unrelate,
 )
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
@@ -31,19 +31,15 @@ if TYPE_CHECKING:
     from oncelog.client.ledger.client import LedgerClient
     from oncelog.client.ledger.scope import LedgerScope
 
-_LATER: Final = {
-    "BlockingLedgerClient": "oncelog.client.ledger.blocking",
-    "BlockingLedgerScope": "oncelog.client.ledger.blocking",
-    "LedgerClient": "oncelog.client.ledger.client",
-    "LedgerScope": "oncelog.client.ledger.scope",
-}
-
-
-__getattr__ = import_lazily(__name__, _LATER)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "BlockingLedgerClient": "oncelog.client.ledger.blocking",
+        "BlockingLedgerScope": "oncelog.client.ledger.blocking",
+        "LedgerClient": "oncelog.client.ledger.client",
+        "LedgerScope": "oncelog.client.ledger.scope",
+    },
+)
 
 
 __all__ = [

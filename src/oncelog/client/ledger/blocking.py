@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from uuid import UUID
 
-from oncelog.blocking_base import BlockingObject
 from oncelog.client.ledger.client import LedgerClient
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.scope import LedgerScope
@@ -28,17 +27,18 @@ from oncelog.client.ledger.values import (
     Status,
     TransactionProof,
 )
+from oncelog.client.runtime.blocking import BlockingStatusSource
 from oncelog.client.runtime.blocking_base import BlockingBaseClient
 from oncelog.client.runtime.options import Token
 from oncelog.core.operations import Operation
 from oncelog.portal import Portal
 
 
-class BlockingLedgerScope(BlockingObject):
+class BlockingLedgerScope(BlockingStatusSource):
     """A scope of a ledger, for code without an event loop: the methods of `LedgerScope`."""
 
     def __init__(self, scope: LedgerScope, portal: Portal | None) -> None:
-        super().__init__(portal)
+        super().__init__(scope, portal)
         self._scope = scope
 
     @property
@@ -215,24 +215,6 @@ class BlockingLedgerScope(BlockingObject):
         """
         return self._portal.call(self._scope.until_status, condition)
 
-    def until_live(self, timeout_s: float | None = None) -> None:
-        """As `LedgerScope.until_live`.
-
-        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._scope.until_live)
-
-    def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `LedgerScope.until_settled`.
-
-        Wait until every write has its outcome. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._scope.until_settled)
-
 
 class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
     """One client of one ledger, for code without an event loop: the methods of `LedgerClient`."""
@@ -281,13 +263,6 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         portal = self._portal
         return BlockingLedgerScope(portal.run(self._client.scope, organization, vault), portal)
 
-    def close(self) -> None:
-        """As `LedgerClient.close`.
-
-        End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
-        """
-        super().close()
-
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
         """As `LedgerClient.until_status`.
 
@@ -295,21 +270,3 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         if the client is closed.
         """
         return self._portal.call(self._client.until_status, condition)
-
-    def until_live(self, timeout_s: float | None = None) -> None:
-        """As `LedgerClient.until_live`.
-
-        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_live)
-
-    def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `LedgerClient.until_settled`.
-
-        Wait until every write has its outcome. Raises ClosedError if the client is closed.
-
-        Raises TimeoutError if it takes longer than `timeout_s`.
-        """
-        self._portal.call_with_timeout(timeout_s, self._client.until_settled)

@@ -73,7 +73,7 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
             LedgerStore(check_path(path)),
             partial(_build_transport, address, **options),
             limits=self.limits,
-            random_source=chance or random.Random(),  # noqa: S311 - for pauses
+            random_source=chance,
             has_token_function=callable(token),
         )
         LedgerScope.__init__(self, runtime, _check_name(organization, "organization"), _check_vault(vault))

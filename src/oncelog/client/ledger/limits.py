@@ -1,6 +1,6 @@
 """Limits and times of a ledger's client, each with its unit. All can be set."""
 
-from oncelog.client.runtime.limits import MIB, BaseLimits
+from oncelog.client.runtime.values import MIB, BaseLimits
 
 
 class LedgerLimits(BaseLimits, frozen=True, kw_only=True):

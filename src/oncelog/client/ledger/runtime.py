@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("oncelog.client.ledger")
 
 
-class LedgerRuntime(ClientRuntime[LedgerStore]):
+class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
     """State of one ledger client."""
 
     def __init__(
@@ -24,12 +24,10 @@ class LedgerRuntime(ClientRuntime[LedgerStore]):
         new_transport: Callable[[], "LedgerTransport"],
         *,
         limits: LedgerLimits,
-        random_source: random.Random,
+        random_source: random.Random | None,
         has_token_function: bool,
     ) -> None:
-        super().__init__("ledger", logger, store)
-        self.limits = limits
-        self.random_source = random_source
+        super().__init__("ledger", logger, store, limits, random_source)
         self.has_token_function = has_token_function
         self._new_transport = new_transport
         self._transport: LedgerTransport | None = None

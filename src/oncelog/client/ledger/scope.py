@@ -24,7 +24,7 @@ from oncelog.client.ledger.values import (
 from oncelog.client.ledger.write_stream import WriteStream
 from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.client.runtime.client import StatusSource
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.proof import NO_HASH
 from oncelog.error_codes import AUTH_FAILED, NOT_FOUND
@@ -99,7 +99,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     def status(self) -> Status:
         """How the scope stands, for a user interface."""
         runtime, stream = self._runtime, self._stream
-        if not runtime.is_ready or runtime.is_ended:
+        if not runtime.is_open:
             pending = 0 if stream is None else stream.pending_count
             return Status(state=ConnectionState.CLOSED, pending=pending, last_error=runtime.failure_text)
         if stream is None:

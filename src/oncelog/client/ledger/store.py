@@ -3,7 +3,6 @@
 All of it lies in one SQLite file of its own. Everything here blocks, and is called by one thread at a time.
 """
 
-import sqlite3
 from typing import Final, NamedTuple
 
 import msgspec
@@ -44,8 +43,7 @@ class LedgerStore:
 
         Raises StoreInUseError, SettingsError if the file is another client's, or a StoreError.
         """
-
-        def load(connection: sqlite3.Connection, is_new: bool) -> list[tuple[str, str]]:
+        with self._file.open() as (connection, is_new):
             if is_new:
                 connection.execute(SQL["make_client"], (client_id,))
             (known,) = connection.execute(SQL["client"]).fetchone()
@@ -53,8 +51,6 @@ class LedgerStore:
                 # Its numbers are those of that client; under another one they would mean other writes.
                 raise SettingsError(f"{self._file.path} belongs to the client {known!r}, not to {client_id!r}")
             return connection.execute(SQL["scopes_pending"]).fetchall()
-
-        return self._file.open(load)
 
     def close(self) -> None:
         """Close the file."""

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from oncelog.client.runtime.status import BaseStatus
+from oncelog.client.runtime.values import BaseStatus
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.proof import Block, Proof, verify, verify_header
 from oncelog.core.values import Record

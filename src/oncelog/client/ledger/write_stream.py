@@ -18,7 +18,7 @@ from oncelog.client.ledger.runtime import LedgerRuntime, logger
 from oncelog.client.ledger.store import StoredScope
 from oncelog.client.ledger.values import Outcome, PendingWrite, Recovered
 from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s, wait_for_store
-from oncelog.client.runtime.status import ConnectionState
+from oncelog.client.runtime.values import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
 from oncelog.errors import (
@@ -38,7 +38,7 @@ CONNECTION_POLL_S: Final = 0.1
 """Interval at which the stream checks whether a server that was away is back. Nothing is sent for that."""
 
 
-class WriteStream(RetryTask):
+class WriteStream(RetryTask[LedgerRuntime]):
     """Writes of one scope. The retry task waits while the protocol is paused."""
 
     def __init__(
@@ -48,10 +48,9 @@ class WriteStream(RetryTask):
         names: tuple[str, str],
         stored: StoredScope,
     ) -> None:
-        super().__init__(runtime, runtime.limits, runtime.random_source)
+        super().__init__(runtime)
         self._names = names
         self._scope_id = stored.id
-        self._runtime = runtime
         self._transport = transport
         self._limits = runtime.limits
         self._protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=runtime.limits.in_flight_max)

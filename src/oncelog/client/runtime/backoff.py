@@ -7,12 +7,12 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final, Generic
 
 from msgspec import Struct
 
-from oncelog.client.runtime.client import ClientRuntime
-from oncelog.client.runtime.limits import BaseLimits
+from oncelog.client.runtime.client import Runtime
+from oncelog.client.runtime.values import BaseLimits
 from oncelog.errors import ProtocolError, StoreError
 
 
@@ -41,15 +41,12 @@ def iterate_pauses_s(shortest_ms: int, longest_ms: int, random_source: random.Ra
         pause_ms = min(2 * pause_ms, longest_ms)
 
 
-class Backoff:
-    """Pauses of one task."""
+class Pauses:
+    """Pauses between the attempts of one task. They grow until an attempt succeeds."""
 
     def __init__(self, limits: BaseLimits, random_source: random.Random) -> None:
         self._limits = limits
         self._random = random_source
-        self._short: Iterator[float]
-        self._long: Iterator[float]
-        self._skip_event = asyncio.Event()
         self.reset()
 
     def reset(self) -> None:
@@ -63,12 +60,20 @@ class Backoff:
         least_ms = min(pause.least_ms, self._limits.retry_after_ms_max)
         return max(next(self._long if pause.is_long else self._short), least_ms * self._random.uniform(1, 1.2) / 1000)
 
+
+class Backoff(Pauses):
+    """Waits for the pauses of one task. `skip` ends a pause."""
+
+    def __init__(self, limits: BaseLimits, random_source: random.Random) -> None:
+        super().__init__(limits, random_source)
+        self._skip_event = asyncio.Event()
+
     async def wait(self, pause: RetryPause) -> None:
         """Wait before the next attempt, or until `skip`."""
         await self.sleep(self.next_pause_s(pause))
 
-    async def sleep(self, seconds: float) -> bool:
-        """Wait for this time, or until `skip`. Return whether the wait was skipped."""
+    async def sleep(self, seconds: float | None) -> bool:
+        """Wait for this time, without a limit if it is None, or until `skip`. Return whether the wait was skipped."""
         try:
             async with asyncio.timeout(seconds):
                 await self._skip_event.wait()
@@ -91,12 +96,12 @@ class Backoff:
         self._skip_event.clear()
 
 
-class RetryTask(ABC):
+class RetryTask(ABC, Generic[Runtime]):
     """`run` is the task."""
 
-    def __init__(self, runtime: ClientRuntime[Any], limits: BaseLimits, random_source: random.Random) -> None:
-        self._client_runtime = runtime
-        self._backoff = Backoff(limits, random_source)
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._backoff = Backoff(runtime.limits, runtime.random_source)
 
     @abstractmethod
     async def _step(self) -> RetryPause | None:
@@ -115,18 +120,14 @@ class RetryTask(ABC):
         while True:
             try:
                 pause = await self._step()
-            except StoreError as error:
-                self._client_runtime.logger.warning("%s", error)
+            except (StoreError, ProtocolError) as error:
+                self._runtime.logger.warning("%s", error)
                 self._record_error(str(error))
-                pause = STORE_PAUSE
-            except ProtocolError as error:
-                self._client_runtime.logger.warning("%s", error)
-                self._record_error(str(error))
-                pause = RetryPause()
+                pause = STORE_PAUSE if isinstance(error, StoreError) else RetryPause()
             if pause is not None:
                 await self._wait(pause)
-            self._client_runtime.wake_waiters()
+            self._runtime.wake_waiters()
 
     async def _wait(self, pause: RetryPause) -> None:
-        self._client_runtime.wake_waiters()
+        self._runtime.wake_waiters()
         await self._backoff.wait(pause)

@@ -1,16 +1,27 @@
 """Base of the blocking clients."""
 
-from oncelog.blocking_base import AsyncResource, BlockingResource
-from oncelog.client.runtime.client import build_closed_error
+from typing import Any
+
+from oncelog.blocking_base import BlockingResource
+from oncelog.client.runtime.blocking import BlockingStatusSource
+from oncelog.client.runtime.client import BaseClient, build_closed_error
 
 
-class BlockingBaseClient(BlockingResource):
+class BlockingBaseClient(BlockingResource, BlockingStatusSource):
     """A client whose event loop runs in a separate thread."""
 
-    def __init__(self, client: AsyncResource, name: str) -> None:
+    def __init__(self, client: BaseClient[Any, Any], name: str) -> None:
         """`name` is the kind of client in errors and names of threads: "chat"."""
+        BlockingStatusSource.__init__(self, client, None)
         super().__init__(client, f"oncelog-{name}-loop")
         self._name = name
+
+    def close(self) -> None:
+        """End all tasks and close the file. Pending writes stay in it; the client sends them when it is opened again.
+
+        Does nothing in a fork, or if the client is closed.
+        """
+        super().close()
 
     def _build_closed_error(self) -> Exception:
         return build_closed_error(self._name)

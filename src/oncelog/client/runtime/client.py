@@ -5,13 +5,14 @@
 
 import asyncio
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from oncelog.client.runtime.status import BaseStatus, ConnectionState
+from oncelog.client.runtime.values import BaseLimits, BaseStatus, ConnectionState
 from oncelog.errors import ClientError, ClosedError, OncelogError
 
 T = TypeVar("T")
@@ -25,21 +26,31 @@ class ClosableStore(Protocol):
 
 
 StoreType = TypeVar("StoreType", bound=ClosableStore)
+LimitsType = TypeVar("LimitsType", bound=BaseLimits)
 
 
-class ClientRuntime(Generic[StoreType]):
+class ClientRuntime(Generic[StoreType, LimitsType]):
     """Store thread, tasks and waiting callers of one client. Opened once and closed once."""
 
-    def __init__(self, name: str, logger: logging.Logger, store: StoreType) -> None:
+    def __init__(
+        self,
+        name: str,
+        logger: logging.Logger,
+        store: StoreType,
+        limits: LimitsType,
+        random_source: random.Random | None = None,
+    ) -> None:
         """`name` is the kind of client in logs, errors and names of tasks: "chat"."""
         self.name = name
         self.logger = logger
         self.store = store
+        self.limits = limits
+        self.random_source = random_source or random.Random()  # noqa: S311 - for pauses
         self._thread: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped_tasks: set[asyncio.Task[None]] = set()
         """Tasks that this runtime cancels. Any other cancellation of a task is a failure."""
-        self._waiters: list[asyncio.Future[None]] = []
+        self._change_event = asyncio.Event()
         self._is_closing = False
         self._failure: BaseException | None = None
         self.is_ready = False
@@ -58,6 +69,11 @@ class ClientRuntime(Generic[StoreType]):
     def is_ended(self) -> bool:
         """Whether the client is being closed, is closed or has failed: nothing new is begun."""
         return self._is_closing or self._failure is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is open: opening has succeeded, and nothing has ended it."""
+        return self.is_ready and not self.is_ended
 
     @property
     def failure_error(self) -> OncelogError | None:
@@ -130,7 +146,8 @@ class ClientRuntime(Generic[StoreType]):
         """Run a function in a task whose unexpected end is a failure of the client."""
         task = asyncio.create_task(self._run_task(work), name=f"oncelog {self.name}: {name}")
         self._tasks.add(task)
-        task.add_done_callback(self._forget_task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._stopped_tasks.discard)
         return task
 
     async def cancel_tasks(self, tasks: Collection["asyncio.Task[None]"] | None = None) -> None:
@@ -143,10 +160,6 @@ class ClientRuntime(Generic[StoreType]):
         self._stopped_tasks.update(tasks)
         for task in tasks:
             task.cancel()
-
-    def _forget_task(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        self._stopped_tasks.discard(task)
 
     async def _run_task(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -191,24 +204,15 @@ class ClientRuntime(Generic[StoreType]):
 
     def wake_waiters(self) -> None:
         """Let callers of `wait_until` check their conditions again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._change_event.set()  # wakes all tasks that wait for the event now
+        self._change_event.clear()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds. Raises what `check_open` raises."""
-        while True:
+        self.check_open()
+        while not condition():
+            await self._change_event.wait()
             self.check_open()
-            if condition():
-                return
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
 
     async def wait_for(self, get: Callable[[], T], condition: Callable[[T], bool]) -> T:
         """Wait until a condition holds for what `get` returns, and return that."""
@@ -219,7 +223,7 @@ class ClientRuntime(Generic[StoreType]):
 ProtocolType = TypeVar("ProtocolType")
 
 
-class ProtocolRuntime(ClientRuntime[StoreType], Generic[StoreType, ProtocolType]):
+class ProtocolRuntime(ClientRuntime[StoreType, LimitsType], Generic[StoreType, LimitsType, ProtocolType]):
     """Runtime of a client whose protocol begins with what the store has."""
 
     loaded_protocol: ProtocolType | None = None
@@ -239,7 +243,7 @@ class ProtocolRuntime(ClientRuntime[StoreType], Generic[StoreType, ProtocolType]
         return self.protocol
 
 
-Runtime = TypeVar("Runtime", bound=ClientRuntime[Any])
+Runtime = TypeVar("Runtime", bound=ClientRuntime[Any, Any])
 StatusType = TypeVar("StatusType", bound=BaseStatus)
 
 

@@ -1,16 +1,16 @@
 """The task that stays connected: it reads, writes, gives up on a silent server, and tries again after a pause."""
 
 import asyncio
-import random
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from oncelog import error_codes
 from oncelog.client.runtime.backoff import RetryPause, RetryTask
-from oncelog.client.runtime.client import ProtocolRuntime
-from oncelog.client.runtime.limits import BaseLimits
-from oncelog.client.runtime.websocket import Socket
+from oncelog.client.runtime.client import BaseClient, ProtocolRuntime, StatusType
+from oncelog.client.runtime.outbox import BaseOutbox
+from oncelog.client.runtime.protocol import BaseProtocol
+from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.errors import LostError, ServerRefusedError
 
 ACCESS_DENIED_CODES: Final = frozenset(
@@ -28,39 +28,17 @@ ConnectionPart = Callable[[Socket], Awaitable[None]]
 """One of the loops that share a connection. The first one that ends, ends the connection."""
 
 
-class ConnectionProtocol(Protocol):
-    """Protocol without I/O whose frames a connector carries."""
-
-    outgoing: list[bytes]
-    answer_count: int
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the server owes an answer."""
-
-    def disconnect(self, close_code: int | None = None) -> None:
-        """The connection is gone."""
+ProtocolType = TypeVar("ProtocolType", bound=BaseProtocol)
+Runtime = TypeVar("Runtime", bound=ProtocolRuntime[Any, Any, Any])
 
 
-ProtocolType = TypeVar("ProtocolType", bound=ConnectionProtocol)
-
-
-class BaseConnector(RetryTask, Generic[ProtocolType]):
+class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
     """One connection after the other. A subclass says how they begin, and what becomes of what arrives."""
 
     denied_codes: frozenset[str] = ACCESS_DENIED_CODES
 
-    def __init__(
-        self,
-        runtime: ProtocolRuntime[Any, ProtocolType],
-        limits: BaseLimits,
-        random_source: random.Random,
-        *,
-        may_renew_token: bool,
-    ) -> None:
-        super().__init__(runtime, limits, random_source)
-        self._protocol_runtime = runtime
-        self._answer_timeout_ms = limits.answer_timeout_ms
+    def __init__(self, runtime: Runtime, *, may_renew_token: bool) -> None:
+        super().__init__(runtime)
         self._may_renew_token = may_renew_token
         self._was_admitted = False
         """Whether the server has let us in over the current connection."""
@@ -75,7 +53,8 @@ class BaseConnector(RetryTask, Generic[ProtocolType]):
 
     @property
     def _protocol(self) -> ProtocolType:
-        return self._protocol_runtime.protocol
+        protocol: ProtocolType = self._runtime.protocol
+        return protocol
 
     # --- what a subclass says
 
@@ -134,7 +113,7 @@ class BaseConnector(RetryTask, Generic[ProtocolType]):
 
     def _record_error(self, error: str) -> None:
         if error != self.last_error:
-            self._client_runtime.logger.info("not connected: %s", error)
+            self._runtime.logger.info("not connected: %s", error)
         self.last_error = error
 
     def _mark_admitted(self) -> None:
@@ -182,11 +161,35 @@ class BaseConnector(RetryTask, Generic[ProtocolType]):
 
     async def _watch_answers(self, _socket: Socket) -> None:
         """Give up on a server that owes an answer for too long."""
-        protocol, half_s = self._protocol, self._answer_timeout_ms / 2000
+        protocol, timeout_ms = self._protocol, self._runtime.limits.answer_timeout_ms
         while True:
             before = protocol.answer_count if protocol.is_waiting else -1
-            await asyncio.sleep(half_s)
+            await asyncio.sleep(timeout_ms / 2000)
             if protocol.is_waiting and protocol.answer_count == before:
-                await asyncio.sleep(half_s)
+                await asyncio.sleep(timeout_ms / 2000)
                 if protocol.is_waiting and protocol.answer_count == before:
-                    raise LostError(f"the server gave no answer in {self._answer_timeout_ms} ms")
+                    raise LostError(f"the server gave no answer in {timeout_ms} ms")
+
+
+class ConnectedClient(BaseClient[Runtime, StatusType]):
+    """A client with an outbox and a connection to a server that it makes again whenever it is lost."""
+
+    _connector: BaseConnector[Any, Any]
+    _outbox: BaseOutbox[Any, Any, Any, Any]
+    _transport: Transport
+
+    def reconnect_now(self) -> None:
+        """End the pause before the next attempt: the application knows that the network is back."""
+        self._runtime.check_open()
+        self._connector.skip_pause()
+
+    def _start_tasks(self) -> None:
+        self._runtime.start_task("save", self._outbox.run)
+        self._runtime.start_task("connect", self._connector.run)
+
+    async def _release(self) -> None:
+        try:
+            if self._runtime.is_ready:
+                await self._outbox.finish()
+        finally:
+            await self._transport.close()

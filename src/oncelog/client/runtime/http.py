@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from oncelog.client.runtime.limits import ConnectionLimits
 from oncelog.client.runtime.options import Token, resolve_token
+from oncelog.client.runtime.values import ConnectionLimits
 from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, translate_errors
 from oncelog.errors import ProtocolError
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from oncelog.client.runtime.client import is_being_cancelled
-from oncelog.client.runtime.limits import BaseLimits
+from oncelog.client.runtime.values import BaseLimits
 from oncelog.core.canonical import is_storable
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
@@ -39,12 +39,12 @@ def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
     return normal
 
 
-def check_client_id(client_id: str | None) -> str | None:
-    """As a server takes it; None for one that the store makes."""
+def check_client_id(client_id: str | None, name: str = "client_id") -> str | None:
+    """Return the id of a client or device; None if the store is to make one. Raise SettingsError if it is malformed."""
     if client_id is None:
         return None
     if not isinstance(client_id, str) or not 1 <= len(client_id) <= NAME_CHARACTERS_MAX or not is_storable(client_id):
-        raise SettingsError(f"client_id must be a text of 1 to {NAME_CHARACTERS_MAX} characters, and no U+0000")
+        raise SettingsError(f"{name} must be a text of 1 to {NAME_CHARACTERS_MAX} characters, and no U+0000")
     return client_id
 
 

@@ -13,10 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import structs
 
 from oncelog.client.runtime.backoff import wait_for_store
-from oncelog.client.runtime.client import ClientRuntime
-from oncelog.client.runtime.entries import Entry
-from oncelog.client.runtime.limits import LIMIT_MAX
+from oncelog.client.runtime.client import Runtime
 from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.client.runtime.values import LIMIT_MAX, Entry
 from oncelog.errors import IdReusedError, LimitExceededError, StoreError
 
 OutcomeType = TypeVar("OutcomeType")
@@ -97,20 +96,18 @@ class _Submission(NamedTuple, Generic[Entry]):
     saved: "asyncio.Future[None]"
 
 
-class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
+class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
     """`run` is the task. A subclass says what is saved and what follows from it."""
 
     def __init__(
         self,
-        runtime: ClientRuntime[Any],
-        store: OutboxStore,
+        runtime: Runtime,
         new_pending: Callable[[Entry], Pending],
         *,
         count_max: Limit,
         bytes_max: Limit = ("", LIMIT_MAX),
     ) -> None:
-        self._client_runtime = runtime
-        self._outbox_store = store
+        self._runtime = runtime
         self._new_pending = new_pending
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -181,8 +178,8 @@ class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
 
     async def save(self, drafts: Sequence[Entry] = (), withdrawn: Sequence[Any] = ()) -> None:
         """Wait until drafts, and everything that arrived before, are on the disk. Raises StoreError."""
-        if self._client_runtime.is_ended:
-            raise self._client_runtime.end_error
+        if self._runtime.is_ended:
+            raise self._runtime.end_error
         submission = _Submission(drafts, withdrawn, asyncio.get_running_loop().create_future())
         self._pending_accepts.append(submission)
         self._wakeup.set()
@@ -198,7 +195,7 @@ class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
                 await self._save([], self._unsaved)
             await self._save([], self._take_changes())
         except StoreError as error:
-            self._client_runtime.logger.warning("%s", error)
+            self._runtime.logger.warning("%s", error)
 
     # --- the task
 
@@ -210,13 +207,13 @@ class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
                 self._wakeup.clear()
                 self.is_busy = True
                 self.is_busy = not await self._save_next()
-                self._client_runtime.wake_waiters()
+                self._runtime.wake_waiters()
                 if self.is_busy:
                     await wait_for_store()
                     self._wakeup.set()
         finally:
             submissions, self._pending_accepts = self._pending_accepts, []
-            self._reject(submissions, self._client_runtime.end_error)
+            self._reject(submissions, self._runtime.end_error)
 
     async def _save_next(self) -> bool:
         submissions: list[_Submission[Entry]] = []
@@ -234,11 +231,11 @@ class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
             if not self._unsaved:
                 self._unsaved = None  # only submissions failed: the next ones need not wait for the store
             if self.last_error is None:
-                self._client_runtime.logger.warning("%s", error)
+                self._runtime.logger.warning("%s", error)
             self.last_error = str(error)
             return False
         except BaseException as error:
-            self._reject(submissions, error if isinstance(error, Exception) else self._client_runtime.end_error)
+            self._reject(submissions, error if isinstance(error, Exception) else self._runtime.end_error)
             raise
         for submission in submissions:
             if not submission.saved.done():
@@ -246,7 +243,7 @@ class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
         return True
 
     async def _save(self, submissions: Sequence[_Submission[Entry]], changes: Changes) -> None:
-        entries = self._outbox_store.assign_numbers(draft for one in submissions for draft in one.drafts)
+        entries = self._runtime.store.assign_numbers(draft for one in submissions for draft in one.drafts)
         withdrawn = [key for one in submissions for key in one.withdrawn]
         if entries or withdrawn or changes or self.last_error is not None:
             await self._write(entries, withdrawn, changes)
@@ -275,4 +272,4 @@ class BaseOutbox(ABC, Generic[Entry, Pending, Changes]):
 
     def _fail_pending(self) -> None:
         for pending in self.pending.values():
-            pending.settle(self._client_runtime.end_error)
+            pending.settle(self._runtime.end_error)

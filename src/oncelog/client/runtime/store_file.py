@@ -7,7 +7,7 @@ Every client stores its outbox and its cursors in such a file. `StoreSchema` say
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import Final, TypeVar
@@ -101,10 +101,12 @@ class StoreFile:
             raise StoreUnavailableError(f"{self.path} is closed")
         return self._connection
 
-    def open(self, load: Callable[[sqlite3.Connection, bool], T]) -> T:
-        """Open the file, create or migrate its tables, and return what `load(connection, is_new)` makes of them.
+    @contextmanager
+    def open(self) -> Iterator[tuple[sqlite3.Connection, bool]]:
+        """Open the file, create or migrate its tables, and yield the connection and whether the tables are new.
 
-        All of it is one transaction. Raises StoreInUseError, NotALogError, NewerSchemaError or another StoreError.
+        The caller loads its state in the same transaction. An error closes the file. Raises StoreInUseError,
+        NotALogError, NewerSchemaError or another StoreError.
         """
         self._acquire_lock()
         try:
@@ -113,17 +115,18 @@ class StoreFile:
                 self._connection = sqlite3.connect(
                     self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
                 )
-                self._check_kind(self._connection)
+                version = self._check_version(self._connection)
                 self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
                 self._file_identity = None if self.path == MEMORY else _get_file_identity(self.path)
                 with self.transaction(is_durable=True) as connection:
-                    return load(connection, self._migrate(connection))
+                    self._migrate(connection, version)
+                    yield connection, version == 0
         except BaseException:
             self.close()
             raise
 
-    def _check_kind(self, connection: sqlite3.Connection) -> None:
-        """Check whose file it is before anything in it is changed."""
+    def _check_version(self, connection: sqlite3.Connection) -> int:
+        """Return the version of the tables, 0 if they are not there. Raise an error for a file of another program."""
         schema = self._schema
         version = schema.load_version(connection)
         if schema.application_id:
@@ -133,19 +136,17 @@ class StoreFile:
                 raise NotALogError(f"{self.path} is no file of a {schema.kind}: give it a file of its own")
         if version > schema.version:
             raise NewerSchemaError(f"{self.path} was made by a newer version of Oncelog's {schema.kind}")
+        return version
 
-    def _migrate(self, connection: sqlite3.Connection) -> bool:
-        """Bring the tables to the current version; return whether they are new."""
+    def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
+        """Bring the tables to the current version."""
         schema = self._schema
-        version = schema.load_version(connection)
-        if version == schema.version:
-            return False
         scripts = [f"migrate_{later}.sql" for later in range(version + 1, schema.version + 1)]
         for name in scripts if version else ["schema.sql"]:
             for statement in split_script(schema.read_script(name)):
                 connection.execute(statement)
-        schema.save_version(connection)
-        return version == 0
+        if version != schema.version:
+            schema.save_version(connection)
 
     def close(self) -> None:
         """Close the file and release its lock."""

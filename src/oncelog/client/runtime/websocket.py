@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -134,8 +134,5 @@ class WebSocket:
 
     async def close(self) -> None:
         """As `Socket` says."""
-        try:
-            with translate_errors(self.url):
-                await self._socket.close()
-        except (LostError, ServerRefusedError):
-            pass
+        with suppress(LostError, ServerRefusedError), translate_errors(self.url):
+            await self._socket.close()
