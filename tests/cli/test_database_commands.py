@@ -167,12 +167,12 @@ def test_wrong_password_is_reported(password_server: PasswordServer) -> None:
 def test_interrupt_during_a_query_exits_with_130(database: str) -> None:
     sample_log.make_log(database, rounds=0)
     slow = (
-        "import asyncio, os, signal, oncelog.storage.postgres.read_session as looking\n"
+        "import asyncio, os, signal, oncelog.storage.inspect.postgres as inspect\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "async def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    await asyncio.Event().wait()\n"
-        "looking._fetch_page = interrupted\n"
+        "inspect._fetch_page = interrupted\n"
         "from oncelog.cli import main\n"
         "main()\n"
     )

@@ -21,11 +21,10 @@ from databases import address_of, query
 from deadlines import wait_until
 from oncelog.core.proof import Block, compute_root, encode_record_header, hash_leaf
 from oncelog.errors import CorruptError, StoreUnavailableError
-from oncelog.storage.inspect.postgres import DatabaseView
+from oncelog.storage.inspect.postgres import VALUES_PAGE_ROWS, DatabaseView, open_session
 from oncelog.storage.key_hash import hash_identity
 from oncelog.storage.postgres.database import load_metadata
 from oncelog.storage.postgres.query_driver import run_query
-from oncelog.storage.postgres.read_session import PAGE_ROWS, ReadSession, open_session
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.queries.records import load_evidence
 from oncelog.storage.verify.findings import (
@@ -46,20 +45,20 @@ REFUSED = InconsistencyError("a unique index does not let such a change be made"
 class EditableLog(Editable):
     """A log in a database."""
 
-    def __init__(self, session: ReadSession) -> None:
-        self._session = session
-        self.view = DatabaseView(session, session.call(load_metadata, "the log"))
+    def __init__(self, view: DatabaseView) -> None:
+        self.view = view
+        view.metadata = view.call(load_metadata, "the log")
 
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         async def fetched(connection: Any) -> list[tuple[Any, ...]]:
             return [tuple(row) for row in await connection.fetch(statement, *parameters)]
 
-        return self._session.call(fetched)
+        return self.view.call(fetched)
 
     def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
-        transaction = self._session.call(_begin)
+        transaction = self.view.call(_begin)
         try:
-            changed = [self._session.call(_execute, text, *parameters) for text, parameters in statements]
+            changed = [self.view.call(_execute, text, *parameters) for text, parameters in statements]
             assert not all(one.endswith(" 0") for one in changed), statements
             return self.lie()
         except CorruptError as error:
@@ -67,7 +66,7 @@ class EditableLog(Editable):
                 raise
             return REFUSED
         finally:
-            self._session.call(_roll_back, transaction)
+            self.view.call(_roll_back, transaction)
 
     def lie(self) -> InconsistencyError | None:
         try:
@@ -159,7 +158,7 @@ def test_stopped_verification_leaves_no_session(database: str) -> None:
 
 def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -> None:
     sample_log.make_log(database, rounds=1)
-    many = [result(1000 + number, scope="campaign/7") for number in range(2 * PAGE_ROWS + 1)]
+    many = [result(1000 + number, scope="campaign/7") for number in range(2 * VALUES_PAGE_ROWS + 1)]
     long = result(1, "long", scope="campaign/8")
     sample_log.append(database, *many, msgspec.structs.replace(long, body=os.urandom(SHORT_BODY_BYTES_MAX + 1)))
     assert isinstance(last_of(database), VerificationSummary)
@@ -391,7 +390,7 @@ def test_expected_schema_matches_the_migrations(made: str) -> None:
     """If they differ, `sql/shape.json` has to be generated again."""
     with open_session(made) as session:
         found = session.call(_begin)
-        shape = load_schema(DatabaseView(session, session.call(load_metadata, "the log")))
+        shape = load_schema(session)
         session.call(_roll_back, found)
     assert json.dumps(msgspec.to_builtins(EXPECTED_SCHEMA), indent=2) == json.dumps(
         msgspec.to_builtins(shape), indent=2

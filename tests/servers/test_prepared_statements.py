@@ -11,8 +11,7 @@ from oncelog.core.policy import EVENTS
 from oncelog.engine.log import Log, open_log
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.postgres.connection import Timeouts
-from oncelog.storage.postgres.prepared_statements import STATEMENTS
-from oncelog.storage.postgres.writer import Writer
+from oncelog.storage.postgres.writer import STATEMENTS, Writer
 from oncelog.testing.postgres_proxy import PostgresProxy
 from servers.shared_logs import LONG_MS, event, fetched, place
 

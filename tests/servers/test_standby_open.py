@@ -14,8 +14,9 @@ from cli.sample_log import make_log
 from deadlines import WAIT_S, until
 from oncelog.engine.log import open_log
 from oncelog.errors import StoreUnavailableError
+from oncelog.storage.inspect import postgres as inspect
 from oncelog.storage.migrate import check_migration, target
-from oncelog.storage.postgres import connection, read_session
+from oncelog.storage.postgres import connection
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.testing.postgres import create_schema
 from servers.shared_logs import LONG_MS, event, fetched, limits, place
@@ -54,7 +55,7 @@ async def open_a_log(address: str, _: Path) -> None:
 
 async def inspect_a_log(address: str, _: Path) -> None:
     def look() -> None:
-        with read_session.open_read_transaction(address):
+        with inspect.DatabaseInspector(address).open_view():
             pass
 
     await asyncio.to_thread(look)
@@ -100,7 +101,7 @@ class TestAnotherSessionHasWaitedForLong:
         path = tmp_path / "log.db"
         await asyncio.to_thread(make_log, path, rounds=1)
         monkeypatch.setattr(connection, "_connect_host", patiently(connection._connect_host))
-        monkeypatch.setattr(read_session, "_TIMEOUTS", HURRY)
+        monkeypatch.setattr(inspect, "_TIMEOUTS", HURRY)
         monkeypatch.setattr(target, "_TIMEOUTS", HURRY)
         monkeypatch.setattr(target, "CALL_TIMEOUT_MS", LONG_MS)
         for _ in range(TRIES):

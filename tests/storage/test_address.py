@@ -15,7 +15,6 @@ from oncelog import open as open_log
 from oncelog.storage.address import is_address, redact_address
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.postgres.connection import split_address
-from oncelog.storage.postgres.read_session import open_read_transaction
 
 NOBODY = "127.0.0.1:1"
 CONNECT_S = 600
@@ -112,7 +111,7 @@ async def demand_told(address: str, says: str) -> None:
         await open_log(address, limits=Limits(postgres_patience_ms=LONG_MS)).__aenter__()
 
     def look() -> None:
-        with open_read_transaction(address):
+        with create_inspector(address).open_view():
             pass
 
     with pytest.raises(StoreUnavailableError, match=says):
@@ -171,7 +170,7 @@ async def test_password_with_a_slash_is_not_reported_as_a_database_name() -> Non
     address = f"postgresql://{host_of(server_address())}/pa55@h/app"
 
     def look() -> None:
-        with open_read_transaction(address):
+        with create_inspector(address).open_view():
             pass
 
     for call in (open_log(address).__aenter__(), asyncio.to_thread(look)):

@@ -1,7 +1,7 @@
 """Read access to a log for commands: a view of one read transaction, the same for all databases."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 
@@ -52,9 +52,9 @@ class LogView(ABC):
     def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[RowTuple]:
         """Yield the rows of a statement."""
 
-    @abstractmethod
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
         """Return the first row of a statement; None without a row, or if the database does not need the statement."""
+        return next(self.iterate_rows(statement, *parameters), None)
 
     @abstractmethod
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
@@ -79,12 +79,6 @@ class LogView(ABC):
     @abstractmethod
     def get_sizes(self) -> dict[str, Any]:
         """Return the figures for `oncelog stats` that only this database has."""
-
-
-def select_stored_keys(identities: Iterable[KeyIdentity], rows: Iterable[Sequence[Any]]) -> list[KeyIdentity]:
-    """Return the identities that a row has. The client is part of one only where clients number their writes."""
-    stored = {(policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows}
-    return [identity for identity in identities if identity in stored]
 
 
 class Inspector(Protocol):

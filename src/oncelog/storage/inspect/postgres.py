@@ -1,61 +1,99 @@
-"""Inspection of a log in a PostgreSQL database, for the command line."""
+"""Inspection of a log in a PostgreSQL database, for the command line.
+
+Commands are synchronous. A view therefore has an event loop, which runs only while the view waits for an answer.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
+import asyncpg
+
 from oncelog.core.values import KeyIdentity
+from oncelog.errors import CorruptError, OncelogError, StoreError, StoreUnavailableError
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import ClockMark, SystemClock
-from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple, select_stored_keys
+from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.key_hash import hash_identities
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
-from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.postgres.connection import Timeouts
+from oncelog.storage.postgres.connection import Connection, Timeouts, connect_behind_barrier
 from oncelog.storage.postgres.database import check_database, load_metadata
 from oncelog.storage.postgres.database_clock import ClockSnapshot
-from oncelog.storage.postgres.read_session import ReadSession, open_read_transaction, open_session, translate_errors
-from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
+from oncelog.storage.postgres.query_driver import run_query
+from oncelog.storage.postgres.statements import SCHEMA_VERSION, SQL
 from oncelog.storage.postgres.store import PostgresStore
 from oncelog.storage.postgres.transaction import load_key_status
 from oncelog.storage.queries.records import load_heads
 from oncelog.storage.queries.statement import SharedQuery
+from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.store import KeyStatus
 
 PAGE_ROWS: Final = 1000
-T = TypeVar("T")
+VALUES_PAGE_ROWS: Final = 100
+"""Rows of a page if each may have a long value."""
+_TIMEOUTS: Final = Timeouts()
 _RENEW_TIMEOUTS: Final = Timeouts(lane_ms=60_000)
 """A leap writes a row for each stream, in one transaction."""
+_IDLE_TIMEOUT_MS: Final = 600_000
+"""A command that was stopped would otherwise prevent VACUUM until it continues or ends."""
+_BEGIN: Final = f"""
+SET idle_in_transaction_session_timeout = {_IDLE_TIMEOUT_MS};
+-- Read in the order of an index: nothing is sorted on the server's disk, and the verification covers the index.
+SET enable_sort = off;
+SET enable_bitmapscan = off;
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
+"""
+
+T = TypeVar("T")
 
 
 class DatabaseView(LogView):
-    """See `LogView` for what each method promises."""
+    """A log in one session. See `LogView` for what each method promises."""
 
-    def __init__(self, session: ReadSession, metadata: LogMetadata) -> None:
-        self.session = session
-        self.metadata = metadata
+    def __init__(self, runner: asyncio.Runner, connection: Connection, name: str) -> None:
+        self._runner = runner
+        self._connection = connection
+        self.name = name
+
+    def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Run a function whose first parameter is the connection. Raises OncelogErrors, never errors of PostgreSQL."""
+
+        async def invoke() -> T:
+            return await function(self._connection, *arguments)
+
+        with translate_errors(self.name):
+            return self._runner.run(invoke())
 
     def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """As `LogView` says."""
-        return self.session.run_query(query, *arguments)
+        result: T = self.call(run_query, query, *arguments)
+        return result
 
     def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[RowTuple]:
         """As `LogView` says."""
-        return self.session.iterate_rows(SQL[statement], *parameters, page_rows=PAGE_ROWS)
+        return self.iterate_pages(SQL[statement], *parameters, page_rows=PAGE_ROWS)
+
+    def iterate_pages(self, sql: str, *parameters: Any, page_rows: int = VALUES_PAGE_ROWS) -> Iterator[RowTuple]:
+        """Yield the rows of an SQL text. Each round trip fetches `page_rows` of them."""
+        cursor = self.call(_open_cursor, sql, parameters)
+        while page := self.call(_fetch_page, cursor, page_rows):
+            yield from page
 
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
         """As `LogView` says."""
-        return self.session.fetch_first(SQL[statement], *parameters) if statement in SQL else None
+        return super().fetch_first(statement, *parameters) if statement in SQL else None
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """As `LogView` says."""
-        return self.session.call(load_key_status, self.metadata, identity)
+        return self.run_query(load_key_status, self.metadata, identity)
 
     def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
         """As `LogView` says."""
         hashes = hash_identities(self.metadata.index_secret, identities)
-        return select_stored_keys(identities, self.iterate_rows("keys", list(hashes.values())))
+        stored = {row[-4:] for row in self.iterate_rows("keys", list(hashes.values()))}
+        return [identity for identity in identities if identity in stored]
 
     def estimate_records(self) -> int:
         """As `LogView` says. It is the estimate of PostgreSQL's planner."""
@@ -63,7 +101,7 @@ class DatabaseView(LogView):
         return int(estimate)
 
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """As `LogView` says. By rows, not by positions: there may be long gaps between positions."""
+        """As `LogView` says. Pages have a number of rows, not a range of positions, which may have long gaps."""
         for lane, head in self.run_query(load_heads).items():
             position = 0
             while position < head.position:
@@ -86,7 +124,7 @@ class DatabaseView(LogView):
     def get_sizes(self) -> dict[str, Any]:
         """As `LogView` says."""
         sizes: dict[str, int] = dict(self.iterate_rows("sizes"))
-        [(server,)] = self.session.iterate_rows("SHOW server_version")
+        [(server,)] = self.iterate_pages("SHOW server_version")
         return {"server": server, "bytes": sum(sizes.values()), "tables": sizes}
 
 
@@ -100,20 +138,29 @@ class DatabaseInspector:
     @contextmanager
     def open_view(self) -> Iterator[DatabaseView]:
         """As `Inspector` says."""
-        with open_read_transaction(self._address) as (session, metadata):
-            yield DatabaseView(session, metadata)
+        with open_session(self._address) as view:
+            view.call(_begin)
+            view.metadata = view.call(load_metadata, self._name)
+            if view.metadata.schema_version < SCHEMA_VERSION:
+                raise StoreError(
+                    f"{self._name} has schema {view.metadata.schema_version}; this Oncelog reads schema "
+                    f"{SCHEMA_VERSION}. Opening the log with it once brings the database up to date."
+                )
+            if view.fetch_first("erasures") is None:
+                raise CorruptError(f"{self._name} says it is a log, but its table oncelog_state has no row")
+            yield view
 
     def confirm_clock(self) -> None:
         """As `Inspector` says. All servers accept it."""
         with self.open_view() as view:  # a store would create a missing log
-            view.session.call(check_database, self._name)
-        self._call_store(PostgresStore.confirm_clock, Timeouts())
+            view.call(check_database, self._name)
+        self._call_store(PostgresStore.confirm_clock, _TIMEOUTS)
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Inspector` says. Open servers notice it with their next commit or poll, and must be restarted."""
-        with open_session(self._address) as session:  # a store would create a missing log, and migrates an older one
-            session.call(check_database, self._name)
-            session.call(load_metadata, self._name)
+        with open_session(self._address) as view:  # a store would create a missing log, and migrates an older one
+            view.call(check_database, self._name)
+            view.call(load_metadata, self._name)
         return self._call_store(lambda store: store.renew_epoch(above, operator), _RENEW_TIMEOUTS)
 
     def _call_store(self, method: Callable[[PostgresStore], Awaitable[T]], timeouts: Timeouts) -> T:
@@ -127,3 +174,60 @@ class DatabaseInspector:
 
         with translate_errors(self._name):
             return asyncio.run(call())
+
+
+@contextmanager
+def open_session(address: str) -> Iterator[DatabaseView]:
+    """Open a session outside of a transaction, as a view without metadata."""
+    name = redact_address(address)
+    with asyncio.Runner() as runner:
+        with translate_errors(name):
+            connection = runner.run(_connect(address, name))
+        try:
+            yield DatabaseView(runner, connection, name)
+        finally:
+            with suppress(*POSTGRES_ERRORS):
+                runner.run(connection.close(timeout=_TIMEOUTS.connect_ms / 1000))
+
+
+@contextmanager
+def translate_errors(name: str) -> Iterator[None]:
+    """Raise errors of PostgreSQL as OncelogErrors."""
+    try:
+        yield
+    except OncelogError:
+        raise
+    except POSTGRES_ERRORS as error:
+        if isinstance(error, OSError) and not str(error):
+            raise StoreUnavailableError(f"{name} does not answer") from error
+        store_error = translate_error(error, name)
+        if isinstance(store_error, OncelogError):
+            raise store_error from error
+        raise CorruptError(f"{name} is not as a log should be: {error}") from error
+    except DAMAGE_ERRORS as error:
+        raise CorruptError(f"{name} holds what no log has written: {error}") from error
+
+
+async def _connect(address: str, name: str) -> Connection:
+    try:
+        return await connect_behind_barrier(address, _TIMEOUTS)
+    except asyncpg.TargetServerAttributeNotMatched as error:
+        raise StoreUnavailableError(
+            f"{name}: who answers is a standby; to look at one add target_session_attrs=any to the address"
+        ) from error
+    except TimeoutError as error:
+        raise StoreUnavailableError(f"{name}: {error}") from error
+    except OSError as error:
+        raise StoreUnavailableError(f"{name} cannot be reached: {error.strerror or error or 'no answer'}") from error
+
+
+async def _begin(connection: Connection) -> None:
+    await connection.execute(_BEGIN)
+
+
+async def _open_cursor(connection: Connection, sql: str, parameters: tuple[Any, ...]) -> Any:
+    return await connection.cursor(sql, *parameters)
+
+
+async def _fetch_page(_connection: Connection, cursor: Any, rows: int) -> list[RowTuple]:
+    return [tuple(row) for row in await cursor.fetch(rows)]

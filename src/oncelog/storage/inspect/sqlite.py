@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from oncelog.core.values import KeyIdentity
 from oncelog.errors import NotALogError, StoreError
 from oncelog.storage.clock import JUMP_MS_MAX, ClockMark, SystemClock
-from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple, select_stored_keys
+from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.statement import SharedQuery
@@ -48,11 +48,6 @@ class FileView(LogView):
         """As `LogView` says."""
         return iter(self.connection.execute(SQL[statement], parameters))
 
-    def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
-        """As `LogView` says."""
-        row: RowTuple | None = self.connection.execute(SQL[statement], parameters).fetchone()
-        return row
-
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """As `LogView` says."""
         return load_key_status(self.connection, self._index, identity, self.metadata.settings.lanes)
@@ -61,7 +56,11 @@ class FileView(LogView):
         """As `LogView` says."""
         hashes = self._index.hash_identities(identities)
         places = self._index.find_places(self.connection, set(hashes.values())).values()
-        return select_stored_keys(identities, self.iterate_rows("remembered", str(sorted(set(chain(*places))))))
+        rows = self.iterate_rows("remembered", str(sorted(set(chain(*places)))))
+        stored = {
+            (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
+        }
+        return [identity for identity in identities if identity in stored]
 
     def estimate_records(self) -> int:
         """As `LogView` says. Rows are numbered from 1 on, in the order of their commits, and stay."""

@@ -26,7 +26,7 @@ from oncelog.storage.migrate.source import (
     SourceState,
 )
 from oncelog.storage.migrate.timeout_connection import TimeoutConnection
-from oncelog.storage.postgres.connection import Timeouts, check_standby, connect, pass_barrier
+from oncelog.storage.postgres.connection import Timeouts, connect_behind_barrier
 from oncelog.storage.postgres.database import check_database, create_log, load_any_metadata, migrate_schema
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
@@ -62,10 +62,8 @@ async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
     """Open the database for one migration at a time. Raises OncelogErrors, never an error of PostgreSQL's."""
     name = redact_address(address)
     try:
-        connection = TimeoutConnection(await connect(address, _TIMEOUTS), CALL_TIMEOUT_MS)
+        connection = TimeoutConnection(await connect_behind_barrier(address, _TIMEOUTS), CALL_TIMEOUT_MS)
         try:
-            await check_standby(connection, _TIMEOUTS)
-            await pass_barrier(connection)
             await check_database(connection, name)
             await _acquire_lock(connection, name)
             yield MigrationTarget(connection, name)

@@ -65,7 +65,7 @@ class TimeoutConnection:
         except BaseException:
             self._connection.terminate()
             raise
-        async with check_replicated(self):
+        async with check_replicated(self._connection):
             await self.execute("COMMIT")
 
     async def copy_rows(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
@@ -101,14 +101,6 @@ class TimeoutConnection:
         if lost.is_set():
             raise asyncpg.ConnectionDoesNotExistError("connection was lost in the middle of COPY")
         raise _build_timeout_error(limit_ms)
-
-    def add_log_listener(self, listener: Any) -> None:
-        """As asyncpg's."""
-        self._connection.add_log_listener(listener)
-
-    def remove_log_listener(self, listener: Any) -> None:
-        """As asyncpg's."""
-        self._connection.remove_log_listener(listener)
 
     def terminate(self) -> None:
         """Lets the session go as it is."""

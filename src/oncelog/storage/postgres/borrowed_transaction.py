@@ -147,7 +147,7 @@ class BorrowedTransaction:
                 await self._connection.execute(SQL["limit_idle"], LANE_TIMEOUT)
                 await self._connection.execute(SQL["limit_lock"], LANE_TIMEOUT)
                 await self._connection.execute(SQL["lock_lanes"], sorted(needs.lanes))
-            result = await self._store_transaction.commit(self._connection, batch, needs, None)
+            result = await self._store_transaction.commit(self._connection, batch, needs)
         return result.verdicts[0][0]
 
     async def _begin(self, identity: KeyIdentity, waits: bool, wait_ms: int | None) -> None:

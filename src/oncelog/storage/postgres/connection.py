@@ -71,6 +71,24 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
     raise select_error(errors)
 
 
+async def connect_behind_barrier(address: str, timeouts: Timeouts) -> Connection:
+    """Open a session that reads no commit that can still be lost.
+
+    A standby has no commits of its own, so its session passes no barrier. Raises TimeoutError for a server that waits
+    for a standby.
+    """
+    connection = await connect(address, timeouts)
+    try:
+        with terminate_after(connection, timeouts.commit_ms):
+            if not await connection.fetchval("SELECT pg_is_in_recovery()"):
+                await check_standby(connection, timeouts)
+                await pass_barrier(connection)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
 def select_error(errors: Sequence[BaseException]) -> BaseException:
     """Of what several servers said: that nobody is there says least, that one is a standby a little more."""
     answered = [error for error in errors if not is_refused(error)]

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from oncelog.core.values import Changes
+from oncelog.storage.erasure import RecordContent, build_erased_row, find_erased_values
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.queries.statement import TableSlice
 from oncelog.storage.side_state import (
@@ -26,6 +27,7 @@ from oncelog.storage.side_state import (
     iterate_changes,
     lane_of_scope,
 )
+from oncelog.storage.tenants import ErasedRow
 
 SHORT_BYTES_MAX: Final = 2000
 """UTF-8 bytes that the texts of a key have together if it is indexed by them: below PostgreSQL's limit of 2,704."""
@@ -225,3 +227,20 @@ def _split_by_length(
 def to_columns(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Rows as one array a column. There must be one at least."""
     return list(zip(*rows, strict=True))
+
+
+async def erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:
+    """In the transaction that erases the records, behind the lock of their lane. Returns what tenants get back."""
+    given_back = []
+    for scope, versions, keys in find_erased_values(contents):
+        place = (lane, scope, versions)
+        if keys is None:
+            rows = await connection.fetch(SQL["erase_all_values"], *place)
+        else:
+            digests = {key: compute_digest((scope, key)) for key in keys}
+            short = [key for key, digest in digests.items() if digest is None]
+            long = [digest for digest in digests.values() if digest is not None]
+            rows = await connection.fetch(SQL["erase_values"], *place, short) if short else []
+            rows += await connection.fetch(SQL["erase_long_values"], *place, long) if long else []
+        given_back.append(build_erased_row(scope, sum(row[0] for row in rows)))
+    return given_back

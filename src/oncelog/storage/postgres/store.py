@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
-from oncelog.core.proof import Block
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import (
     KeyIdentity,
@@ -25,29 +24,28 @@ from oncelog.core.values import (
 )
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.storage.address import redact_address
-from oncelog.storage.clock import JUMP_MS_MAX, Clock
+from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
 from oncelog.storage.postgres import notify
 from oncelog.storage.postgres.connection import (
     Connection,
     Timeouts,
-    check_standby,
-    connect,
+    connect_behind_barrier,
     is_refused,
     pass_barrier,
     terminate_after,
 )
 from oncelog.storage.postgres.database import create_or_open, load_metadata
 from oncelog.storage.postgres.database_clock import CLOCK_SAVE_MS, DatabaseClock
-from oncelog.storage.postgres.erasure import erase_values
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, translate_error
 from oncelog.storage.postgres.notify import Notifier
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.session_factory import SessionFactory
+from oncelog.storage.postgres.side_state_tables import erase_values
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import StoreTransaction, load_key_status
-from oncelog.storage.postgres.writer import RetryDeadline, Writer
+from oncelog.storage.postgres.writer import GetBlocks, RetryDeadline, Work, Writer
 from oncelog.storage.queries.sql_store import SqlStore
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.queries.tenants import load_count_start, replace_tenants
@@ -137,23 +135,21 @@ class PostgresStore(SqlStore):
                 await retry_deadline.wait(error)
         metadata = self._store_transaction.metadata
         self._pool = await asyncpg.create_pool(
-            connect=self._connect_reader, min_size=0, max_size=READERS, reset=_skip_reset
+            connect=lambda *_, **__: self._sessions.create(), min_size=0, max_size=READERS, reset=_skip_reset
         )
         if self._notifies_others:
             self._notifier = Notifier(self._sessions.create, self._poll_session, f"oncelog_{metadata.epoch}")
         await self._recount_usage(await self._run_query(load_count_start))
 
     async def _open_log(self) -> StoreTransaction:
-        connection = await connect(self._address, self._timeouts)
+        connection = await connect_behind_barrier(self._address, self._timeouts)
         try:
-            with terminate_after(connection, self._timeouts.commit_ms):
-                await check_standby(connection, self._timeouts)
-                await pass_barrier(connection)
             now_ms = self._clock.now_ms(0) if self._has_own_clock else None
             with terminate_after(connection, MIGRATE_MS):
                 metadata = await create_or_open(connection, self._name, self._requested_settings, now_ms)
             with terminate_after(connection, self._timeouts.commit_ms):
-                await _warn_of_fsync_off(connection, self._name)
+                if await connection.fetchval("SHOW fsync") != "on":
+                    logger.warning("%s runs with fsync off: a power failure can lose commits", self._name)
                 await connection.close()
         finally:
             connection.terminate()
@@ -186,9 +182,6 @@ class PostgresStore(SqlStore):
         store._notifies_others = False
         return store
 
-    async def _connect_reader(self, *_: Any, **__: Any) -> Connection:
-        return await self._sessions.create()
-
     async def _check_same_log(self, connection: Connection) -> None:
         metadata = await load_metadata(connection, self._name)
         store_transaction = self._store_transaction
@@ -210,7 +203,7 @@ class PostgresStore(SqlStore):
             await self._check_epoch(connection)
             return await store_transaction.declare(connection, policies)
 
-        return await self._transact_without_lanes(work)
+        return await self._transact(work)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
         """As `Store` says."""
@@ -222,11 +215,9 @@ class PostgresStore(SqlStore):
         async def work(connection: Connection) -> BatchResult:
             return await store_transaction.commit(connection, batch, needs, validate)
 
-        result = await self._transact(needs.lanes, work, lambda result: result.sealed.blocks)
-        store_transaction.confirm()
-        self._record_durable({lane: head.position for lane, head in result.changes.heads.items()})
-        if not result.changes.is_empty and self._notifier is not None:
-            self._notifier.notify()
+        result = await self._commit(work, needs.lanes)
+        if not result.changes.is_empty:
+            self._notify_others()
         return result
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
@@ -245,14 +236,13 @@ class PostgresStore(SqlStore):
                 await run_query(connection, finish_erasure, lane, erasures, values)
                 self._erasing_transaction = await connection.fetchval(SQL["own_transaction"])
                 if act is not None:
-                    await _commit_audit_record(
-                        store_transaction, connection, build_act_request(act, lane, self.settings.lanes, len(erasures))
-                    )
+                    request = build_act_request(act, lane, self.settings.lanes, len(erasures))
+                    await store_transaction.commit(connection, [request])
             # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
             erased = max(erased, len(erasures))
             return erased
 
-        await self._transact((lane,), work, lambda _: ())
+        await self._transact(work, (lane,))
         self._notify_others()
         return erased
 
@@ -270,12 +260,10 @@ class PostgresStore(SqlStore):
                 return True  # by a COMMIT whose answer was lost
             is_replaced = await run_query(connection, partial(replace_tenants, is_last=is_last), text, counted, start)
             if is_replaced and now.text != text and act is not None:
-                await _commit_audit_record(
-                    store_transaction, connection, build_act_request(act, 0, self.settings.lanes)
-                )
+                await store_transaction.commit(connection, [build_act_request(act, 0, self.settings.lanes)])
             return is_replaced
 
-        is_replaced = await self._transact(range(self.settings.lanes + 1), work, lambda _: ())
+        is_replaced = await self._transact(work, range(self.settings.lanes + 1))
         self._notify_others()
         return is_replaced
 
@@ -297,7 +285,7 @@ class PostgresStore(SqlStore):
 
     async def size_bytes(self) -> int | None:
         """As `Store` says: of the whole database, whoever else is in it."""
-        return int(await self._read(_load_database_size))
+        return int(await self._read(lambda connection: connection.fetchval(SQL["database_size"])))
 
     async def probe(self) -> None:
         """As `Store` says."""
@@ -305,7 +293,7 @@ class PostgresStore(SqlStore):
         async def work(connection: Connection) -> None:
             await connection.execute(SQL["touch_state"])
 
-        await self._transact_without_lanes(work)
+        await self._transact(work)
 
     async def confirm_clock(self) -> None:
         """As `Store` says. All gateways believe it."""
@@ -316,33 +304,26 @@ class PostgresStore(SqlStore):
             await connection.execute(SQL["forget_clocks"])
             await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
 
-        await self._transact_without_lanes(work)
+        await self._transact(work)
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Store` says. All lanes are locked."""
         store_transaction = self._check_open()
         epoch = store_transaction.next_epoch = new_epoch()
         lanes = range(self.settings.lanes + 1)
-        renewed: EpochRenewal | None = None
 
         async def work(connection: Connection) -> BatchResult:
-            nonlocal renewed
             state = await store_transaction.load_state(connection, lanes)
             now_ms = self._clock.get_latest_ms(state.database_ms, state.confirmations, state.clock)
-            request, renewed = build_leap_request(state.heads, self._metadata, above, now_ms, epoch, operator=operator)
-            result = await store_transaction.commit(
-                connection, [request], store_transaction.compute_read_set([request]), None
-            )
+            request, _ = build_leap_request(state.heads, self._metadata, above, now_ms, epoch, operator=operator)
+            result = await store_transaction.commit(connection, [request])
             await connection.execute(SQL["set_epoch"], epoch)
             return result
 
-        result = await self._transact(lanes, work, lambda result: result.sealed.blocks)
-        store_transaction.confirm()
-        self._record_durable({lane: head.position for lane, head in result.changes.heads.items()})
+        result = await self._commit(work, lanes)
+        renewal = EpochRenewal(self.epoch, epoch, result.changes.leap)
         store_transaction.metadata = replace(store_transaction.metadata, epoch=epoch)
-        if renewed is None:
-            raise AssertionError("a leap that was committed was decided")
-        return renewed
+        return renewal
 
     # --- reading
 
@@ -355,7 +336,7 @@ class PostgresStore(SqlStore):
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """As `Store` says."""
-        return await self._read(self._load_key_status, identity)
+        return await self._run_query(self._load_key_status, identity)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """As `Store` says."""
@@ -366,9 +347,12 @@ class PostgresStore(SqlStore):
         return await self._read(run_query, query, *arguments)
 
     def _propose_time_ms(self) -> QuerySteps[int]:
-        [(database_ms, _, confirmations, *kept)] = yield Statement("look_at_state", self._clock.boot)
-        mark, jumped = self._clock.propose(database_ms, confirmations, (kept[0], kept[1]))
+        mark, jumped = yield from self._propose_mark()
         return mark.time_ms if jumped is None else 0
+
+    def _propose_mark(self) -> QuerySteps[tuple[ClockMark, Exception | None]]:
+        [(database_ms, _, confirmations, elapsed_ms, time_ms)] = yield Statement("look_at_state", self._clock.boot)
+        return self._clock.propose(database_ms, confirmations, (elapsed_ms, time_ms))
 
     # --- inside
 
@@ -393,11 +377,9 @@ class PostgresStore(SqlStore):
         if asyncio.get_running_loop().time() - self._epoch_checked_s >= notify.POLL_MS / 1000:
             await self._check_epoch(connection)
 
-    async def _load_key_status(self, connection: Connection, identity: KeyIdentity) -> KeyStatus:
-        store_transaction = self._check_open()
-        key_status = await load_key_status(connection, store_transaction.metadata, identity)
-        database_ms, _, confirmations, *stored_clock = await connection.fetchrow(SQL["look_at_state"], self._clock.boot)
-        mark, _ = self._clock.propose(database_ms, confirmations, (stored_clock[0], stored_clock[1]))
+    def _load_key_status(self, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
+        key_status = yield from load_key_status(self._metadata, identity)
+        mark, _ = yield from self._propose_mark()
         return replace(key_status, time_ms=mark.time_ms)
 
     async def _vacuum(self, connection: Connection) -> bool:
@@ -411,18 +393,21 @@ class PostgresStore(SqlStore):
             return False
         return True
 
-    async def _transact_without_lanes(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        return await self._transact((), work, lambda _: ())
+    async def _commit(self, work: Work[BatchResult], lanes: Collection[int]) -> BatchResult:
+        """Run a transaction that decides a batch. Memory follows once it is durable."""
+        store_transaction = self._check_open()
+        result = await self._transact(work, lanes, lambda result: result.sealed.blocks)
+        store_transaction.confirm()
+        self._record_durable({lane: head.position for lane, head in result.changes.heads.items()})
+        return result
 
-    async def _transact(
-        self, lanes: Any, work: Callable[[Connection], Awaitable[T]], blocks: Callable[[T], Sequence[Block]]
-    ) -> T:
-        """Goes on though its caller does not: a statement that is cancelled is cancelled on the server as well."""
+    async def _transact(self, work: Work[T], lanes: Collection[int] = (), get_blocks: GetBlocks[T] = lambda _: ()) -> T:
+        """Run `Writer.transact` to its end even if the caller is cancelled, which would cancel it on the server."""
         self._check_open()
 
         async def run_locked() -> T:
             async with self._writer.lock:
-                return await self._writer.transact(lanes, work, blocks)
+                return await self._writer.transact(lanes, work, get_blocks)
 
         return await self._run_shielded(run_locked())
 
@@ -483,19 +468,5 @@ class PostgresStore(SqlStore):
             self._durable_positions[lane] = max(position, self._durable_positions.get(lane, 0))
 
 
-async def _commit_audit_record(transaction: StoreTransaction, connection: Connection, request: Request) -> None:
-    """Commit an audit record in a transaction that other statements are part of, and that holds its lane."""
-    await transaction.commit(connection, [request], transaction.compute_read_set([request]), None)
-
-
 async def _skip_reset(_connection: Connection) -> None:
     """Between two readers: none of ours leaves anything behind in its session."""
-
-
-async def _load_database_size(connection: Connection) -> Any:
-    return await connection.fetchval(SQL["database_size"])
-
-
-async def _warn_of_fsync_off(connection: Connection, name: str) -> None:
-    if await connection.fetchval("SHOW fsync") != "on":
-        logger.warning("%s runs with fsync off: what is committed can be lost with the power", name)

@@ -34,6 +34,7 @@ from oncelog.storage.postgres.query_driver import is_storable, run_query
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import ExpirySweep
+from oncelog.storage.queries.statement import QuerySteps, Statement
 from oncelog.storage.queries.writes import complete_read_set, declare_policies, save_leap
 from oncelog.storage.record_rows import decode_record
 from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch
@@ -99,9 +100,14 @@ class StoreTransaction:
         return build_read_set(batch, self.metadata.settings)
 
     async def commit(
-        self, connection: Any, batch: Sequence[Request], read_set: ReadSet, validate: Validate | None
+        self,
+        connection: Any,
+        batch: Sequence[Request],
+        read_set: ReadSet | None = None,
+        validate: Validate | None = None,
     ) -> BatchResult:
-        """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`."""
+        """Decide a batch and save the changes. The caller ends the transaction, then calls `confirm`."""
+        read_set = read_set or self.compute_read_set(batch)
         self._mark = None
         state = await self.load_state(connection, read_set.lanes)
         mark, jumped = self.clock.propose(state.database_ms, state.confirmations, state.clock)
@@ -157,32 +163,21 @@ class StoreTransaction:
         """What a decision needs."""
         snapshot = Snapshot(settings=self.metadata.settings, heads=heads)
         if read_set.keys:
-            snapshot.keys = await self._load_keys(connection, read_set.keys)
+            snapshot.keys = await self._load_remembered(connection, "keys", read_set.keys)
         if read_set.sequences:
-            snapshot.sequences = await self._load_sequences(connection, read_set.sequences)
+            snapshot.sequences = await self._load_remembered(connection, "sequences", read_set.sequences)
         await run_query(connection, side_state.load_tables, read_set, snapshot)
         return snapshot
 
-    async def _load_keys(self, connection: Any, wanted: set[KeyIdentity]) -> dict[KeyIdentity, Remembered]:
-        rows = await connection.fetch(SQL["keys"], [self.hash_identity(identity) for identity in wanted])
-        keys = {}
-        for row in rows:
-            _, _, _, _, _, client_sequence, policy, scope, client, key, _, _ = row
-            identity = (policy, scope, client if client_sequence else "", key)
-            if identity in wanted:
-                keys[identity] = _decode_remembered(row)
-        return keys
-
-    async def _load_sequences(
-        self, connection: Any, wanted: set[SequenceIdentity]
-    ) -> dict[SequenceIdentity, Remembered]:
-        rows = await connection.fetch(SQL["sequences"], [self.hash_identity(identity) for identity in wanted])
-        sequences = {}
-        for row in rows:
-            identity = (row[6], row[7], row[8], row[5])
-            if identity in wanted:
-                sequences[identity] = _decode_remembered(row)
-        return sequences
+    async def _load_remembered(self, connection: Any, statement: str, wanted: set[Any]) -> dict[Any, Remembered]:
+        """Load the newest record of each wanted key or client sequence. Others may have the same hash."""
+        rows = await connection.fetch(SQL[statement], [self.hash_identity(identity) for identity in wanted])
+        found = {}
+        for lane, position, sequence, log_time_ms, height, number, fingerprint, erased, *identity in rows:
+            if tuple(identity) in wanted:
+                receipt = Receipt(lane, position, sequence, log_time_ms, height, number)
+                found[tuple(identity)] = Remembered(receipt, fingerprint, erased)
+        return found
 
     def hash_identity(self, identity: KeyIdentity | SequenceIdentity) -> int:
         """What an identity is found by."""
@@ -237,15 +232,10 @@ class StoreTransaction:
         )
 
 
-async def load_key_status(connection: Any, metadata: LogMetadata, identity: KeyIdentity) -> KeyStatus:
+def load_key_status(metadata: LogMetadata, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
     """As `queries.side_state.load_key_status`. Records of another identity may have the same hash."""
     if not all(map(is_storable, identity[:3])):
         return KeyStatus(None, None, LaneHead())
-    rows = await connection.fetch(SQL["standing"], hash_identity(metadata.index_secret, identity))
+    rows = yield Statement("standing", hash_identity(metadata.index_secret, identity))
     records = [record for record in map(decode_record, rows) if record.identity == identity]
-    return await run_query(connection, side_state.load_key_status, identity, records, metadata.settings.lanes)
-
-
-def _decode_remembered(row: Sequence[Any]) -> Remembered:
-    lane, position, sequence, log_time_ms, height, client_sequence, _, _, _, _, fingerprint, erased = row
-    return Remembered(Receipt(lane, position, sequence, log_time_ms, height, client_sequence), fingerprint, erased)
+    return (yield from side_state.load_key_status(identity, records, metadata.settings.lanes))

@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 from oncelog.core.proof import Block
 from oncelog.errors import StoreUnavailableError
+from oncelog.storage.postgres import side_state_tables
 from oncelog.storage.postgres.connection import Connection, Timeouts, collect_warnings, terminate_after
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, is_transient, translate_error
-from oncelog.storage.postgres.prepared_statements import prepare_statements
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import build_begin
 
@@ -24,6 +24,20 @@ logger: Final = logging.getLogger("oncelog.postgres")
 PAUSE_S_MIN: Final = 0.01
 PAUSE_S_MAX: Final = 0.5
 RETRY_HINT: Final = "; submit again under the same identity"
+_STATEMENT_NAMES: Final = (
+    *("state", "keys", "sequences", "save", "save_lanes", "save_clock", "roots", "policies"),
+    *("bodies", "erase", "touch_lane", "own_transaction", "declare_policy"),
+)
+STATEMENTS: Final = (
+    *(SQL[name] for name in _STATEMENT_NAMES),
+    *side_state_tables.STATEMENTS,
+)
+"""All statements that the writer runs while it holds lanes or the lock of declarations. A session keeps them.
+
+asyncpg prepares a statement at its first use, and the server counts the session as busy until the request has ended. A
+process that freezes there inside a transaction is not idle in it, so no limit of the server would release its lanes.
+Therefore a new session prepares all of them before its first transaction.
+"""
 
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
@@ -119,7 +133,10 @@ class Writer:
     async def _open_session(self) -> Connection:
         connection = await self._connect()
         try:
-            await prepare_statements(connection, self._timeouts.connect_ms)
+            for statement in STATEMENTS:
+                with terminate_after(connection, self._timeouts.connect_ms):
+                    # A statement of asyncpg's `prepare` is not found by `execute` and `fetch`.
+                    await connection._get_statement(statement, None)  # noqa: SLF001
         except BaseException:
             connection.terminate()
             raise

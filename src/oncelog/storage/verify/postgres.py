@@ -11,7 +11,6 @@ from oncelog.core.values import Record
 from oncelog.storage.inspect.inspector import LogView, RowTuple
 from oncelog.storage.inspect.postgres import DatabaseView
 from oncelog.storage.key_hash import hash_identity
-from oncelog.storage.postgres.read_session import ReadSession
 from oncelog.storage.postgres.side_state_tables import compute_digest
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.record_rows import decode_record
@@ -75,9 +74,10 @@ def check_schema(view: LogView) -> None:
 class DatabaseSource(VerificationSource):
     """See `VerificationSource` for what each method promises."""
 
+    view: DatabaseView
+
     def __init__(self, view: DatabaseView) -> None:
         self.view = view
-        self._session: ReadSession = view.session
         self._secret = view.metadata.index_secret
         self._keys = RowChecksum()
         self._sequences = RowChecksum()
@@ -96,7 +96,7 @@ class DatabaseSource(VerificationSource):
         columns = ", ".join(table.columns)
         order = f"ORDER BY lane, {', '.join(table.keys)}"
         if not table.has_long_keys:
-            yield from self._session.iterate_rows(f"SELECT {columns} FROM oncelog_{table.name} {order}")  # noqa: S608
+            yield from self.view.iterate_pages(f"SELECT {columns} FROM oncelog_{table.name} {order}")  # noqa: S608
             return
         # Separately, so that the short keys come from their index and are not sorted.
         both = [
@@ -104,7 +104,7 @@ class DatabaseSource(VerificationSource):
             for nullness in ("NULL", "NOT NULL")
         ]
         width = 1 + len(table.keys)
-        for *row, digest in self._session.iterate_rows(f"{' UNION ALL '.join(both)} {order}"):
+        for *row, digest in self.view.iterate_pages(f"{' UNION ALL '.join(both)} {order}"):
             if digest != compute_digest(row[1:width]):
                 key = tuple(row[:width])
                 raise InconsistencyError(f"the table oncelog_{table.name} does not find {key!r} by its digest", row[0])
@@ -112,9 +112,8 @@ class DatabaseSource(VerificationSource):
 
     def iterate_evidence(self) -> Iterator[RowTuple]:
         """As `VerificationSource`. The columns by which a record is found are compared on the way."""
-        for *columns, body_bytes, key_hash, sequence_hash in self._session.iterate_rows(
-            SQL["all_evidence"], SHORT_BODY_BYTES_MAX
-        ):
+        rows = self.view.iterate_pages(SQL["all_evidence"], SHORT_BODY_BYTES_MAX)
+        for *columns, body_bytes, key_hash, sequence_hash in rows:
             if body_bytes is not None and body_bytes > SHORT_BODY_BYTES_MAX:
                 [(columns[_BODY],)] = self.view.iterate_rows("body_at", *columns[:2])
             self._check_hashes(columns, key_hash, sequence_hash)
@@ -150,7 +149,7 @@ class DatabaseSource(VerificationSource):
     ) -> Iterator[StepProgress]:
         found = wanted.new_empty()
         before = checked = -1
-        for (stored_hash,) in self._session.iterate_rows(SQL[f"all_{name}"], page_rows=HASHES_PAGE_ROWS):
+        for (stored_hash,) in self.view.iterate_pages(SQL[f"all_{name}"], page_rows=HASHES_PAGE_ROWS):
             if stored_hash < before:
                 raise InconsistencyError(f"the index of {name} is out of order")
             if stored_hash == before != checked:

@@ -155,11 +155,13 @@ FROM oncelog_lanes WHERE revision > 0 ORDER BY lane;
 
 -- name: keys
 -- What is remembered under some hashes. The oldest comes first, so that the newest counts.
-SELECT lane, position, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, body IS NULL
+SELECT lane, position, sequence, log_time_ms, height, client_sequence, fingerprint, body IS NULL,
+    policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 FROM oncelog_records WHERE key_hash = ANY($1::bigint[]) ORDER BY lane, position;
 
 -- name: sequences
-SELECT lane, position, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, body IS NULL
+SELECT lane, position, sequence, log_time_ms, height, client_sequence, fingerprint, body IS NULL,
+    policy, scope, client, client_sequence
 FROM oncelog_records WHERE sequence_hash = ANY($1::bigint[]) ORDER BY lane, position;
 
 -- name: save
