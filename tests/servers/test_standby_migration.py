@@ -10,7 +10,8 @@ from cli.sample_log import make_log
 from deadlines import WAIT_S
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.address import redact_address
-from oncelog.storage.migrate import migrate_log, migration
+from oncelog.storage.migrate import migration
+from oncelog.storage.migrate.migration import migrate_log
 from oncelog.storage.migrate.target import MigrationTarget
 from oncelog.storage.sqlite.moved_marker import load_marker
 from oncelog.storage.sqlite.read_transaction import open_read_transaction

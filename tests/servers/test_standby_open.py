@@ -15,7 +15,8 @@ from deadlines import WAIT_S, until
 from oncelog.engine.log import open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.inspect import postgres as inspect
-from oncelog.storage.migrate import check_migration, target
+from oncelog.storage.migrate import target
+from oncelog.storage.migrate.migration import check_migration
 from oncelog.storage.postgres import connection
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.testing.postgres import create_schema

@@ -31,7 +31,7 @@ def move(
     """
     if is_address(source) or not is_address(target):
         raise SettingsError("move goes from a file to a database: oncelog move FILE postgresql://…")
-    moving = import_with_driver("oncelog.storage.migrate")
+    moving = import_with_driver("oncelog.storage.migrate.migration")
     moving.check_migration(source, target)
     with _explain_resume(), ProgressMeter() as meter:
         outcome = moving.migrate_log(source, target, meter)

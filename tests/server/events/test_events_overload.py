@@ -10,7 +10,7 @@ import pytest
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon
 from oncelog.errors import StoreUnavailableError
-from oncelog.storage.migrate import migrate_log
+from oncelog.storage.migrate.migration import migrate_log
 from oncelog.testing.clock import ManualClock
 from server.running_server import ShiftedClock, item, numbers, serving
 

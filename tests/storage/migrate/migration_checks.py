@@ -21,8 +21,8 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.values import Item, Request, Settings, Verdict
 from oncelog.errors import MovedError, StoreError
 from oncelog.storage.address import redact_address
-from oncelog.storage.migrate import migrate_log, migration
-from oncelog.storage.migrate.migration import MigrationOutcome
+from oncelog.storage.migrate import migration
+from oncelog.storage.migrate.migration import MigrationOutcome, migrate_log
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.side_state import TABLES
 from oncelog.storage.sqlite import SqliteStore

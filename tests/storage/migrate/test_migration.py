@@ -23,7 +23,8 @@ from oncelog.idempotency.share import share
 from oncelog.storage.address import redact_address
 from oncelog.storage.backups import restore
 from oncelog.storage.memory import MemoryStore
-from oncelog.storage.migrate import check_migration, migrate_log, migration
+from oncelog.storage.migrate import migration
+from oncelog.storage.migrate.migration import check_migration, migrate_log
 from oncelog.storage.migrate.source import MigrationSource
 from oncelog.storage.migrate.target import MigrationTarget
 from oncelog.storage.postgres import PostgresStore

@@ -11,7 +11,7 @@ import oncelog
 from cli.sample_log import full_event
 from databases import address_of, query
 from oncelog.errors import MovedError, StoreError
-from oncelog.storage.migrate import check_migration, migrate_log
+from oncelog.storage.migrate.migration import check_migration, migrate_log
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.sqlite import SqliteStore
 from storage.migrate.migration_checks import (

@@ -20,8 +20,8 @@ from deadlines import until
 from engine.observable_store import LoopClock
 from oncelog.core.values import Request
 from oncelog.errors import StoreUnavailableError
-from oncelog.storage.migrate import migrate_log, migration
-from oncelog.storage.migrate.migration import MigrationOutcome
+from oncelog.storage.migrate import migration
+from oncelog.storage.migrate.migration import MigrationOutcome, migrate_log
 from oncelog.storage.migrate.target import MigrationTarget
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.queries.records import count_erasures, load_heads

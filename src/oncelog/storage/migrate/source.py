@@ -30,12 +30,18 @@ from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import load_current_metadata, open_existing
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.writer import make_durable
-from oncelog.storage.tenants import USAGE_VERSION
 
 SQL_DIRECTORY: Final = files("oncelog.storage.migrate") / "sql"
 _MIGRATION_SQL: Final = parse_statements((SQL_DIRECTORY / "source.sql").read_text(encoding="utf-8"))
-COUNT_NAMES: Final = ("records", "erased records", "blocks", "records of partitions", "records of streams", "policies")
-"""The columns of the statements `counts`."""
+_COUNTED: Final = {
+    "records": "records",
+    "erased records": "records WHERE body IS NULL",
+    "blocks": "blocks",
+    "records of partitions": "partition_records",
+    "policies": "policies",
+    **{table.name: table.name for table in STORED_TABLES},
+}
+"""The rows that both logs must have, by their names in messages."""
 SLICE_ROWS: Final = 10_000
 SLICE_BYTES: Final = 16 * 2**20
 """Of bodies. One that is longer is a slice of its own."""
@@ -63,20 +69,20 @@ class SourceState(NamedTuple):
     """What changes with every commit, of one moment."""
 
     heads: dict[int, LaneHead]
-    erasures: int
     clock: ClockMark
-    tenants: str | None = None
-    """The quotas (storage/tenants.py)."""
-    usage_version: int = USAGE_VERSION
-    """How the usage of tenants was counted."""
-    leaps: str | None = None
-    """The numbers above which the log continued after restores (storage/leaps.py)."""
-    gaps: Mapping[int, LaneGaps] = {}
-    """What these leaps have passed over in each lane."""
+    log_state: RowTuple
+    """The columns of the statement `log_state`."""
+    gaps: Mapping[int, LaneGaps]
+    """The numbers that leaps passed over in each lane."""
+
+    @property
+    def erasures(self) -> int:
+        """Number of erasures."""
+        return int(self.log_state[0])
 
     @property
     def record_count(self) -> int:
-        """How many there are."""
+        """Number of records."""
         return count_records(self.heads, self.gaps)
 
 
@@ -108,18 +114,10 @@ class MigrationSource:
     def load_state(self) -> SourceState:
         """Where the log stands."""
         with self._read_transaction() as connection:
-            [(_, erasures, *clock)] = connection.execute(SQL["state"])
-            [(tenants, usage_version)] = connection.execute(SQL["tenants"])
-            [(leaps,)] = connection.execute(SQL["leaps"])
-            return SourceState(
-                run_query(connection, load_heads),
-                erasures,
-                ClockMark(*clock),
-                tenants,
-                usage_version,
-                leaps,
-                run_query(connection, load_gaps),
-            )
+            [(_, _, *clock)] = connection.execute(SQL["state"])
+            [log_state] = connection.execute(_MIGRATION_SQL["log_state"])
+            heads = run_query(connection, load_heads)
+            return SourceState(heads, ClockMark(*clock), log_state, run_query(connection, load_gaps))
 
     def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """Return the result of a shared query."""
@@ -206,12 +204,8 @@ class MigrationSource:
     # --- what is compared
 
     def count_rows(self) -> dict[str, int]:
-        """How many there are of everything that is copied."""
-        [counts] = self.iterate_rows("counts")
-        found = dict(zip(COUNT_NAMES, counts, strict=True))
-        for table in STORED_TABLES:
-            [(found[table.name],)] = self.connection.execute(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
-        return found
+        """Count the rows of everything that is copied, by name."""
+        return dict(self.connection.execute(build_count_sql("stream_records")))
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -224,6 +218,12 @@ class MigrationSource:
             yield self.connection
         finally:
             self.unlock()
+
+
+def build_count_sql(stream_records: str) -> str:
+    """Return the SQL that counts everything that is copied. The rows that index streams differ between databases."""
+    counted = _COUNTED | {"records of streams": stream_records}
+    return " UNION ALL ".join(f"SELECT '{name}', count(*) FROM oncelog_{rows}" for name, rows in counted.items())  # noqa: S608
 
 
 def _fetch_slice_rows(cursor: sqlite3.Cursor) -> list[RowTuple]:

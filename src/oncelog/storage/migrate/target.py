@@ -17,13 +17,13 @@ from oncelog.storage.address import redact_address
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.migrate.source import (
-    COUNT_NAMES,
     SQL_DIRECTORY,
     LaneProgress,
     MigrationSource,
     PendingMove,
     RecordSlice,
     SourceState,
+    build_count_sql,
 )
 from oncelog.storage.migrate.timeout_connection import TimeoutConnection
 from oncelog.storage.postgres.connection import Timeouts, connect_behind_barrier
@@ -123,13 +123,9 @@ class MigrationTarget:
         return await run_query(self._connection, query, *arguments)
 
     async def count_rows(self, records: int) -> dict[str, int]:
-        """How many there are of everything that is copied. There should be so many records."""
-        connection = self._connection
+        """Count the rows of everything that is copied, by name, of about so many records."""
         with self._extend_limit(records):
-            found = dict(zip(COUNT_NAMES, await connection.fetchrow(_MIGRATION_SQL["counts"]), strict=True))
-            for table in STORED_TABLES:
-                found[table.name] = await connection.fetchval(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
-        return found
+            return dict(await self._connection.fetch(build_count_sql("records WHERE sequence > 0")))
 
     # --- what comes
 
@@ -178,9 +174,7 @@ class MigrationTarget:
                     await self._copy_side_state(table, page)
             await connection.execute("DELETE FROM oncelog_policies")
             await self._copy("policies", POLICY_COLUMNS, list(source.iterate_rows("policies")))
-            await connection.execute(_MIGRATION_SQL["set_erasures"], state.erasures)
-            await connection.execute(SQL["set_tenants"], state.tenants, state.usage_version)
-            await connection.execute(SQL["set_leaps"], state.leaps)
+            await connection.execute(_MIGRATION_SQL["set_log_state"], *state.log_state)
             await connection.execute(SQL["forget_clocks"])
             if state.clock.boot:  # a gateway on the same machine notices if the database's clock is far ahead of it
                 await connection.execute(SQL["save_clock"], *msgspec.structs.astuple(state.clock))

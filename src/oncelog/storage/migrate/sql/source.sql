@@ -19,11 +19,6 @@ SELECT place >> 48, place & 281474976710655, body_hash FROM oncelog_records WHER
 SELECT name FROM sqlite_schema
 WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
 
--- name: counts
-SELECT
-    (SELECT count(*) FROM oncelog_records),
-    (SELECT count(*) FROM oncelog_records WHERE body IS NULL),
-    (SELECT count(*) FROM oncelog_blocks),
-    (SELECT count(*) FROM oncelog_partition_records),
-    (SELECT count(*) FROM oncelog_stream_records),
-    (SELECT count(*) FROM oncelog_policies);
+-- name: log_state
+-- What the log keeps besides heads, clock and side state.
+SELECT erasures, tenants, usage_version, leaps FROM oncelog_state;

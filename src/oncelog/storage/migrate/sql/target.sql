@@ -23,14 +23,5 @@ UPDATE oncelog_records AS r SET body_hash = n.body_hash, salt = NULL, body = NUL
 FROM unnest($1::integer[], $2::bigint[], $3::bytea[]) AS n (lane, position, body_hash)
 WHERE r.lane = n.lane AND r.position = n.position AND r.body IS NOT NULL;
 
--- name: set_erasures
-UPDATE oncelog_state SET erasures = $1;
-
--- name: counts
-SELECT
-    (SELECT count(*) FROM oncelog_records),
-    (SELECT count(*) FROM oncelog_records WHERE body IS NULL),
-    (SELECT count(*) FROM oncelog_blocks),
-    (SELECT count(*) FROM oncelog_partition_records),
-    (SELECT count(*) FROM oncelog_records WHERE sequence > 0),
-    (SELECT count(*) FROM oncelog_policies);
+-- name: set_log_state
+UPDATE oncelog_state SET erasures = $1, tenants = $2, usage_version = $3, leaps = $4;
