@@ -19,7 +19,13 @@ from oncelog.storage.leaps import count_records
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.side_state import lane_of_scope
 from oncelog.storage.store import encode_partitions
-from oncelog.storage.verify.findings import ExportedHead, ExportedLane, InconsistencyError, StepProgress
+from oncelog.storage.verify.findings import (
+    ExportedHead,
+    ExportedLane,
+    InconsistencyError,
+    StepProgress,
+    VerificationSummary,
+)
 from oncelog.storage.verify.source import LogState, RecordCollector, VerificationSource
 
 _REPORT_RECORDS: Final = 1000
@@ -40,18 +46,6 @@ class LaneTail(Struct):
     """How many restore records it has."""
 
 
-class ChainCounts(Struct):
-    """Counts for `VerificationSummary`."""
-
-    records: int = 0
-    restore_records: int = 0
-    audit_records: int = 0
-    lanes: int = 0
-    """Lanes that have been written to."""
-    blocks: int = 0
-    erased: int = 0
-
-
 class ChainVerifier:
     """Follows all lanes, one after the other, in one pass over blocks and records."""
 
@@ -61,6 +55,7 @@ class ChainVerifier:
         state: LogState,
         collectors: Sequence[RecordCollector],
         exported: ExportedHead | None,
+        summary: VerificationSummary,
     ) -> None:
         self._source = source
         self._state = state
@@ -69,7 +64,7 @@ class ChainVerifier:
         self._tails: defaultdict[int, LaneTail] = defaultdict(LaneTail)
         self._lanes_at_export: set[int] = set()
         """Lanes that have a block of the exported head's height."""
-        self.counts = ChainCounts()
+        self._summary = summary
 
     def verify(self) -> Iterator[StepProgress]:
         """Raises InconsistencyError at the first impossible block, record or head."""
@@ -84,7 +79,7 @@ class ChainVerifier:
             raise InconsistencyError("a record that is in no block", *beyond[:2])
         for lane, head in heads.items():
             self._check_head(lane, head, self._tails[lane])
-            self.counts.lanes += head.revision > 0
+            self._summary.lanes += head.revision > 0
         self._check_leaps()
         self._check_internal()
         for lane, mark in self._exported.items():
@@ -105,15 +100,15 @@ class ChainVerifier:
         is_leap = block.first_position - 1 in self._state.leaps
         _check_header(block, tail, is_leap=is_leap)
         tail.leaps += is_leap
-        self.counts.restore_records += is_leap
+        self._summary.restore_records += is_leap
         leaves = []
         for position in range(block.first_position, block.first_position + block.count):
             leaves.append(self._compute_leaf(next(rows, None), block, position))
             if position % self._state.settings.eviction_interval == 0:
                 tail.eviction_time_ms = block.log_time_ms
-            self.counts.records += 1
-            if self.counts.records % _REPORT_RECORDS == 0:
-                yield StepProgress("records", self.counts.records, total)
+            self._summary.records += 1
+            if self._summary.records % _REPORT_RECORDS == 0:
+                yield StepProgress("records", self._summary.records, total)
         if compute_root(leaves) != block.root:
             last = block.first_position + block.count - 1
             places = f"position {last}" if block.count == 1 else f"positions {block.first_position} to {last}"
@@ -125,7 +120,7 @@ class ChainVerifier:
             )
         tail.position = block.first_position + block.count - 1
         tail.height, tail.log_time_ms, tail.hash = block.height, block.log_time_ms, block.hash
-        self.counts.blocks += 1
+        self._summary.blocks += 1
         self._compare_exported(block, tail)
 
     def _compare_exported(self, block: Block, tail: LaneTail) -> None:
@@ -183,7 +178,7 @@ class ChainVerifier:
         self._check_record(evidence.record, row[_PARTITIONS_COLUMN], block)
         for collector in self._collectors:
             collector.add(evidence.record)
-        self.counts.erased += evidence.record.erased
+        self._summary.erased += evidence.record.erased
         return hash_leaf(header, evidence.body_hash)
 
     def _check_record(self, record: Record, partitions: str, block: Block) -> None:
@@ -202,7 +197,7 @@ class ChainVerifier:
         if is_leap or record.policy == RESTORE_POLICY:
             return _find_leap_fault(record, block, is_leap=is_leap)
         if record.policy == AUDIT_POLICY:
-            self.counts.audit_records += 1
+            self._summary.audit_records += 1
             return check_audit_record(record, self._state.settings.lanes)
         if record.policy == FOLD_POLICY:
             return check_fold_record(record, self._state.settings.lanes)
@@ -230,13 +225,11 @@ class ChainVerifier:
 
     def _check_internal(self) -> None:
         """The index by which `oncelog audit` finds records has all of them."""
-        wanted, found = (
-            self.counts.audit_records + self.counts.restore_records,
-            self._source.view.fetch_first("count_internal"),
-        )
-        if found is None or found[0] != wanted:
+        wanted = self._summary.audit_records + self._summary.restore_records
+        [(found,)] = self._source.view.iterate_rows("count_internal")
+        if found != wanted:
             raise InconsistencyError(
-                f"the log has {wanted} audit and restore records, and the index of them has {found and found[0]}"
+                f"the log has {wanted} audit and restore records, and the index of them has {found}"
             )
 
     def _check_head(self, lane: int, head: LaneHead, tail: LaneTail) -> None:

@@ -15,7 +15,7 @@ from oncelog.core.values import ClientEntry
 from oncelog.storage.expiry import ExpiryCheck
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.side_state import HORIZONS, SideStateTable
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary
 from oncelog.storage.verify.indexes import REPORT_ROWS
 from oncelog.storage.verify.replay import REBUILT_TABLES, ScratchDatabase, join_key
 from oncelog.storage.verify.source import LogState, VerificationSource, pair_rows
@@ -50,7 +50,13 @@ class SideStateComparison:
     """Compares the tables one after the other, and counts."""
 
     def __init__(
-        self, source: VerificationSource, state: LogState, scratch: ScratchDatabase, *, with_effects: bool = True
+        self,
+        source: VerificationSource,
+        state: LogState,
+        scratch: ScratchDatabase,
+        summary: VerificationSummary,
+        *,
+        with_effects: bool = True,
     ) -> None:
         self._source = source
         self._scratch = scratch
@@ -67,8 +73,8 @@ class SideStateComparison:
         self._total = 0
         self._findings: list[str] = []
         self._lane: int | None = None
-        self.same_counts = {table.name: 0 for table in self._tables}
-        self.unknown_counts = {table.name: 0 for table in self._tables}
+        self._same_counts = summary.same = {table.name: 0 for table in self._tables}
+        self._unknown_counts = summary.not_checkable = {table.name: 0 for table in self._tables}
 
     def run(self) -> Iterator[StepProgress]:
         """Compare all tables. Raises InconsistencyError with the entries that differ."""
@@ -98,9 +104,9 @@ class SideStateComparison:
 
     def _count_outcome(self, name: str, key: RowTuple, outcome: ComparisonOutcome) -> None:
         if outcome is ComparisonState.SAME:
-            self.same_counts[name] += 1
+            self._same_counts[name] += 1
         elif outcome is ComparisonState.UNKNOWN:
-            self.unknown_counts[name] += 1
+            self._unknown_counts[name] += 1
         elif outcome is not ComparisonState.ABSENT:
             self._total += 1
             if self._lane is None:

@@ -40,27 +40,27 @@ class Inconsistency(Struct, frozen=True):
     """All of them."""
 
 
-class VerificationSummary(Struct, frozen=True):
-    """Everything holds. The figures are of what was looked at."""
+class VerificationSummary(Struct):
+    """Counts of a verification that found no inconsistency. Its steps fill them in."""
 
-    records: int
-    """All of them, restore records too."""
-    lanes: int
-    blocks: int
-    erased: int
-    epoch: str
-    keys: int
-    """What identities are found by: keys, and numbers of clients."""
+    records: int = 0
+    """With restore records."""
+    lanes: int = 0
+    """Lanes that have been written to."""
+    blocks: int = 0
+    erased: int = 0
+    epoch: str = ""
+    keys: int = 0
+    """Keys and client sequences, by which records are found."""
     sealed_keys: int = 0
-    """Those of a file that are in segments; the newest are not yet. A database has none."""
+    """Keys in the segments of a file. The newest keys are not sealed yet, and a database has no segments."""
     segments: int = 0
     restore_records: int = 0
     audit_records: int = 0
-    """One for each lane and restore."""
     same: dict[str, int] = {}
     """Entries of side state that are as the records make them, by table."""
     not_checkable: dict[str, int] = {}
-    """Entries that records determine whose content is not known: they were erased or compacted."""
+    """Entries from records whose content is not known: it was erased or compacted."""
 
 
 Finding = StepProgress | Inconsistency | VerificationSummary

@@ -6,10 +6,13 @@ keyed hash of each row. Only if the sums differ, it searches for the row that is
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
+
+from msgspec import Struct, field
 
 from oncelog.core.internal_records import find_last_eviction
 from oncelog.core.policy import FOREVER, find_retention
@@ -25,30 +28,19 @@ GetLogTime = Callable[[int, int], int]
 """Returns the log time of the record at a lane and a position; 0 without a record."""
 
 
-class RowChecksum:
-    """A sum over rows that does not depend on their order."""
+class RowChecksum(Struct):
+    """A sum over rows that does not depend on their order. Checksums with one secret can be compared."""
 
-    def __init__(self) -> None:
-        self._secret = os.urandom(16)  # an attacker cannot prepare rows with an equal sum
-        self._sum = 0
-        self.rows = 0
+    secret: bytes = field(default_factory=partial(os.urandom, 16))
+    """Prevents an attacker from preparing rows with an equal sum."""
+    total: int = 0
+    rows: int = 0
 
     def add(self, *columns: int | str) -> None:
         """Add a row."""
         row = repr(columns).encode()  # different for different rows
-        self._sum += int.from_bytes(blake2b(row, digest_size=16, key=self._secret).digest(), "big")
+        self.total += int.from_bytes(blake2b(row, digest_size=16, key=self.secret).digest(), "big")
         self.rows += 1
-
-    def new_empty(self) -> "RowChecksum":
-        """Return an empty checksum that can be compared with this one."""
-        other = RowChecksum()
-        other._secret = self._secret
-        return other
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RowChecksum) and (self._sum, self.rows) == (other._sum, other.rows)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class IndexCollector:
@@ -68,7 +60,7 @@ class IndexCollector:
 
 def check_partitions(source: VerificationSource, collector: IndexCollector) -> Iterator[StepProgress]:
     """Check the partition index in both directions."""
-    found = collector.partitions.new_empty()
+    found = RowChecksum(collector.partitions.secret)
     rows = check_order(source.view.iterate_rows("all_partition_records"), 3, "the index of partitions")
     for lane, partition, position in rows:
         found.add(lane, partition, position)
@@ -80,7 +72,7 @@ def check_partitions(source: VerificationSource, collector: IndexCollector) -> I
 
 def check_streams(source: VerificationSource, collector: IndexCollector, state: LogState) -> Iterator[StepProgress]:
     """Check the stream index in both directions, and the newest sequence and the floor of each stream."""
-    found = collector.streams.new_empty()
+    found = RowChecksum(collector.streams.secret)
     last_leap = state.leaps[-1] if state.leaps else 0
     streams = _check_newest(source, _follow_streams(source, state, found))
     reported = 0

@@ -5,7 +5,6 @@ from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from oncelog.core.values import Record
 from oncelog.storage.inspect.inspector import LogView, RowTuple
@@ -15,10 +14,9 @@ from oncelog.storage.postgres.side_state_tables import compute_digest
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.record_rows import decode_record
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary
 from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqueness
-from oncelog.storage.verify.schema_definitions import check_definitions
-from oncelog.storage.verify.source import LogState, VerificationSource
+from oncelog.storage.verify.source import LogState, VerificationSource, check_definitions
 
 SHORT_BODY_BYTES_MAX: Final = 65_536
 """A longer body is fetched alone, not in a page with others."""
@@ -27,37 +25,24 @@ _POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE, _BODY = 5, 6, 7, 10, 11, 13
 """Columns of the statement `all_evidence`."""
 
 
-class CatalogSchema(Struct):
-    """Tables and indexes of a log in the catalog. `sql/shape.json` contains the result of the migrations."""
-
-    tables: dict[str, dict[str, str]]
-    """The definition of each column by table and name."""
-    indexes: dict[str, str]
-
-    def list_definitions(self) -> dict[str, str]:
-        """Return the definitions of tables, columns and indexes by their names in messages."""
-        definitions = {f"index {name}": definition for name, definition in self.indexes.items()}
-        definitions |= {f"table {table}": "" for table in self.tables}
-        for table, columns in self.tables.items():
-            definitions |= {f"table {table}, column {name}": column for name, column in columns.items()}
-        return definitions
-
-
 EXPECTED_SCHEMA: Final = msgspec.json.decode(
-    (files("oncelog.storage.postgres") / "sql" / "shape.json").read_bytes(), type=CatalogSchema, strict=True
+    (files("oncelog.storage.postgres") / "sql" / "shape.json").read_bytes(), type=dict[str, str]
 )
+"""The definitions that the migrations create, by their names in messages."""
 
 
-def load_schema(view: LogView) -> CatalogSchema:
-    """Return the schema of a log."""
-    tables: dict[str, dict[str, str]] = {}
+def load_schema(view: LogView) -> dict[str, str]:
+    """Return the definitions of the tables, columns and indexes of a log, and of what else changes their use."""
+    definitions = {}
     for table, column, definition in view.iterate_rows("columns"):
-        tables.setdefault(table, {})[column] = definition
-    indexes = {}
+        definitions[f"table {table}"] = ""
+        definitions[f"table {table}, column {column}"] = definition
     for index, table, definition, is_unique, is_valid in view.iterate_rows("indexes"):
         validity, uniqueness = "" if is_valid else "INVALID ", "UNIQUE " if is_unique else ""
-        indexes[index] = f"{validity}{uniqueness}ON {table} USING {definition}"
-    return CatalogSchema(tables, indexes)
+        definitions[f"index {index}"] = f"{validity}{uniqueness}ON {table} USING {definition}"
+    for kind, name in view.iterate_rows("additions"):
+        definitions[f"{kind} {name}"] = ""
+    return definitions
 
 
 def check_schema(view: LogView) -> None:
@@ -65,10 +50,12 @@ def check_schema(view: LogView) -> None:
 
     Triggers, rules and policies are not accepted: they change the effect of writes and reads.
     """
-    found = load_schema(view)
-    found.indexes = {name: found.indexes[name] for name in EXPECTED_SCHEMA.indexes if name in found.indexes}
-    additions = {f"{kind} {name}": "" for kind, name in view.iterate_rows("additions")}
-    check_definitions(EXPECTED_SCHEMA.list_definitions(), {**found.list_definitions(), **additions})
+    found = {
+        name: definition
+        for name, definition in load_schema(view).items()
+        if name in EXPECTED_SCHEMA or not name.startswith("index ")
+    }
+    check_definitions(EXPECTED_SCHEMA, found)
 
 
 class DatabaseSource(VerificationSource):
@@ -122,14 +109,11 @@ class DatabaseSource(VerificationSource):
     def add(self, record: Record) -> None:
         """Do nothing: `iterate_evidence` has compared the columns."""
 
-    def check_keys(self, state: LogState) -> Iterator[StepProgress]:
+    def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
         """As `VerificationSource`."""
         yield from self._check_hash_index("key_hashes", "standing", self._keys, state)
         yield from self._check_hash_index("sequence_hashes", "standing_by_sequence", self._sequences, state)
-
-    def get_key_counts(self) -> dict[str, int]:
-        """As `VerificationSource`."""
-        return {"keys": self._keys.rows + self._sequences.rows}
+        summary.keys = self._keys.rows + self._sequences.rows
 
     def _check_hashes(self, row: list[Any], key_hash: int | None, sequence_hash: int | None) -> None:
         """Compare the hashes in a record's row with those of its identities."""
@@ -147,7 +131,7 @@ class DatabaseSource(VerificationSource):
     def _check_hash_index(
         self, name: str, records: str, wanted: RowChecksum, state: LogState
     ) -> Iterator[StepProgress]:
-        found = wanted.new_empty()
+        found = RowChecksum(wanted.secret)
         before = checked = -1
         for (stored_hash,) in self.view.iterate_pages(SQL[f"all_{name}"], page_rows=HASHES_PAGE_ROWS):
             if stored_hash < before:

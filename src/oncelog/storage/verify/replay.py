@@ -8,9 +8,9 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -61,10 +61,10 @@ ORDER BY lane, scope, table_name, row_id
 class ScratchDatabase:
     """Rebuilt side state, in an SQLite file that has no name: it is gone with the process, however that ends."""
 
-    def __init__(self, settings: Settings, directories: Iterable[str]) -> None:
+    def __init__(self, settings: Settings, temp_dir: str | None, log_directory: str | None) -> None:
         self._settings = settings
-        with _translate_errors():
-            self._connection = _connect(directories)
+        with translate_errors():
+            self._connection = _connect(temp_dir, log_directory)
             self._create_tables()
 
     def _create_tables(self) -> None:
@@ -83,10 +83,6 @@ class ScratchDatabase:
         self._connection.close()
 
     # --- what the replay reads and writes. All of it inside of `writing`.
-
-    def translate_errors(self) -> AbstractContextManager[None]:
-        """Report errors of the temporary file as such, and not as damage of the log."""
-        return _translate_errors()
 
     def load(self, read_set: ReadSet) -> Snapshot:
         """Return the rebuilt entries that a read set names."""
@@ -145,14 +141,7 @@ class ScratchDatabase:
 
     def has_unfolded(self, lane: int, scope: str, after: int = 0) -> bool:
         """Return whether a stream has records after a sequence whose effects are neither known nor in a fold."""
-        return bool(
-            self._fetch_number(
-                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence > ? AND NOT is_folded)",
-                lane,
-                scope,
-                after,
-            )
-        )
+        return self._has_record("sequence > ? AND NOT is_folded", lane, scope, after)
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
         """Return the rebuilt rows of a table: lane, key and values, in the order of lane and key.
@@ -167,51 +156,24 @@ class ScratchDatabase:
 
     def count_rows(self, table: SideStateTable) -> int:
         """Return the number of rebuilt rows of a table."""
-        return self._fetch_number(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
+        return int(self._connection.execute(f"SELECT count(*) FROM oncelog_{table.name}").fetchone()[0])  # noqa: S608
 
     def is_unknown(self, lane: int, scope: str, sequence: int) -> bool:
         """Return whether the effects of the record with a sequence are not known."""
-        return bool(
-            self._fetch_number(
-                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence = ?)",
-                lane,
-                scope,
-                sequence,
-            )
-        )
+        return self._has_record("sequence = ?", lane, scope, sequence)
 
     def is_erased(self, lane: int, scope: str, sequence: int) -> bool:
         """Return whether the record with a sequence has been erased."""
-        return bool(
-            self._fetch_number(
-                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence = ? AND is_erased)",
-                lane,
-                scope,
-                sequence,
-            )
-        )
+        return self._has_record("sequence = ? AND is_erased", lane, scope, sequence)
 
     def has_unknown(self, lane: int, scope: str, after: int = 0) -> bool:
         """Return whether a stream has records after a sequence whose effects are not known."""
-        return bool(
-            self._fetch_number(
-                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence > ?)",
-                lane,
-                scope,
-                after,
-            )
-        )
+        return self._has_record("sequence > ?", lane, scope, after)
 
     def is_unknown_delta(self, lane: int, scope: str, delta_id: bytes) -> bool:
         """Return whether a stream has a delta with the id, whose content is not known."""
-        return bool(
-            self._fetch_number(
-                "SELECT EXISTS (SELECT 1 FROM unknown_deltas WHERE lane = ? AND scope = ? AND delta_id = ?)",
-                lane,
-                scope,
-                delta_id,
-            )
-        )
+        statement = "SELECT 1 FROM unknown_deltas WHERE lane = ? AND scope = ? AND delta_id = ?"
+        return self._connection.execute(statement, (lane, scope, delta_id)).fetchone() is not None
 
     def find_deletion(self, lane: int, scope: str, name: str) -> int:
         """Return the sequence at which an entry was last deleted; 0 if no known record deleted it."""
@@ -220,33 +182,28 @@ class ScratchDatabase:
         ).fetchone()
         return 0 if found is None else int(found[0])
 
-    def _fetch_number(self, statement: str, *parameters: Any) -> int:
-        return int(self._connection.execute(statement, parameters).fetchone()[0])
+    def _has_record(self, condition: str, lane: int, scope: str, sequence: int) -> bool:
+        statement = f"SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND {condition} LIMIT 1"  # noqa: S608
+        return self._connection.execute(statement, (lane, scope, sequence)).fetchone() is not None
 
 
 @contextmanager
-def _translate_errors() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
+    """Report errors of the temporary file as such, and not as damage of the log."""
     try:
         yield
     except sqlite3.Error as error:
         raise StoreUnavailableError(f"the temporary file of the verification cannot be written: {error}") from error
 
 
-def list_directories(temp_dir: str | None, log_directory: str | None) -> list[str]:
-    """Return the directories for the temporary file, best first.
+def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connection:
+    """Open a new file of mode 0600 and unlink it: no other process can open it, and none has to remove it.
 
-    They are the given one or, without it, `TMPDIR`, the directory of the log and that of the system.
+    Without `temp_dir` the directory is `TMPDIR`, that of the log or that of the system.
     """
-    if temp_dir is not None:
-        return [temp_dir]
-    tmpdir = os.environ.get("TMPDIR")
-    return [directory for directory in (tmpdir, log_directory, tempfile.gettempdir()) if directory]
-
-
-def _connect(directories: Iterable[str]) -> sqlite3.Connection:
-    """Open a new file of mode 0600 and unlink it: no other process can open it, and none has to remove it."""
+    directories = [temp_dir] if temp_dir else [os.environ.get("TMPDIR"), log_directory, tempfile.gettempdir()]
     failure: OSError | None = None
-    for directory in directories:
+    for directory in filter(None, directories):
         try:
             handle, path = tempfile.mkstemp(prefix=_FILE_PREFIX, suffix=".db", dir=directory)
         except OSError as error:
@@ -312,14 +269,14 @@ class SideStateReplay:
     def _add_fold(self, record: Record) -> None:
         self.flush()
         if not record.erased:
-            with self._scratch.translate_errors():
+            with translate_errors():
                 self._scratch.add_fold(record.lane, decode_fold(record))
 
     def flush(self) -> None:
         """Replay the records of the batch. Call it after the last record. Raises InconsistencyError."""
         pending, self._pending, self._bytes = self._pending, [], 0
         if pending:
-            with self._scratch.translate_errors():
+            with translate_errors():
                 self._replay_batch(pending)
 
     def _replay_batch(self, pending: list[_PendingRecord]) -> None:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -14,7 +14,10 @@ from oncelog.core.values import LaneHead, Record, Settings
 from oncelog.storage.inspect.inspector import LogView, RowTuple
 from oncelog.storage.leaps import LaneGaps
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary
+
+_PROBLEMS_MAX: Final = 10
+_NAME_CHARACTERS_MAX: Final = 200
 
 
 class LogState(Struct, frozen=True):
@@ -61,12 +64,8 @@ class VerificationSource(ABC):
         """As `RecordCollector`."""
 
     @abstractmethod
-    def check_keys(self, state: LogState) -> Iterator[StepProgress]:
+    def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
         """Check that each identity is found at its place, and was not stored again while it was remembered."""
-
-    @abstractmethod
-    def get_key_counts(self) -> dict[str, Any]:
-        """Return the counts of keys for `VerificationSummary`."""
 
     def get_log_time(self, lane: int, position: int) -> int:
         """Return the log time of the record at a place; 0 without a record."""
@@ -106,3 +105,26 @@ def pair_rows(
 
 def _get_key(width: int, row_of_side: tuple[RowTuple, int]) -> RowTuple:
     return row_of_side[0][:width]
+
+
+def check_definitions(wanted: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Raise InconsistencyError with the names of all definitions that are missing, surplus or different."""
+    problems = [
+        f"the {_format_name(name)} {_describe_problem(name in wanted, name in found)}"
+        for name in sorted(wanted.keys() | found.keys())
+        if wanted.get(name) != found.get(name)
+    ]
+    if problems:
+        more = f"; and {len(problems) - _PROBLEMS_MAX} more" if len(problems) > _PROBLEMS_MAX else ""
+        raise InconsistencyError("; ".join(problems[:_PROBLEMS_MAX]) + more)
+
+
+def _format_name(name: str) -> str:
+    short = name[:_NAME_CHARACTERS_MAX]
+    return short if short.isprintable() else ascii(short)[1:-1]
+
+
+def _describe_problem(is_wanted: bool, is_found: bool) -> str:
+    if not is_found:
+        return "is missing"
+    return "is not as Oncelog makes it" if is_wanted else "is not one of Oncelog's"

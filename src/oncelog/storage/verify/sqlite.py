@@ -21,10 +21,9 @@ from oncelog.storage.sqlite.key_index.key_run import find_in_segment, unpack_run
 from oncelog.storage.sqlite.key_index.segments import IndexJob, Segment, decode_job
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL, load_migrations
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress, translate_damage
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary, translate_damage
 from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqueness
-from oncelog.storage.verify.schema_definitions import check_definitions
-from oncelog.storage.verify.source import LogState, VerificationSource
+from oncelog.storage.verify.source import LogState, VerificationSource, check_definitions
 
 
 def check_structure(connection: Any) -> None:
@@ -96,63 +95,17 @@ def _check_newest(connection: Any) -> None:
             raise InconsistencyError("the newest record is not the one that the head names", lane, head.position)
 
 
-class SegmentMap:
-    """The key index as the file describes it, with the rule that determines which keys its segments must contain."""
-
-    def __init__(self, connection: Any, secret: bytes) -> None:
-        self.index = KeyIndex(secret)
-        self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
-        self.jobs: Mapping[int, IndexJob] = {
-            row[0]: decode_job(row) for row in connection.execute(SQL["jobs"]).fetchall()
-        }
-        self.lanes = load_lane_index_states(connection)
-
-    def hash_record(self, record: Record) -> list[int]:
-        """Return the hashes by which a record is found."""
-        return self.index.hash_record(record.policy, record.scope, record.client, record.client_sequence, record.key)
-
-    def is_sealed(self, key_hash: int, place: int) -> bool:
-        """Return whether a key must be in a segment. The newest keys are in the records only."""
-        number, position = decode_place(place)
-        lane = self.lanes.get(number)
-        if lane is None:
-            return False
-        if position <= lane.sealed_position:
-            return True
-        sealing = self.jobs.get(0)
-        return sealing is not None and position <= lane.sealing_position and key_hash <= sealing.cursor
-
-    def check(self) -> None:
-        """Check that segments, jobs and lanes are consistent."""
-        for number, lane in self.lanes.items():
-            if not 0 <= lane.sealed_position <= lane.position or not 0 <= lane.sealing_position <= lane.position:
-                raise InconsistencyError("more keys are said to be sealed than there are records", number)
-            if lane.sealing_position and 0 not in self.jobs:
-                raise InconsistencyError(
-                    "keys are said to be on their way to a segment, but no such work is noted", number
-                )
-        levels = {segment.segment: segment.level for segment in self.segments}
-        keys = {segment.segment: segment.keys for segment in self.segments}
-        for job in self.jobs.values():
-            if levels.get(job.target) != job.level or any(
-                levels.get(source) != job.level - 1 for source in job.sources
-            ):
-                raise InconsistencyError(
-                    f"the key index notes work on level {job.level} with segments that do not exist"
-                )
-            is_inconsistent = len(set(job.sources)) != len(job.sources) or job.keys != keys[job.target]
-            if is_inconsistent or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
-                raise InconsistencyError(f"the key index notes work on level {job.level} that cannot be")
-
-
 class FileSource(VerificationSource):
-    """See `VerificationSource` for what each method promises."""
+    """See `VerificationSource` for what each method promises. Segments and jobs are as the file describes them."""
 
     def __init__(self, view: FileView) -> None:
         self.view = view
         self._connection = view.connection
         self._connection.text_factory = _decode_text
-        self._segments = SegmentMap(self._connection, view.metadata.index_secret)
+        self._index = KeyIndex(view.metadata.index_secret)
+        self._segments = [Segment(*row) for row in view.iterate_rows("segments")]
+        self._jobs: Mapping[int, IndexJob] = {row[0]: decode_job(row) for row in view.iterate_rows("jobs")}
+        self._lanes = load_lane_index_states(self._connection)
         self._sealed = RowChecksum()
         self._unsealed: list[tuple[int, int]] = []
         """The keys that are in no segment: about as many as a writer keeps in memory."""
@@ -176,19 +129,19 @@ class FileSource(VerificationSource):
     def add(self, record: Record) -> None:
         """As `VerificationSource` says."""
         place = encode_place(record.lane, record.position)
-        for key_hash in self._segments.hash_record(record):
-            if self._segments.is_sealed(key_hash, place):
+        identity = (record.policy, record.scope, record.client, record.client_sequence, record.key)
+        for key_hash in self._index.hash_record(*identity):
+            if self._is_sealed(key_hash, place):
                 self._sealed.add(key_hash, place)
             else:
                 self._unsealed.append((key_hash, place))
 
-    def check_keys(self, state: LogState) -> Iterator[StepProgress]:
+    def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
         """As `VerificationSource` says. A sealed key is in one segment only."""
-        segments = self._segments
-        segments.check()
+        self._check_sealing()
         self._check_listed()
-        found = self._sealed.new_empty()
-        sealed = [self._iterate_segment(segment, found) for segment in segments.segments]
+        found = RowChecksum(self._sealed.secret)
+        sealed = [self._iterate_segment(segment, found) for segment in self._segments]
         before = (-1, -1)
         group: list[int] = []
         unsealed = ((key_hash, place, False) for key_hash, place in sorted(self._unsealed))
@@ -212,11 +165,39 @@ class FileSource(VerificationSource):
         if found != self._sealed:
             self._raise_difference()
         self._check_uniqueness(group, state)
+        summary.keys, summary.sealed_keys = found.rows + len(self._unsealed), found.rows
+        summary.segments = len(self._segments)
 
-    def get_key_counts(self) -> dict[str, int]:
-        """As `VerificationSource` says."""
-        sealed = self._sealed.rows
-        return {"keys": sealed + len(self._unsealed), "sealed_keys": sealed, "segments": len(self._segments.segments)}
+    def _is_sealed(self, key_hash: int, place: int) -> bool:
+        """Return whether a key must be in a segment. The newest keys are in the records only."""
+        number, position = decode_place(place)
+        lane = self._lanes.get(number)
+        if lane is None:
+            return False
+        if position <= lane.sealed_position:
+            return True
+        sealing = self._jobs.get(0)
+        return sealing is not None and position <= lane.sealing_position and key_hash <= sealing.cursor
+
+    def _check_sealing(self) -> None:
+        """Check that segments, jobs and lanes are consistent."""
+        for number, lane in self._lanes.items():
+            if not 0 <= lane.sealed_position <= lane.position or not 0 <= lane.sealing_position <= lane.position:
+                raise InconsistencyError("more keys are said to be sealed than there are records", number)
+            if lane.sealing_position and 0 not in self._jobs:
+                raise InconsistencyError(
+                    "keys are said to be on their way to a segment, but no such work is noted", number
+                )
+        segments = {segment.segment: segment for segment in self._segments}
+        for job in self._jobs.values():
+            levels = [segments[number].level if number in segments else None for number in (job.target, *job.sources)]
+            if levels != [job.level, *[job.level - 1] * len(job.sources)]:
+                raise InconsistencyError(
+                    f"the key index notes work on level {job.level} with segments that do not exist"
+                )
+            is_inconsistent = len(set(job.sources)) != len(job.sources) or job.keys != segments[job.target].keys
+            if is_inconsistent or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
+                raise InconsistencyError(f"the key index notes work on level {job.level} that cannot be")
 
     def _check_uniqueness(self, places: Sequence[int], state: LogState) -> None:
         if len(places) > 1:
@@ -225,7 +206,7 @@ class FileSource(VerificationSource):
 
     def _check_listed(self) -> None:
         """Check that all keys are in segments that are listed: lookups read no others."""
-        listed = {segment.segment for segment in self._segments.segments}
+        listed = {segment.segment for segment in self._segments}
         segment = -(2**63)
         while (segment := self._connection.execute(SQL["next_segment"], (segment,)).fetchone()[0]) is not None:
             if segment not in listed:
@@ -233,9 +214,8 @@ class FileSource(VerificationSource):
 
     def _iterate_segment(self, segment: Segment, found: RowChecksum) -> Iterator[tuple[int, int, bool]]:
         """Yield hash and place of each key, and whether it is left over from a merge: lookups do not read it here."""
-        segments = self._segments
-        filling = next((job for job in segments.jobs.values() if job.target == segment.segment), None)
-        draining = next((job for job in segments.jobs.values() if segment.segment in job.sources), None)
+        filling = next((job for job in self._jobs.values() if job.target == segment.segment), None)
+        draining = next((job for job in self._jobs.values() if segment.segment in job.sources), None)
         where = f"segment {segment.segment} of the key index"
         before = (-1, -1)
         keys = 0
@@ -243,7 +223,7 @@ class FileSource(VerificationSource):
             key_hash, place = row
             if row <= before:
                 raise InconsistencyError(f"{where} is out of order at the key of the record", *decode_place(place))
-            if not segments.is_sealed(key_hash, place):
+            if not self._is_sealed(key_hash, place):
                 raise InconsistencyError(
                     f"{where} has a key of the record too early, or no such record", *decode_place(place)
                 )
@@ -274,19 +254,20 @@ class FileSource(VerificationSource):
 
     def _raise_difference(self) -> None:
         """Raise InconsistencyError for the key that is missing, or that points to another record."""
-        connection, segments = self._connection, self._segments
-        numbers = [segment.segment for segment in segments.segments]
+        connection = self._connection
         for place, *identity in connection.execute(SQL["all_identities"]):
-            for record_hash in segments.index.hash_record(*identity):
+            for record_hash in self._index.hash_record(*identity):
                 places = [
-                    found for number in numbers for _, found in find_in_segment(connection, number, [record_hash])
+                    found
+                    for segment in self._segments
+                    for _, found in find_in_segment(connection, segment.segment, [record_hash])
                 ]
-                if segments.is_sealed(record_hash, place) and place not in places:
+                if self._is_sealed(record_hash, place) and place not in places:
                     raise InconsistencyError("the key of the record is not in the key index", *decode_place(place))
-        for segment in segments.segments:
+        for segment in self._segments:
             for key_hash, place in self._iterate_keys(segment):
                 identity = connection.execute(SQL["identity_at"], (place,)).fetchone()
-                if identity is None or key_hash not in segments.index.hash_record(*identity):
+                if identity is None or key_hash not in self._index.hash_record(*identity):
                     raise InconsistencyError("the key index points to the record by another key", *decode_place(place))
         raise InconsistencyError("the key index is not what the records make it")
 

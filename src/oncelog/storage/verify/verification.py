@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 
-import msgspec
-
 from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError
 from oncelog.storage.address import import_with_driver
@@ -34,7 +32,7 @@ from oncelog.storage.verify.findings import (
     translate_damage,
 )
 from oncelog.storage.verify.indexes import IndexCollector, check_partitions, check_streams
-from oncelog.storage.verify.replay import ScratchDatabase, SideStateReplay, list_directories
+from oncelog.storage.verify.replay import ScratchDatabase, SideStateReplay
 from oncelog.storage.verify.side_state import check_side_state, decode_policies
 from oncelog.storage.verify.source import LogState, VerificationSource
 from oncelog.storage.verify.sqlite import FileSource
@@ -50,12 +48,14 @@ def verify_log(
 
     Raises NotALogError, NewerSchemaError or StoreUnavailableError for a log that cannot be read.
     """
-    yield from _report_inconsistency(_open_and_verify(os.fspath(log), head, options))
-
-
-def _open_and_verify(log: str, head: ExportedHead | None, options: VerifyOptions) -> Iterator[Finding]:
-    with create_inspector(log).open_view() as view:
-        yield from verify(view, head, options)
+    try:
+        with create_inspector(os.fspath(log)).open_view() as view:
+            yield from verify(view, head, options)
+    except InconsistencyError as error:
+        findings = tuple(map(_to_printable, error.findings))
+        yield Inconsistency(_to_printable(error), error.lane, error.position, findings, error.findings_total)
+    except CorruptError as error:
+        yield Inconsistency(_to_printable(error))
 
 
 def verify(
@@ -66,25 +66,11 @@ def verify(
     The temporary file is created in the directory of the log unless the options or `TMPDIR` name another one.
     """
     with translate_damage():
-        yield from _verify(_create_source(view), head, options)
-
-
-def _create_source(view: LogView) -> VerificationSource:
-    if isinstance(view, FileView):
-        return FileSource(view)
-    source: VerificationSource = import_with_driver("oncelog.storage.verify.postgres").DatabaseSource(view)
-    return source
-
-
-def _report_inconsistency(steps: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield the findings, and an Inconsistency at the end instead of raising an error."""
-    try:
-        yield from steps
-    except InconsistencyError as error:
-        findings = tuple(map(_to_printable, error.findings))
-        yield Inconsistency(_to_printable(error), error.lane, error.position, findings, error.findings_total)
-    except CorruptError as error:
-        yield Inconsistency(_to_printable(error))
+        if isinstance(view, FileView):
+            source: VerificationSource = FileSource(view)
+        else:
+            source = import_with_driver("oncelog.storage.verify.postgres").DatabaseSource(view)
+        yield from _verify(source, head, options)
 
 
 def export_head(metadata: LogMetadata, heads: Mapping[int, LaneHead]) -> ExportedHead:
@@ -105,31 +91,24 @@ def _verify(source: VerificationSource, head: ExportedHead | None, options: Veri
         raise InconsistencyError(f"the log's leaps are not in ascending order: {list(leaps)}")
     heads = {lane: LaneHead(*columns) for lane, *columns in view.iterate_rows("all_lanes")}
     state = LogState(metadata.settings, policies, leaps, view.run_query(load_gaps), heads)
+    summary = VerificationSummary(epoch=metadata.epoch)
     indexes = IndexCollector()
-    directories = list_directories(options.temp_dir, view.directory)
-    with closing(ScratchDatabase(metadata.settings, directories)) as scratch:
+    with closing(ScratchDatabase(metadata.settings, options.temp_dir, view.directory)) as scratch:
         replay = SideStateReplay(state, scratch, with_effects=options.side_state)
-        chains = ChainVerifier(source, state, (indexes, source, replay), head)
-        yield from chains.verify()
+        yield from ChainVerifier(source, state, (indexes, source, replay), head, summary).verify()
         replay.flush()
         yield from check_partitions(source, indexes)
         yield from check_streams(source, indexes, state)
-        yield from source.check_keys(state)
+        yield from source.check_keys(state, summary)
         yield from check_side_state(source, state)
-        comparison = SideStateComparison(source, state, scratch, with_effects=options.side_state)
+        comparison = SideStateComparison(source, state, scratch, summary, with_effects=options.side_state)
         yield from comparison.run()
     if head is not None and head.epoch != metadata.epoch:
         raise InconsistencyError(
             f"the log has epoch {metadata.epoch}, the exported head {head.epoch}: the log was restored from a backup "
             "since then, or is another one. (Every block that was exported is there, and has its hash.)"
         )
-    yield VerificationSummary(
-        **msgspec.structs.asdict(chains.counts),
-        epoch=metadata.epoch,
-        same=comparison.same_counts,
-        not_checkable=comparison.unknown_counts,
-        **source.get_key_counts(),
-    )
+    yield summary
 
 
 def _to_printable(error: CorruptError | str) -> str:
