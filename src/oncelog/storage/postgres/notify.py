@@ -45,6 +45,8 @@ class Notifier:
         self._connection: Connection | None = None
         self._listen_task: asyncio.Task[None] | None = None
         self._send_task: asyncio.Task[None] | None = None
+        self._statement_lock = asyncio.Lock()
+        """Held by a notification or a poll: the session runs one statement at a time."""
         self._has_unsent = False
         self._is_closed = False
 
@@ -78,9 +80,10 @@ class Notifier:
     async def _send(self, connection: Connection) -> None:
         try:
             while self._has_unsent:
-                self._has_unsent = False
-                with terminate_after(connection, POLL_TIMEOUT_MS):
-                    await connection.execute(SQL["notify"], self._channel, self._sender)
+                async with self._statement_lock:
+                    self._has_unsent = False
+                    with terminate_after(connection, POLL_TIMEOUT_MS):
+                        await connection.execute(SQL["notify"], self._channel, self._sender)
         except POSTGRES_ERRORS as error:
             self._has_unsent = True
             logger.debug("other gateways were not woken: %s", error)
@@ -114,24 +117,13 @@ class Notifier:
             while not is_ended.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(is_ended.wait(), POLL_MS / 1000)
-                if not is_ended.is_set() and self._send_task is None:
-                    await self._poll(connection)
-                    if self._has_unsent:
-                        self.notify()
+                if not is_ended.is_set():
+                    async with self._statement_lock:
+                        with terminate_after(connection, POLL_TIMEOUT_MS):
+                            await self._poll_session(connection)
         finally:
             self._connection = None
             connection.terminate()
-
-    async def _poll(self, connection: Connection) -> None:
-        with terminate_after(connection, POLL_TIMEOUT_MS):
-            self._send_task = asyncio.get_running_loop().create_task(self._run_poll(connection))
-            await self._send_task
-
-    async def _run_poll(self, connection: Connection) -> None:
-        try:
-            await self._poll_session(connection)
-        finally:
-            self._send_task = None
 
     def _on_notification(self, _connection: Any, _process: int, _channel: str, name: object) -> None:
         if name != self._sender:

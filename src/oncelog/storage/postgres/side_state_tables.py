@@ -5,7 +5,7 @@ An index row holds at most 2,704 bytes, so keys with long names are indexed by a
 are, do not mention them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from operator import itemgetter
@@ -17,7 +17,6 @@ from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.queries.statement import TableSlice
 from oncelog.storage.side_state import (
     BYTEA,
-    MEMBER_CHANGES,
     PAST_MEMBERS,
     STORED_TABLES,
     TABLES,
@@ -128,41 +127,40 @@ def _build_slice_sql(table: SideStateTable) -> tuple[str, str, str]:
     )
 
 
-_LONG_KEY_TABLES: Final = tuple(table for table in TABLES if table.has_long_keys)
-LOAD: Final = {table.name: _build_load_sql(table) for table in (*TABLES, PAST_MEMBERS)}
-LOAD_LONG: Final = {table.name: _build_load_sql(table, is_long=True) for table in (*_LONG_KEY_TABLES, PAST_MEMBERS)}
-SAVE: Final = {table.name: _build_save_sql(table) for table in STORED_TABLES}
-SAVE_LONG: Final = {table.name: _build_save_sql(table, is_long=True) for table in (*_LONG_KEY_TABLES, MEMBER_CHANGES)}
-DELETE: Final = {table.name: _build_delete_sql(table) for table in TABLES}
-DELETE_LONG: Final = {table.name: _build_delete_sql(table, is_long=True) for table in _LONG_KEY_TABLES}
-SLICE: Final = {table.name: _build_slice_sql(table) for table in TABLES if table.expires}
-STATEMENTS: Final = (
-    *chain.from_iterable(group.values() for group in (LOAD, LOAD_LONG, SAVE, SAVE_LONG, DELETE, DELETE_LONG)),
-    *chain.from_iterable(SLICE.values()),
-)
-"""All of them, for sessions that know their statements in advance."""
+def _build_both(build: Callable[..., str], tables: Iterable[SideStateTable]) -> dict[str, tuple[str, ...]]:
+    """Return a statement for the short keys of each table, and another one for long keys if the table has them."""
+    return {
+        table.name: (build(table), build(table, is_long=True)) if table.has_long_keys else (build(table),)
+        for table in tables
+    }
 
-KeyRows = list[tuple[Any, ...]]
+
+LOAD: Final = _build_both(_build_load_sql, (*TABLES, PAST_MEMBERS))
+SAVE: Final = _build_both(_build_save_sql, STORED_TABLES)
+DELETE: Final = _build_both(_build_delete_sql, TABLES)
+SLICE: Final = {table.name: _build_slice_sql(table) for table in TABLES if table.expires}
+STATEMENTS: Final = tuple(chain.from_iterable(chain(LOAD.values(), SAVE.values(), DELETE.values(), SLICE.values())))
+"""All of them, for sessions that prepare their statements in advance."""
 _KEY_TEXT_GETTERS: Final = {
     table.name: [itemgetter(place) for place, name in enumerate(table.keys.values(), 1) if name == TEXT]
-    for table in (*_LONG_KEY_TABLES, MEMBER_CHANGES)
+    for table in STORED_TABLES
 }
-"""The texts of a row's key."""
+"""Return the texts in the key of a row."""
 _ENCODERS: Final = {table.name: table.encode_value for table in TABLES}
 
 
 async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
-    """The rows of one table that are there, by key."""
+    """Return the rows of one table that exist, by key."""
     if table.name == USAGE_TABLE:
         rows = await connection.fetch(SQL["lock_usage"], list(keys))
         return {tenant: table.decode_value(tuple(values)) for tenant, *values in rows}
-    needs = [(lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key)) for key in keys]
-    short, long = _split_by_length(table, needs)
-    rows = await connection.fetch(LOAD[table.name], *to_columns(short)) if short else []
-    if long:
-        rows = [*rows, *await connection.fetch(LOAD_LONG[table.name], *to_columns(long))]
+    wanted = [(lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key)) for key in keys]
     width = len(table.keys)
-    return {table.decode_key(tuple(row)[:width]): table.decode_value(tuple(row)[width:]) for row in rows}
+    found = {}
+    for statement, columns in _split_by_length(LOAD, table, wanted):
+        for row in map(tuple, await connection.fetch(statement, *columns)):
+            found[table.decode_key(row[:width])] = table.decode_value(row[width:])
+    return found
 
 
 async def load_slice(connection: Any, request: TableSlice) -> tuple[list[Any], Any]:
@@ -182,50 +180,43 @@ async def load_slice(connection: Any, request: TableSlice) -> tuple[list[Any], A
 async def save_tables(connection: Any, changes: Changes, lanes: int) -> None:
     """Save all side state that has changed."""
     for table, rows in iterate_changes(changes, lanes, _ENCODERS):
-        await _run_for_rows(connection, table, SAVE, SAVE_LONG, rows.inserted)
+        for statement, columns in _split_by_length(SAVE, table, rows.inserted):
+            await connection.execute(statement, *columns)
         await delete_rows(connection, table, rows.deleted)
 
 
 async def delete_rows(connection: Any, table: SideStateTable, keys: Sequence[tuple[Any, ...]]) -> None:
     """Delete the rows of some keys, each with its lane."""
-    await _run_for_rows(connection, table, DELETE, DELETE_LONG, keys)
-
-
-async def _run_for_rows(
-    connection: Any,
-    table: SideStateTable,
-    statements: Mapping[str, str],
-    long_statements: Mapping[str, str],
-    rows: Sequence[tuple[Any, ...]],
-) -> None:
-    """Run the statement of a table for rows with short keys, and the other one for rows with long keys."""
-    short, long = _split_by_length(table, rows)
-    if short:
-        await connection.execute(statements[table.name], *to_columns(short))
-    if long:
-        await connection.execute(long_statements[table.name], *to_columns(long))
+    for statement, columns in _split_by_length(DELETE, table, keys):
+        await connection.execute(statement, *columns)
 
 
 def _split_by_length(
-    table: SideStateTable, rows: Sequence[tuple[Any, ...]]
-) -> tuple[Sequence[tuple[Any, ...]], KeyRows]:
-    """Rows with short keys, and those with long keys and their digests. A row has lane, key, and perhaps values."""
-    if not rows or not table.has_long_keys:
-        return rows, []
-    longest = sum(max(map(len, map(text, rows))) for text in _KEY_TEXT_GETTERS[table.name])
-    if longest <= _SHORT_CHARACTERS_MAX:  # the common case, found without checking each row
-        return rows, []
-    end = 1 + len(table.keys)
-    digests = [compute_digest(row[1:end]) for row in rows]
-    if not any(digests):
-        return rows, []
-    both = list(zip(rows, digests, strict=True))
-    long = [(*row[:end], digest, *row[end:]) for row, digest in both if digest is not None]
-    return [row for row, digest in both if digest is None], long
+    statements: Mapping[str, tuple[str, ...]], table: SideStateTable, rows: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """Yield the statement for short keys and the one for long keys, each with its rows as columns, if it has any.
+
+    A row has lane, key, and perhaps values. Rows with long keys get their digests after the key.
+    """
+    short, *long = statements[table.name]
+    if long and rows and _may_be_long(table, rows):
+        end = 1 + len(table.keys)
+        digested = [(row, compute_digest(row[1:end])) for row in rows]
+        rows = [row for row, digest in digested if digest is None]
+        long_rows = [(*row[:end], digest, *row[end:]) for row, digest in digested if digest is not None]
+        if long_rows:
+            yield long[0], to_columns(long_rows)
+    if rows:
+        yield short, to_columns(rows)
+
+
+def _may_be_long(table: SideStateTable, rows: Sequence[tuple[Any, ...]]) -> bool:
+    """Return whether a key may be long, without checking each row: the longest texts of most batches are short."""
+    return sum(max(map(len, map(text, rows))) for text in _KEY_TEXT_GETTERS[table.name]) > _SHORT_CHARACTERS_MAX
 
 
 def to_columns(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Rows as one array a column. There must be one at least."""
+    """Return rows as one array for each column. There must be at least one row."""
     return list(zip(*rows, strict=True))
 
 
