@@ -11,8 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from oncelog.storage.postgres.connection import Connection, check_replicated, terminate_after
-from oncelog.storage.postgres.errors import POSTGRES_ERRORS
+from oncelog.storage.postgres.connection import Connection, check_replicated
 
 
 class TimeoutConnection:
@@ -69,38 +68,28 @@ class TimeoutConnection:
             await self.execute("COMMIT")
 
     async def copy_rows(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
-        """Adds rows to a table, by COPY.
+        """Add rows to a table by COPY.
 
-        asyncpg stops when the socket takes no more, and waits for it to take more: also when the session is lost
-        meanwhile, or terminated, for ever. So it is not left alone with that.
+        asyncpg waits until the socket accepts more data, even after the session was lost or terminated. So the loss of
+        the session cancels the call.
         """
-        connection, limit_ms = self._connection, self._limit_ms
-        lost = asyncio.Event()
+        copying = asyncio.ensure_future(
+            self._await_answer(self._connection.copy_records_to_table(table, columns=columns, records=rows))
+        )
 
-        def set_lost(_: Any) -> None:
-            lost.set()
+        def cancel(_: Any) -> None:
+            copying.cancel()
 
-        connection.add_termination_listener(set_lost)
-        copying = asyncio.ensure_future(self._copy_records(table, columns, rows))
-        losing = asyncio.ensure_future(lost.wait())
+        self._connection.add_termination_listener(cancel)
         try:
-            await asyncio.wait((copying, losing), timeout=limit_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
-            if copying.done():
-                await copying
-                return
+            await copying
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise asyncpg.ConnectionDoesNotExistError("connection was lost in the middle of COPY") from None
         finally:
-            losing.cancel()
-            connection.remove_termination_listener(set_lost)
-            if not copying.done():
-                # In this order: of a session that was terminated asyncpg could not take the COPY back, and would
-                # leave an error behind that is logged.
-                copying.cancel()
-                await asyncio.wait((copying,))
-                connection.terminate()
-                copying.cancelled() or copying.exception()
-        if lost.is_set():
-            raise asyncpg.ConnectionDoesNotExistError("connection was lost in the middle of COPY")
-        raise _build_timeout_error(limit_ms)
+            self._connection.remove_termination_listener(cancel)
 
     def terminate(self) -> None:
         """Lets the session go as it is."""
@@ -110,33 +99,15 @@ class TimeoutConnection:
         """Ends the session, and waits for that."""
         await self._connection.close(timeout=limit_ms / 1000)
 
-    async def _copy_records(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
-        with self._terminate_on_cancel():
-            await self._connection.copy_records_to_table(table, columns=columns, records=rows)
-
-    @contextmanager
-    def _terminate_on_cancel(self) -> Iterator[None]:
-        """Who is cancelled lets the session go in the same turn of the loop.
-
-        In the next one asyncpg would connect to the server once more, to ask it to cancel.
-        """
-        try:
-            yield
-        except asyncio.CancelledError:
-            self._connection.terminate()
-            raise
-
     async def _await_answer(self, call: Awaitable[Any]) -> Any:
-        limit_ms, loop = self._limit_ms, asyncio.get_running_loop()
-        until = loop.time() + limit_ms / 1000
+        limit_s = self._limit_ms / 1000
         try:
-            with terminate_after(self._connection, limit_ms), self._terminate_on_cancel():
-                return await call
-        except POSTGRES_ERRORS as error:
-            if self._connection.is_closed() and loop.time() >= until:
-                raise _build_timeout_error(limit_ms) from error
-            raise
-
-
-def _build_timeout_error(limit_ms: int) -> TimeoutError:
-    return TimeoutError(f"no answer within {round(limit_ms / 1000, 1):g} seconds")
+            async with asyncio.timeout(limit_s):
+                try:
+                    return await call
+                except asyncio.CancelledError:
+                    # In the next turn of the event loop asyncpg would open a connection to cancel on the server.
+                    self._connection.terminate()
+                    raise
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer within {round(limit_s, 1):g} seconds") from error
