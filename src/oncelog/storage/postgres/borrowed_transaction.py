@@ -7,8 +7,8 @@ transaction: if it does, PostgreSQL rolls it back (the table oncelog_shared).
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import asyncpg
@@ -18,7 +18,7 @@ from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Receipt, Record, Request, Submission, Verdict
 from oncelog.errors import ClosedError, InFlightError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock
-from oncelog.storage.postgres.connection import WEAK_COMMIT_MODES, Connection, collect_warnings
+from oncelog.storage.postgres.connection import WEAK_COMMIT_MODES, Connection, check_replicated
 from oncelog.storage.postgres.database import load_metadata
 from oncelog.storage.postgres.database_clock import DatabaseClock
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
@@ -64,10 +64,12 @@ class BorrowedTransaction:
         connection = self._connection
         if connection.is_in_transaction():
             raise TransactionError("a transaction is open on this connection: commit it or roll it back before")
-        async with _translate_errors():
+        with _translate_errors():
             if self._loaded_transaction is None:
                 self._loaded_transaction = StoreTransaction(
-                    await load_metadata(connection, _DATABASE_NAME), self._create_clock(), secrets.token_bytes
+                    await load_metadata(connection, _DATABASE_NAME),
+                    DatabaseClock(self._clock, JUMP_MS_MAX),
+                    secrets.token_bytes,
                 )
             await self._declare(policy)
             await self._check_synchronous()
@@ -75,10 +77,10 @@ class BorrowedTransaction:
             await transaction.start()
         self._token = secrets.token_bytes(TOKEN_BYTES)
         try:
-            async with _translate_errors():
+            with _translate_errors():
                 await self._begin(identity, waits, wait_ms)
             yield self
-            async with _translate_errors():
+            with _translate_errors():
                 await _commit(connection)
         except BaseException:
             if not _is_closed(connection) and connection.is_in_transaction():
@@ -105,7 +107,7 @@ class BorrowedTransaction:
             await savepoint.rollback()
             raise
         await self._check_in_transaction(None)
-        async with _translate_errors():
+        with _translate_errors():
             await savepoint.commit()
 
     async def _declare(self, policy: Policy) -> None:
@@ -123,24 +125,23 @@ class BorrowedTransaction:
 
     async def commit(self, submission: Submission) -> Verdict:
         """Decides it. It is durable when the transaction has ended."""
-        async with _translate_errors():
-            await self._connection.execute(SQL["end_shared"], self._token)
+        await self.end()
         return await self._decide(submission)
 
     async def end(self) -> None:
         """There is nothing to commit: it was known."""
-        async with _translate_errors():
+        with _translate_errors():
             await self._connection.execute(SQL["end_shared"], self._token)
 
     async def load_record(self, receipt: Receipt) -> Record:
         """The record at a place."""
-        async with _translate_errors():
+        with _translate_errors():
             return (await run_query(self._connection, load_records, receipt.lane, [receipt.position]))[0]
 
     async def _decide(self, submission: Submission) -> Verdict:
         batch: Sequence[Request] = [Request((submission,))]
         needs = self._store_transaction.compute_read_set(batch)
-        async with _translate_errors():
+        with _translate_errors():
             if not submission.known_only:
                 # The function may have set it for its transaction, and what is told must be on the disk.
                 await self._connection.execute(SQL["be_durable"])
@@ -176,9 +177,6 @@ class BorrowedTransaction:
             raise ClosedError("the log has not been looked at")
         return self._loaded_transaction
 
-    def _create_clock(self) -> DatabaseClock:
-        return DatabaseClock(self._clock, JUMP_MS_MAX)
-
     async def _check_synchronous(self) -> None:
         if await self._connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
             raise SettingsError(
@@ -213,11 +211,10 @@ async def _commit(connection: Connection) -> None:
 
     A server that waits for a standby would stop waiting, and show the commit to everybody as if a standby had it.
     """
-    commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_TIMEOUT_S))
-    with collect_warnings(connection) as warnings:
+    async with check_replicated(connection):
+        commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_TIMEOUT_S))
         try:
             command_tag = await asyncio.shield(commit)
-            await asyncio.sleep(0)
         except asyncio.CancelledError:
             await asyncio.wait([commit], timeout=CANCELLED_WAIT_S)
             if not commit.done():
@@ -230,12 +227,12 @@ async def _commit(connection: Connection) -> None:
                 # The transaction was begun through asyncpg, which offers no way to end it with a limit of ours.
                 raw_connection: Any = getattr(connection, "_con", connection)
                 raw_connection._top_xact = None  # noqa: SLF001
-    if command_tag != "COMMIT" or warnings:
-        raise StoreUnavailableError(f"COMMIT was answered with {command_tag}: {'; '.join(warnings)}{_RETRY_HINT}")
+    if command_tag != "COMMIT":
+        raise StoreUnavailableError(f"COMMIT was answered with {command_tag}{_RETRY_HINT}")
 
 
-@asynccontextmanager
-async def _translate_errors() -> AsyncIterator[None]:
+@contextmanager
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except asyncpg.ForeignKeyViolationError as error:

@@ -147,7 +147,10 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
         raise SettingsError(BAD_ADDRESS) from None  # what it says may be a piece of the password
     try:
         with terminate_after(connection, timeouts.connect_ms):
-            await _enable_synchronous_commit(connection)
+            if await connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
+                await connection.execute("SET synchronous_commit = on")
+            if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_VERSION:
+                await connection.execute("SET transaction_timeout = 0")
     except BaseException:
         connection.terminate()
         raise
@@ -191,20 +194,9 @@ async def check_standby(connection: Connection, timeouts: Timeouts) -> None:
 
 @asynccontextmanager
 async def check_replicated(connection: Connection, label: str = "COMMIT") -> AsyncIterator[None]:
-    """Raises ConnectionAbortedError for what is committed inside and was not waited for: it may be here alone."""
-    with collect_warnings(connection) as warnings:
-        yield
-        await asyncio.sleep(0)
-    if warnings:
-        raise ConnectionAbortedError(f"{label} was not waited for: {warnings[0]}")
+    """Raise ConnectionAbortedError if the server warns during the block that a commit may exist on it alone.
 
-
-@contextmanager
-def collect_warnings(connection: Connection) -> Iterator[list[str]]:
-    """What the server warns of meanwhile. asyncpg hands it over in the turn of the loop after the statement's end.
-
-    A COMMIT whose wait for a standby an operator has ended is answered like any other, but for a warning: it can be
-    seen by all, and may be on this server alone.
+    An operator can end the wait of a COMMIT for a standby. The server then answers as usual, and adds a warning.
     """
     warnings: list[str] = []
 
@@ -214,10 +206,13 @@ def collect_warnings(connection: Connection) -> Iterator[list[str]]:
 
     connection.add_log_listener(add_warning)
     try:
-        yield warnings
+        yield
+        await asyncio.sleep(0)  # asyncpg calls listeners in the turn of the event loop after the end of the statement
     finally:
-        with suppress(asyncpg.InterfaceError):  # it has been closed, or a pool has taken it back
+        with suppress(asyncpg.InterfaceError):  # the connection was closed, or a pool has taken it back
             connection.remove_log_listener(add_warning)
+    if warnings:
+        raise ConnectionAbortedError(f"{label} was not waited for: {warnings[0]}")
 
 
 def _build_session_settings(timeouts: Timeouts) -> dict[str, str]:
@@ -240,10 +235,3 @@ def _build_session_settings(timeouts: Timeouts) -> dict[str, str]:
         "enable_mergejoin": "off",
         "jit": "off",
     }
-
-
-async def _enable_synchronous_commit(connection: Connection) -> None:
-    if await connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
-        await connection.execute("SET synchronous_commit = on")
-    if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_VERSION:
-        await connection.execute("SET transaction_timeout = 0")

@@ -405,11 +405,7 @@ class PostgresStore(SqlStore):
         """Run `Writer.transact` to its end even if the caller is cancelled, which would cancel it on the server."""
         self._check_open()
 
-        async def run_locked() -> T:
-            async with self._writer.lock:
-                return await self._writer.transact(lanes, work, get_blocks)
-
-        return await self._run_shielded(run_locked())
+        return await self._run_shielded(self._writer.transact(lanes, work, get_blocks))
 
     async def _run_shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(coroutine)

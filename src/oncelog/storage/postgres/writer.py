@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from oncelog.core.proof import Block
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.postgres import side_state_tables
-from oncelog.storage.postgres.connection import Connection, Timeouts, collect_warnings, terminate_after
+from oncelog.storage.postgres.connection import Connection, Timeouts, check_replicated, terminate_after
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, is_transient, translate_error
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import build_begin
@@ -44,45 +44,41 @@ Work = Callable[[Connection], Awaitable[T]]
 GetBlocks = Callable[[T], Sequence[Block]]
 
 
-class _UnknownOutcomeError(Exception):
-    """The session was lost after COMMIT was sent, or it was not waited for to the end. The cause is beside it."""
-
-
 class Writer:
-    """Not for two tasks at once: a task that writes holds `lock`."""
+    """The session that writes. One transaction at a time; others wait."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], name: str, timeouts: Timeouts) -> None:
         self._connect = connect
         self._name = name
         self._timeouts = timeouts
         self._connection: Connection | None = None
-        self.lock = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def transact(self, lanes: Iterable[int], work: Work[T], blocks: GetBlocks[T]) -> T:
-        """Does the work in a transaction that holds the lanes, once, and gives what it said when that is durable.
+    async def transact(self, lanes: Iterable[int], work: Work[T], get_blocks: GetBlocks[T]) -> T:
+        """Run `work` in a transaction that holds the lanes, and return its result once it is durable.
 
-        `work` may be begun again. `blocks` are those that it has written: by them it is known again. Where it wrote
-        none it must be of a kind that can be done twice. Raises StoreUnavailableError if it was not done, or if nobody
-        can tell.
+        `work` may be started again. `get_blocks` returns the blocks that it wrote, which identify its COMMIT. Work that
+        writes no block must have the same effect if it is repeated. Raises StoreUnavailableError if the transaction was
+        not committed, or if its outcome cannot be found out.
         """
         lanes = sorted(lanes)
-        retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms, RETRY_HINT)
-        while True:
-            result: T | None = None
-            try:
-                async with self._transaction(lanes) as connection:
-                    result = await work(connection)
-            except _UnknownOutcomeError as unknown:
-                written_blocks = blocks(result) if result is not None else ()
-                if written_blocks and await self._is_committed(lanes, written_blocks, retry_deadline, unknown):
-                    return result  # type: ignore[return-value]
-                await retry_deadline.wait(unknown)
-            except POSTGRES_ERRORS as error:
-                if not (is_lost(error) or is_transient(error)):
-                    raise translate_error(error, self._name, RETRY_HINT) from error
-                await retry_deadline.wait(error)
-            else:
-                return result
+        async with self._lock:
+            retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms, RETRY_HINT)
+            while True:
+                result: T | None = None
+                try:
+                    async with self._transaction(lanes) as connection:
+                        result = await work(connection)
+                except POSTGRES_ERRORS as error:
+                    if not (is_lost(error) or is_transient(error)):
+                        raise translate_error(error, self._name, RETRY_HINT) from error
+                    # With a result the session was lost at COMMIT, whose outcome is unknown.
+                    blocks = get_blocks(result) if result is not None and is_lost(error) else ()
+                    if blocks and await self._is_committed(lanes, blocks, retry_deadline, error):
+                        return result  # type: ignore[return-value]
+                    await retry_deadline.wait(error)
+                else:
+                    return result
 
     def abandon(self) -> None:
         """Lets the socket go, as it is."""
@@ -97,7 +93,7 @@ class Writer:
             with suppress(*POSTGRES_ERRORS):
                 await self._run_within(connection, self._timeouts.connect_ms, connection.close())
 
-    # --- what became of a COMMIT
+    # --- the outcome of a COMMIT
 
     async def _is_committed(
         self, lanes: Sequence[int], blocks: Sequence[Block], retry_deadline: "RetryDeadline", unknown: BaseException
@@ -110,7 +106,7 @@ class Writer:
                 # Committed, and not a mere look: it is told as durable, and so must be what it stands before.
                 async with self._transaction(lanes) as connection:
                     found = await connection.fetchval(SQL["roots"], *roots)
-            except (_UnknownOutcomeError, *POSTGRES_ERRORS) as error:
+            except POSTGRES_ERRORS as error:
                 await retry_deadline.wait(error)
             else:
                 logger.warning("it was %s", "committed" if found else "not committed")
@@ -126,7 +122,7 @@ class Writer:
             yield self._connection
         except BaseException as error:
             # Whatever is not the statement's own fault, the session is not used again; also if we are being stopped.
-            if not isinstance(error, Exception) or isinstance(error, _UnknownOutcomeError) or is_lost(error):
+            if not isinstance(error, Exception) or is_lost(error):
                 self.abandon()
             raise
 
@@ -157,16 +153,8 @@ class Writer:
             await self._commit(connection)
 
     async def _commit(self, connection: Connection) -> None:
-        with collect_warnings(connection) as warnings:
-            try:
-                command_tag = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
-            except POSTGRES_ERRORS as error:
-                if is_lost(error):
-                    raise _UnknownOutcomeError(str(error)) from error
-                raise
-            await asyncio.sleep(0)
-        if warnings:
-            raise _UnknownOutcomeError(warnings[0])
+        async with check_replicated(connection):
+            command_tag = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
         if command_tag != "COMMIT":
             raise StoreUnavailableError(f"{self._name}: COMMIT was answered with {command_tag}{RETRY_HINT}")
 
@@ -196,8 +184,6 @@ class RetryDeadline:
 
     async def wait(self, error: BaseException) -> None:
         """Returns when it is time to try again. Raises what the error means if there has been enough of it."""
-        if isinstance(error, _UnknownOutcomeError):
-            error = error.__cause__ or StoreUnavailableError(f"{self._name}: {error}{self._hint}")
         now_s = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now_s + self._limit_s

@@ -272,19 +272,24 @@ def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
             block.lane,
             tail.position + 1,
         )
-    fault = None
-    if len(block.previous) != HASH_BYTES or len(block.root) != HASH_BYTES:
-        fault = f"has hashes that are not of {HASH_BYTES} bytes"
-    elif block.previous != tail.hash:
-        fault = "does not name the hash of the block before it: this block, or the one before, has been changed"
-    elif block.first_position != tail.position + 1:
-        fault = f"begins at position {block.first_position}, not at {tail.position + 1}"
-    elif not 1 <= block.count < 1 << 32:
-        fault = f"says that it has {block.count} records"
-    elif block.log_time_ms < tail.log_time_ms:
-        fault = f"has log time {block.log_time_ms}, and the one before it {tail.log_time_ms}: time went back"
-    if fault is not None:
-        raise InconsistencyError(f"the block of height {block.height} {fault}", block.lane, tail.position + 1)
+    for is_fault, problem in (
+        (not len(block.previous) == len(block.root) == HASH_BYTES, f"has hashes that are not of {HASH_BYTES} bytes"),
+        (
+            block.previous != tail.hash,
+            "does not name the hash of the block before it: this block, or the one before, has been changed",
+        ),
+        (
+            block.first_position != tail.position + 1,
+            f"begins at position {block.first_position}, not at {tail.position + 1}",
+        ),
+        (not 1 <= block.count < 1 << 32, f"says that it has {block.count} records"),
+        (
+            block.log_time_ms < tail.log_time_ms,
+            f"has log time {block.log_time_ms}, and the one before it {tail.log_time_ms}: time went back",
+        ),
+    ):
+        if is_fault:
+            raise InconsistencyError(f"the block of height {block.height} {problem}", block.lane, tail.position + 1)
 
 
 def _check_columns(row: RowTuple, lane: int, position: int) -> None:
