@@ -95,11 +95,6 @@ class DatabaseView(LogView):
         stored = {row[-4:] for row in self.iterate_rows("keys", list(hashes.values()))}
         return [identity for identity in identities if identity in stored]
 
-    def estimate_records(self) -> int:
-        """As `LogView` says. It is the estimate of PostgreSQL's planner."""
-        [(estimate,)] = self.iterate_rows("record_estimate")
-        return int(estimate)
-
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
         """As `LogView` says. Pages have a number of rows, not a range of positions, which may have long gaps."""
         for lane, head in self.run_query(load_heads).items():

@@ -62,11 +62,6 @@ class FileView(LogView):
         }
         return [identity for identity in identities if identity in stored]
 
-    def estimate_records(self) -> int:
-        """As `LogView` says. Rows are numbered from 1 on, in the order of their commits, and stay."""
-        [(newest_id,)] = self.iterate_rows("newest_id")
-        return int(newest_id)
-
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
         """As `LogView` says."""
         newest = self.estimate_records()

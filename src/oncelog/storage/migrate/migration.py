@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import signal
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -37,39 +37,32 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run. SIGINT and SIGTERM end it with KeyboardInterrupt, if this process has handlers for them.
+    """Run as `asyncio.run`. SIGINT and SIGTERM raise KeyboardInterrupt, if this process has handlers for them.
 
-    The event loop receives the signals by its own socket. A handler that raises is not enough: asyncpg loses an
+    The event loop receives the signals through its own socket. A handler that raises is not enough: asyncpg loses an
     exception that is raised while it sends a statement, and waits for the answer. A handler that cancels, as asyncio
     has for SIGINT, is not enough either: if the signal arrives right before the loop waits, or on another thread,
     Python calls the handler only after the wait.
     """
 
     async def run_cancellable() -> T:
-        with _cancel_on_signals(asyncio.current_task()):
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None or threading.current_thread() is not threading.main_thread():
             return await coroutine
+        before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+        for number in before:
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            return await coroutine
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     try:
         return asyncio.run(run_cancellable())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-@contextmanager
-def _cancel_on_signals(task: "asyncio.Task[Any] | None") -> Iterator[None]:
-    if task is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
-    for number in before:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
 
 
 COPY_ROUNDS_MAX: Final = 20
@@ -95,12 +88,22 @@ def migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOut
     is killed: it can be run again.
     """
     _verify_source(path, report)
-    return run_interruptible(_migrate_log(path, address, report))
+    return run_interruptible(
+        _call_with_logs(path, address, lambda source, target: _LogMigration(source, target, report).run())
+    )
 
 
 def check_migration(path: str, address: str) -> None:
-    """Raises what `move` would raise at once, before its long look at the file. Changes nothing."""
-    run_interruptible(_check_migration(path, address))
+    """Raise the errors that `migrate_log` would raise at once, before it verifies the file. Changes nothing."""
+    run_interruptible(_call_with_logs(path, address, _find_target_log))
+
+
+async def _call_with_logs(
+    path: str, address: str, function: Callable[[MigrationSource, MigrationTarget], Awaitable[T]]
+) -> T:
+    with open_source(path) as source:
+        async with open_target(address) as target:
+            return await function(source, target)
 
 
 def _verify_source(path: str, report: ReportProgress) -> None:
@@ -108,18 +111,6 @@ def _verify_source(path: str, report: ReportProgress) -> None:
         if load_marker(connection) is None:
             report(StepProgress("structure"))
             verify_quickly(connection)
-
-
-async def _check_migration(path: str, address: str) -> None:
-    with open_source(path) as source:
-        async with open_target(address) as target:
-            await _find_target_log(source, target)
-
-
-async def _migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOutcome:
-    with open_source(path) as source:
-        async with open_target(address) as target:
-            return await _LogMigration(source, target, report).run()
 
 
 async def _find_target_log(

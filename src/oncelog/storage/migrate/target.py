@@ -200,7 +200,7 @@ class MigrationTarget:
             await self._connection.copy_rows(f"oncelog_{table}", columns, rows)
 
     def _extend_limit(self, records: int) -> AbstractContextManager[None]:
-        return self._connection.extend_limit(records * RECORD_EXTRA_US // 1000)
+        return self._connection.use_limit(self._connection.limit_ms + records * RECORD_EXTRA_US // 1000)
 
 
 def _encode_move(move: PendingMove) -> str:

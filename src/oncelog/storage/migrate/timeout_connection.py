@@ -19,22 +19,16 @@ class TimeoutConnection:
 
     def __init__(self, connection: Connection, limit_ms: int) -> None:
         self._connection = connection
-        self._limit_ms = limit_ms
+        self.limit_ms = limit_ms
 
     @contextmanager
     def use_limit(self, limit_ms: int) -> Iterator[None]:
         """Each call inside may take so long."""
-        before, self._limit_ms = self._limit_ms, limit_ms
+        before, self.limit_ms = self.limit_ms, limit_ms
         try:
             yield
         finally:
-            self._limit_ms = before
-
-    @contextmanager
-    def extend_limit(self, more_ms: int) -> Iterator[None]:
-        """Each call inside may take so much longer."""
-        with self.use_limit(self._limit_ms + more_ms):
-            yield
+            self.limit_ms = before
 
     async def execute(self, statement: str, *parameters: Any) -> Any:
         """As asyncpg's."""
@@ -100,7 +94,7 @@ class TimeoutConnection:
         await self._connection.close(timeout=limit_ms / 1000)
 
     async def _await_answer(self, call: Awaitable[Any]) -> Any:
-        limit_s = self._limit_ms / 1000
+        limit_s = self.limit_ms / 1000
         try:
             async with asyncio.timeout(limit_s):
                 try:

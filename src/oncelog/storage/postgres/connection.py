@@ -74,14 +74,13 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
 async def connect_behind_barrier(address: str, timeouts: Timeouts) -> Connection:
     """Open a session that reads no commit that can still be lost.
 
-    A standby has no commits of its own, so its session passes no barrier. Raises TimeoutError for a server that waits
-    for a standby.
+    A standby has no commits of its own, so its session passes no barrier.
     """
     connection = await connect(address, timeouts)
     try:
         with terminate_after(connection, timeouts.commit_ms):
             if not await connection.fetchval("SELECT pg_is_in_recovery()"):
-                await check_standby(connection, timeouts)
+                await _check_standby(connection, timeouts)
                 await pass_barrier(connection)
     except BaseException:
         connection.terminate()
@@ -183,10 +182,10 @@ async def pass_barrier(connection: Connection) -> None:
         await connection.execute(SQL["barrier"])
 
 
-async def check_standby(connection: Connection, timeouts: Timeouts) -> None:
-    """Raises TimeoutError where a session of ours has waited for a standby for long: another would wait as well.
+async def _check_standby(connection: Connection, timeouts: Timeouts) -> None:
+    """Raise TimeoutError if a session of Oncelog has waited for a standby for long, because this one would wait too.
 
-    Those whose program has ended go on to wait on the server, and would use up its connections.
+    The server keeps a waiting session even after its program has ended, so more of them would use up its connections.
     """
     if await connection.fetchval(SQL["waits_for_long"], timeouts.connect_ms / 1000):
         raise TimeoutError("the server does not commit: it waits for a standby that is away")

@@ -59,16 +59,12 @@ def _get_key_columns(table: SideStateTable, *, is_long: bool) -> dict[str, str]:
     return {**_LANE, **table.keys, **(_DIGEST if is_long else {})}
 
 
-def _list_texts(table: SideStateTable) -> list[str]:
-    """The texts of a key."""
-    return [column for column, type_name in table.keys.items() if type_name == TEXT]
-
-
 def _build_condition(table: SideStateTable, *, is_long: bool) -> str:
     """The condition that a row `t` has the key `n`. The texts are compared where the digest finds the row, too."""
     equal = " AND ".join(f"t.{column} = n.{column}" for column in _get_key_columns(table, is_long=is_long))
     if is_long:  # for the index of listings, which the planner may take as well
-        equal += "".join(f" AND left(t.{column}, 64) = left(n.{column}, 64)" for column in _list_texts(table))
+        texts = (column for column, type_name in table.keys.items() if type_name == TEXT)
+        equal += "".join(f" AND left(t.{column}, 64) = left(n.{column}, 64)" for column in texts)
     return f"{equal} AND t.digest IS {'NOT NULL' if is_long else 'NULL'}" if table.has_long_keys else equal
 
 
@@ -198,8 +194,10 @@ def _split_by_length(
 
     A row has lane, key, and perhaps values. Rows with long keys get their digests after the key.
     """
+    if not rows:
+        return
     short, *long = statements[table.name]
-    if long and rows and _may_be_long(table, rows):
+    if long and _may_be_long(table, rows):
         end = 1 + len(table.keys)
         digested = [(row, compute_digest(row[1:end])) for row in rows]
         rows = [row for row, digest in digested if digest is None]

@@ -372,11 +372,6 @@ class PostgresStore(SqlStore):
         self._check_open().check_epoch(await connection.fetchval(SQL["epoch"]))
         self._epoch_checked_s = asyncio.get_running_loop().time()
 
-    async def _check_epoch_if_due(self, connection: Connection) -> None:
-        """Check the epoch after a read, in a process that does not follow the log and so has no other check."""
-        if asyncio.get_running_loop().time() - self._epoch_checked_s >= notify.POLL_MS / 1000:
-            await self._check_epoch(connection)
-
     def _load_key_status(self, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
         key_status = yield from load_key_status(self._metadata, identity)
         mark, _ = yield from self._propose_mark()
@@ -433,7 +428,9 @@ class PostgresStore(SqlStore):
                     # A network that loses all it is given must not stop those who follow.
                     with terminate_after(connection, limit_ms or self._timeouts.transaction_ms):
                         result = await function(connection, *arguments)
-                        await self._check_epoch_if_due(connection)
+                        # A process that does not follow the log has no other check.
+                        if asyncio.get_running_loop().time() - self._epoch_checked_s >= notify.POLL_MS / 1000:
+                            await self._check_epoch(connection)
                         await self._check_durable(connection)
                         return result
             except POSTGRES_ERRORS as error:

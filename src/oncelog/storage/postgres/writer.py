@@ -117,7 +117,16 @@ class Writer:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await self._open_session()
+            connection = await self._connect()
+            try:
+                for statement in STATEMENTS:
+                    with terminate_after(connection, self._timeouts.connect_ms):
+                        # A statement of asyncpg's `prepare` is not found by `execute` and `fetch`.
+                        await connection._get_statement(statement, None)  # noqa: SLF001
+            except BaseException:
+                connection.terminate()
+                raise
+            self._connection = connection
         try:
             yield self._connection
         except BaseException as error:
@@ -125,18 +134,6 @@ class Writer:
             if not isinstance(error, Exception) or is_lost(error):
                 self.abandon()
             raise
-
-    async def _open_session(self) -> Connection:
-        connection = await self._connect()
-        try:
-            for statement in STATEMENTS:
-                with terminate_after(connection, self._timeouts.connect_ms):
-                    # A statement of asyncpg's `prepare` is not found by `execute` and `fetch`.
-                    await connection._get_statement(statement, None)  # noqa: SLF001
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
 
     @asynccontextmanager
     async def _transaction(self, lanes: Sequence[int]) -> AsyncIterator[Connection]:

@@ -289,7 +289,7 @@ WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?)) AND
 -- The same for a record whose body does not name its keys.
 UPDATE oncelog_entities SET value = x'', erased = 1 WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?));
 
--- name: newest_id
+-- name: record_estimate
 SELECT coalesce(max(id), 0) FROM oncelog_records;
 
 -- name: records_of_keys
