@@ -195,7 +195,7 @@ class _LogMigration:
         """Copies records up to the heads, and says how many there were to copy."""
         reached = await self._target.load_progress()
         total = state.record_count
-        copied_before = done = count_records({lane: LaneHead(at.position) for lane, at in reached.items()}, state.gaps)
+        copied_before = done = count_records(reached, state.gaps)
         self._report(StepProgress(step, done, total))
         async with aclosing(_read_ahead(self._source.iterate_slices(state, reached))) as slices:
             async for part in slices:

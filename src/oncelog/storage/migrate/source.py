@@ -50,13 +50,6 @@ T = TypeVar("T")
 _decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
 
 
-class LaneProgress(NamedTuple):
-    """How far a lane has been copied."""
-
-    position: int = 0
-    height: int = 0
-
-
 class RecordSlice(NamedTuple):
     """Consecutive records of a lane with what belongs to them: copied together or not at all."""
 
@@ -147,16 +140,16 @@ class MigrationSource:
 
     # --- what is copied
 
-    def iterate_slices(self, upto: SourceState, reached: Mapping[int, LaneProgress]) -> Iterator[RecordSlice]:
+    def iterate_slices(self, upto: SourceState, reached: Mapping[int, LaneHead]) -> Iterator[RecordSlice]:
         """All records up to the heads of a state that have not been reached yet."""
         for lane, head in sorted(upto.heads.items()):
-            at = reached.get(lane, LaneProgress())
+            at = reached.get(lane, LaneHead())
             while at.position < head.position:
                 found = self._read_slice(lane, at, head.position, upto.gaps.get(lane, NO_GAPS))
                 yield found
-                at = LaneProgress(found.records[-1][1], found.records[-1][4])
+                at = LaneHead(position=found.records[-1][1], height=found.records[-1][4])
 
-    def _read_slice(self, lane: int, at: LaneProgress, upto: int, gaps: LaneGaps) -> RecordSlice:
+    def _read_slice(self, lane: int, at: LaneHead, upto: int, gaps: LaneGaps) -> RecordSlice:
         with self._read_transaction() as connection:
             bounds = (encode_place(lane, at.position), encode_place(lane, upto), SLICE_ROWS)
             rows = _fetch_slice_rows(connection.execute(_MIGRATION_SQL["records"], bounds))

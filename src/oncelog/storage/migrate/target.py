@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import msgspec
 
+from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, StoreError
 from oncelog.sql_files import parse_statements
 from oncelog.storage.address import redact_address
@@ -18,7 +19,6 @@ from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.migrate.source import (
     SQL_DIRECTORY,
-    LaneProgress,
     MigrationSource,
     PendingMove,
     RecordSlice,
@@ -113,10 +113,10 @@ class MigrationTarget:
         except msgspec.MsgspecError as error:
             raise CorruptError(f"{self.name} says of a move what no move says: {error}") from error
 
-    async def load_progress(self) -> dict[int, LaneProgress]:
-        """How far the copying of each lane has come."""
+    async def load_progress(self) -> dict[int, LaneHead]:
+        """Return the position and the height up to which each lane has been copied."""
         rows = await self._connection.fetch(_MIGRATION_SQL["reached"])
-        return {lane: LaneProgress(position, height) for lane, position, height in rows}
+        return {lane: LaneHead(position=position, height=height) for lane, position, height in rows}
 
     async def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """Return the result of a shared query."""

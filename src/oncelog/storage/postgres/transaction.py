@@ -127,11 +127,10 @@ class StoreTransaction:
             result.evicted_clients = await run_query(connection, self._expiry_sweep.run, state.heads, lane)
         if result.changes.leap:
             await run_query(connection, save_leap, state.leaps, result.changes.leap)
-        if jumped is not None:
-            return result
-        if self.clock.is_save_due(mark, state.clock):
-            await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
-        self._mark = mark
+        if jumped is None:
+            if self.clock.is_save_due(mark, state.clock):
+                await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
+            self._mark = mark
         return result
 
     def confirm(self) -> None:

@@ -26,9 +26,14 @@ from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqu
 from oncelog.storage.verify.source import LogState, VerificationSource, check_definitions
 
 
-def check_structure(connection: Any) -> None:
-    """Let SQLite check the file. It does not compare indexes with their tables: `check_indexes` does."""
+def check_file(connection: Any) -> None:
+    """Let SQLite check the file, and compare Oncelog's schema with what the migrations create.
+
+    The schema includes all indexes, triggers and views on Oncelog's tables. `quick_check` does not compare indexes with
+    their tables: `check_indexes` does.
+    """
     _check_by_sqlite(connection, "PRAGMA quick_check(1)")
+    check_definitions(_build_expected_schema(), _load_schema(connection))
 
 
 def check_indexes(connection: Any) -> Iterator[StepProgress]:
@@ -46,11 +51,6 @@ def _check_by_sqlite(connection: Any, pragma: str) -> None:
     found = connection.execute(pragma).fetchone()
     if found is None or found[0] != "ok":
         raise InconsistencyError("SQLite finds the file damaged: " + " ".join(str(found and found[0]).split()))
-
-
-def check_schema(connection: Any) -> None:
-    """Compare Oncelog's tables, and all indexes, triggers and views on them, with what the migrations create."""
-    check_definitions(_build_expected_schema(), _load_schema(connection))
 
 
 @cache
@@ -74,8 +74,7 @@ def _load_schema(connection: Any) -> dict[str, str]:
 def verify_quickly(connection: Any) -> None:
     """Run SQLite's own check, and verify the newest block of each lane. Raises InconsistencyError."""
     with translate_damage():
-        check_structure(connection)
-        check_schema(connection)
+        check_file(connection)
         _check_newest(connection)
 
 
@@ -112,8 +111,7 @@ class FileSource(VerificationSource):
 
     def check_structure(self) -> Iterator[StepProgress]:
         """As `VerificationSource` says."""
-        check_structure(self._connection)
-        check_schema(self._connection)
+        check_file(self._connection)
         yield from check_indexes(self._connection)
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
