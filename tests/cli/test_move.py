@@ -268,7 +268,7 @@ def test_unusable_target_database_is_refused(log: Path, database: str) -> None:
     another = log.with_name("another.db")
     make_log(another, rounds=1)
     assert moved(another, other).exit_code == 0
-    assert "has another log in it" in refused(log, other)
+    assert "contains another log" in refused(log, other)
     assert log.read_bytes() == before
 
 

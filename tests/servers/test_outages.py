@@ -13,9 +13,9 @@ from oncelog.storage.postgres import notify
 from oncelog.testing.postgres_proxy import Incident, PostgresProxy
 from servers.shared_logs import LONG_MS, event, insisted, place, proxied
 
-GONE = "no session can be had, which is tried again: "
-BACK = "sessions can be had again"
-ALONE = "nobody can wake this gateway, so it looks by itself: "
+GONE = "the database is unreachable, the connection is retried: "
+BACK = "the database is reachable again"
+ALONE = "this process receives no notifications, so it polls: "
 TRIES = 5
 
 

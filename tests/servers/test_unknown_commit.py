@@ -223,7 +223,7 @@ async def test_outcome_of_commit_is_found_out_after_its_lane_is_free(
         await commits.wait_reached()
         async with holding_lane(database):
             proxy.cut_all()
-            await until(lambda: caplog.text.count("tried again on another session: LockNotAvailableError") >= 3)
+            await until(lambda: caplog.text.count("retry on another session after LockNotAvailableError") >= 3)
         assert isinstance(await submitted, Committed)
         assert place(await log.submit(event(2))) == 2
         assert "InFailedSQLTransactionError" not in caplog.text

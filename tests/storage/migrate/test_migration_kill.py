@@ -118,6 +118,6 @@ def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, 
         connection.commit()
     with writing_to(another) as session:
         commit(session, 9000)
-    with pytest.raises(StoreError, match="one of the two has gone on"):
+    with pytest.raises(StoreError, match="one of the two was written to"):
         migrate_log(str(another), database, silent)
     assert can_be_opened(SqliteStore(another))

@@ -1,8 +1,8 @@
 """The migration: copies while the file is in use, completes under its write lock, then switches over.
 
-Records are only ever added, so the migration copies them while other processes write. Then it takes the write lock of
-the file, copies the new records, erases the bodies that were erased meanwhile, and copies all side state again. If both
-logs are equal, it commits the mark of the move in the file, and then opens the database for servers.
+Records are only ever added, so the migration copies them while other processes write. Then it acquires the write lock
+of the file, copies the new records, erases the bodies that were erased meanwhile, and copies all side state again. If
+both logs are equal, it commits the mark of the move in the file, and then opens the database for servers.
 
 In this order there is no moment at which both logs accept writes. A migration that is killed between the two steps
 leaves a complete log in both, and neither accepts writes; the next run detects that, and opens the database. In the
@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -66,7 +66,7 @@ def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 COPY_ROUNDS_MAX: Final = 20
-"""So often what came since is copied before the lock is taken, if it is much. Who writes faster has to wait."""
+"""Rounds in which new records are copied before the lock. If writers are faster, the rest is copied under the lock."""
 
 
 class MigrationOutcome(Struct, frozen=True):
@@ -82,28 +82,18 @@ class MigrationOutcome(Struct, frozen=True):
 
 
 def migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOutcome:
-    """Moves the log in a file into a database that has none, or goes on with that.
+    """Move the log in a file into a database without a log, or complete an earlier move.
 
-    Raises StoreError (MovedError if it has been moved elsewhere) or SettingsError. Whatever it raises, and wherever it
-    is killed: it can be run again.
+    Raises StoreError (MovedError for a log that was moved elsewhere) or SettingsError. After any error, and after a
+    kill at any time, the same call can be repeated.
     """
     _verify_source(path, report)
-    return run_interruptible(
-        _call_with_logs(path, address, lambda source, target: _LogMigration(source, target, report).run())
-    )
+    return run_interruptible(_migrate_log(path, address, report))
 
 
 def check_migration(path: str, address: str) -> None:
     """Raise the errors that `migrate_log` would raise at once, before it verifies the file. Changes nothing."""
-    run_interruptible(_call_with_logs(path, address, _find_target_log))
-
-
-async def _call_with_logs(
-    path: str, address: str, function: Callable[[MigrationSource, MigrationTarget], Awaitable[T]]
-) -> T:
-    with open_source(path) as source:
-        async with open_target(address) as target:
-            return await function(source, target)
+    run_interruptible(_check_migration(path, address))
 
 
 def _verify_source(path: str, report: ReportProgress) -> None:
@@ -113,10 +103,22 @@ def _verify_source(path: str, report: ReportProgress) -> None:
             verify_quickly(connection)
 
 
+async def _check_migration(path: str, address: str) -> None:
+    with open_source(path) as source:
+        async with open_target(address) as target:
+            await _find_target_log(source, target)
+
+
+async def _migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOutcome:
+    with open_source(path) as source:
+        async with open_target(address) as target:
+            return await _LogMigration(source, target, report).run()
+
+
 async def _find_target_log(
     source: MigrationSource, target: MigrationTarget
 ) -> tuple[LogMetadata, PendingMove | None] | None:
-    """What is in the target, if it is of this log. Raises StoreError for anything else."""
+    """Return what the target has of this log; None if it has no log. Raises StoreError for another log."""
     found, mark = await target.load_metadata(), load_marker(source.connection)
     if mark is not None and (found is None or not _belongs_to(found, source.metadata.epoch, mark)):
         raise _build_moved_error(mark, target)
@@ -124,7 +126,7 @@ async def _find_target_log(
         return None
     metadata, underway = found
     if metadata.epoch != source.metadata.epoch:
-        problem = "has another log in it" if underway is None else "has been begun to be filled from another log"
+        problem = "contains another log" if underway is None else "contains a part of another log"
         raise StoreError(
             f"{target.name} {problem} (epoch {metadata.epoch}, not {source.metadata.epoch}). Nothing was changed."
         )
@@ -147,7 +149,7 @@ class _LogMigration:
         self._report = report
 
     async def run(self) -> MigrationOutcome:
-        """As the function says."""
+        """As `migrate_log` says."""
         source, target = self._source, self._target
         found = await _find_target_log(source, target)
         is_marked = load_marker(source.connection) is not None
@@ -159,8 +161,8 @@ class _LogMigration:
         if found is not None:
             await target.resume(found[0])
             await self._check_same_history()
-        # Also if the file is marked already: whatever the database has lost since then (a standby that was behind has
-        # taken its place) is copied again, and the mark is on the disk, before anybody may write.
+        # Also if the file is marked already: a standby that was behind may have become the primary. The lost records are
+        # copied again, and the mark is on the disk, before a server can write.
         await self._copy_while_in_use()
         await self._copy_remainder(underway)
         await target.finish(underway)
@@ -170,7 +172,7 @@ class _LogMigration:
     async def _begin(self) -> PendingMove:
         source = self._source
         underway = PendingMove(source.metadata.epoch, SystemClock().wall_ms(), secrets.token_hex(8))
-        # Before the first record is read: what is erased from now on makes the numbers differ at the end.
+        # Before the first record is read, so that later erasures make the numbers of erasures differ at the end.
         await self._target.begin(source.metadata, source.load_state().erasures, underway)
         return underway
 
@@ -189,10 +191,10 @@ class _LogMigration:
             copied = await self._copy(state, step)
             if copied <= SLICE_ROWS:
                 break
-            step = "copying what came since"
+            step = "copying new records"
 
     async def _copy(self, state: SourceState, step: str) -> int:
-        """Copies records up to the heads, and says how many there were to copy."""
+        """Copy the records up to the heads, and return their number."""
         reached = await self._target.load_progress()
         total = state.record_count
         copied_before = done = count_records(reached, state.gaps)
@@ -205,13 +207,13 @@ class _LogMigration:
         return done - copied_before
 
     async def _check_same_history(self) -> None:
-        """What an earlier run has copied must be what the file says still, and not a copy of it that went on alone."""
+        """Check that the records of an earlier run are those of the file, and not of a copy that was written to."""
         for lane, at in (await self._target.load_progress()).items():
             block = self._source.run_query(find_block, lane, at.height)
             if at.height and block != await self._target.run_query(find_block, lane, at.height):
                 raise StoreError(
-                    f"{self._target.name} has been begun to be filled from this log, but lane {lane} has another "
-                    f"history there (at height {at.height}). Drop its tables oncelog_* to begin anew."
+                    f"{self._target.name} contains a part of this log, but lane {lane} has another history there "
+                    f"(at height {at.height}). Drop its tables oncelog_* to start again."
                 )
 
     # --- under the file's write lock
@@ -220,7 +222,7 @@ class _LogMigration:
         source, target = self._source, self._target
         with self._lock_source():
             mark = load_marker(source.connection)
-            if mark is not None and mark.move != underway.id:  # to another database, while this was under way
+            if mark is not None and mark.move != underway.id:  # moved to another database meanwhile
                 raise _build_moved_error(mark, target)
             state = source.load_state()
             await self._copy(state, "copying the rest")
@@ -233,20 +235,19 @@ class _LogMigration:
             source.save_marker(MovedMarker(target.name, SystemClock().wall_ms(), underway.id))
 
     async def _mark_source_moved(self) -> None:
-        """The database is whole, but the file, or a copy of it that was brought back, knows nothing of that."""
+        """Mark a file without the mark of the move, for example a restored copy, although the database is complete."""
         source, target = self._source, self._target
         with self._lock_source():
             if source.load_state().heads != await target.run_query(load_heads):
                 raise StoreError(
-                    f"{target.name} has this log already (epoch {source.metadata.epoch}), "
-                    "and one of the two has gone on since then: "
-                    "the file is a copy from before it was moved. Nothing was changed."
+                    f"{target.name} has this log already (epoch {source.metadata.epoch}), and one of the two was "
+                    "written to since then: the file is a copy from before the move. Nothing was changed."
                 )
             source.save_marker(MovedMarker(target.name, SystemClock().wall_ms(), ""))
 
     @contextmanager
     def _lock_source(self) -> Iterator[None]:
-        """Nobody else writes to the file, so the database must answer soon. If it does not, they can write again."""
+        """Hold the write lock of the file. The database must answer soon, because other writers of the file wait."""
         self._source.lock()
         try:
             with self._target.use_locked_limit():
@@ -255,26 +256,26 @@ class _LogMigration:
             self._source.unlock()
 
     async def _check_equal(self, state: SourceState) -> None:
-        """Raises CorruptError if the target is not what the source is."""
+        """Raise CorruptError unless source and target are equal."""
         self._report(StepProgress("comparing"))
         heads = await self._target.run_query(load_heads)
         for lane in sorted(state.heads.keys() | heads.keys()):
             if state.heads.get(lane) != heads.get(lane):
                 raise CorruptError(
-                    f"lane {lane} is not what was moved: {heads.get(lane)} in {self._target.name}, "
-                    f"{state.heads.get(lane)} in the file. Nothing was opened; see `oncelog verify`"
+                    f"lane {lane} differs after the copy: {heads.get(lane)} in {self._target.name}, "
+                    f"{state.heads.get(lane)} in the file. The database was not opened; see `oncelog verify`"
                 )
         counts = await self._target.count_rows(state.record_count)
         for name, count in self._source.count_rows().items():
             if counts[name] != count:
                 raise CorruptError(
-                    f"{self._target.name} has {counts[name]} {name}, and the file {count}. Nothing was opened; see "
-                    "`oncelog verify`"
+                    f"{self._target.name} has {counts[name]} {name}, and the file {count}. The database was not "
+                    "opened; see `oncelog verify`"
                 )
 
 
 async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
-    """Each of them, while the next is already being read in a thread."""
+    """Yield the items while a thread reads the next one."""
     loop = asyncio.get_running_loop()
     next_part = loop.run_in_executor(None, next, parts, None)
     try:
@@ -282,8 +283,8 @@ async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
             next_part = loop.run_in_executor(None, next, parts, None)
             yield part
     finally:
-        # Whoever comes next uses the same connection, or closes it. Also if it is told twice to end.
+        # The caller uses or closes the connection next, so the thread must have ended, even after a second cancellation.
         while not next_part.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([next_part])
-        next_part.exception()  # looked at: what ended this is told, and not what was found in a part nobody asked for
+        next_part.exception()  # marks an error of an unused item as retrieved

@@ -44,14 +44,14 @@ _COUNTED: Final = {
 """The rows that both logs must have, by their names in messages."""
 SLICE_ROWS: Final = 10_000
 SLICE_BYTES: Final = 16 * 2**20
-"""Of bodies. One that is longer is a slice of its own."""
+"""Bytes of bodies in a slice. A longer body is a slice alone."""
 _FETCH_ROWS: Final = 200
 T = TypeVar("T")
 _decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
 
 
 class RecordSlice(NamedTuple):
-    """Consecutive records of a lane with what belongs to them: copied together or not at all."""
+    """Consecutive records of a lane with their partitions and blocks, copied in one transaction."""
 
     records: list[RowTuple]
     partition_records: list[RowTuple]
@@ -59,7 +59,7 @@ class RecordSlice(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """What changes with every commit, of one moment."""
+    """The state of the log at one moment."""
 
     heads: dict[int, LaneHead]
     clock: ClockMark
@@ -80,23 +80,23 @@ class SourceState(NamedTuple):
 
 
 class PendingMove(Struct, frozen=True):
-    """What a database says about itself until the log in it is whole."""
+    """A move that is not complete, as the database stores it."""
 
     source_epoch: str
     started_ms: int
     id: str
-    """No other move has it. The mark that the file gets at the end names it."""
+    """Unique. The mark in the file names it."""
 
 
 @contextmanager
 def open_source(path: str) -> Iterator["MigrationSource"]:
-    """A log in a file that is there. Raises StoreErrors, never an error of SQLite's."""
+    """Open the log in an existing file. Raises StoreErrors, never errors of SQLite."""
     with open_existing(path, query_only=False) as connection:
         yield MigrationSource(path, connection, load_current_metadata(connection, path))
 
 
 class MigrationSource:
-    """Not for two threads at once."""
+    """The file. Only one thread at a time may use it."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, metadata: LogMetadata) -> None:
         self._path = path
@@ -105,7 +105,7 @@ class MigrationSource:
         self.metadata = metadata
 
     def load_state(self) -> SourceState:
-        """Where the log stands."""
+        """Load the state of the log."""
         with self._read_transaction() as connection:
             [(_, _, *clock)] = connection.execute(SQL["state"])
             [log_state] = connection.execute(_MIGRATION_SQL["log_state"])
@@ -117,31 +117,31 @@ class MigrationSource:
         return run_query(self.connection, query, *arguments)
 
     def make_durable(self) -> None:
-        """Make all commits durable: nothing is copied that a later loss of power could undo."""
+        """Make all commits durable, so that a loss of power cannot undo a copied commit."""
         make_durable(self.connection)
 
     # --- the end, without other writers
 
     def lock(self) -> None:
-        """Keeps all others from writing, until `save_marker` or `unlock`."""
+        """Block other writers until `save_marker` or `unlock`."""
         if SqliteDriver().get_file_id(self._path) != self._file_id:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
         self.connection.execute("BEGIN IMMEDIATE")
 
     def unlock(self) -> None:
-        """Lets the others write again, if they cannot yet."""
+        """End the lock, unless `save_marker` has ended it."""
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
     def save_marker(self, marker: MovedMarker) -> None:
-        """Ends the lock, and with it all writing to the file."""
+        """Mark the file as moved, which ends all writing to it, and end the lock."""
         save_marker(self.connection, marker)
         self.connection.execute("COMMIT")
 
-    # --- what is copied
+    # --- copying
 
     def iterate_slices(self, upto: SourceState, reached: Mapping[int, LaneHead]) -> Iterator[RecordSlice]:
-        """All records up to the heads of a state that have not been reached yet."""
+        """Yield the records between the heads that were reached and those of a state."""
         for lane, head in sorted(upto.heads.items()):
             at = reached.get(lane, LaneHead())
             while at.position < head.position:
@@ -163,7 +163,7 @@ class MigrationSource:
         return RecordSlice(records, partitions, blocks)
 
     def _to_target_row(self, row: RowTuple) -> RowTuple:
-        """As the database has them: the place in two, and what the record is found by."""
+        """Return the columns of a record in the database: lane and position, and the hashes by which it is found."""
         place, sequence, log_time_ms, height, number, policy, scope, client, key, *others = row
         secret = self.metadata.index_secret
         return (
@@ -182,11 +182,11 @@ class MigrationSource:
         )
 
     def iterate_erasures(self) -> Iterator[list[RowTuple]]:
-        """Lane, position and hash of the body of all records that are erased, in pages. Only under the lock."""
+        """Yield pages of erased records: lane, position and hash of the body. Call it under the lock."""
         return _iterate_pages(self.connection.execute(_MIGRATION_SQL["erased"]))
 
     def iterate_side_state(self, table: SideStateTable) -> Iterator[list[RowTuple]]:
-        """All rows of a table, in pages. Only under the lock."""
+        """Yield pages of the rows of a table. Call it under the lock."""
         columns = ", ".join(table.columns)
         return _iterate_pages(self.connection.execute(f"SELECT {columns} FROM oncelog_{table.name}"))  # noqa: S608
 
@@ -194,15 +194,13 @@ class MigrationSource:
         """Yield the rows of a statement of `source.sql`, or of the store."""
         return iter(self.connection.execute(_MIGRATION_SQL.get(statement) or SQL[statement]))
 
-    # --- what is compared
-
     def count_rows(self) -> dict[str, int]:
         """Count the rows of everything that is copied, by name."""
         return dict(self.connection.execute(build_count_sql("stream_records")))
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Everything inside is of one moment. It ends soon, so that the write-ahead log can be emptied."""
+        """Begin a read transaction unless one is open. Keep it short: it prevents the truncation of the WAL."""
         if self.connection.in_transaction:
             yield self.connection
             return
@@ -220,7 +218,7 @@ def build_count_sql(stream_records: str) -> str:
 
 
 def _fetch_slice_rows(cursor: sqlite3.Cursor) -> list[RowTuple]:
-    """As many rows as a slice may have by the bytes of its bodies, and one at least."""
+    """Return rows up to the limit of bytes for bodies, at least one."""
     rows: list[RowTuple] = []
     size = 0
     while found := cursor.fetchmany(_FETCH_ROWS):

@@ -1,7 +1,7 @@
-"""Target of a migration: a PostgreSQL database. No server opens it before the end (`oncelog_state.move`).
+"""Target of a migration: a PostgreSQL database. Servers do not open it before the end (`oncelog_state.move`).
 
-Whatever comes here comes in transactions that leave it fit to go on from: how far a move has come is known by what is
-there, and by nothing else. Every call to it comes to an end (`timeout_connection.py`).
+Every transaction leaves the database in a state from which a later run can continue. The progress of a migration is
+derived from the copied rows. Every call has a time limit (`timeout_connection.py`).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -47,11 +47,11 @@ POLICY_COLUMNS: Final = ("name", "declaration")
 LOCK_TIMEOUT_MS: Final = 10_000
 """Wait for another migration, possibly a killed one whose session the server has not ended yet."""
 CALL_TIMEOUT_MS: Final = 60_000
-"""For the answer to a statement, or for a COPY of a slice. Then the session is let go."""
+"""Limit for the answer to a statement or a COPY. After it the session is closed."""
 LOCKED_CALL_TIMEOUT_MS: Final = 30_000
-"""The same while nobody can write to the file."""
+"""The same limit while the file is locked."""
 RECORD_EXTRA_US: Final = 100
-"""So much longer, for each record there is, may take what grows with the log: to count, to vacuum, to drop rows."""
+"""Added to the limit for each record of the log, for calls that count, vacuum or delete rows of whole tables."""
 _TIMEOUTS: Final = Timeouts(lane_ms=60_000)
 T = TypeVar("T")
 _MOVE_DECODER: Final = msgspec.json.Decoder(PendingMove)
@@ -59,7 +59,7 @@ _MOVE_DECODER: Final = msgspec.json.Decoder(PendingMove)
 
 @asynccontextmanager
 async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
-    """Open the database for one migration at a time. Raises OncelogErrors, never an error of PostgreSQL's."""
+    """Open the database for one migration at a time. Raises OncelogErrors, never errors of PostgreSQL."""
     name = redact_address(address)
     try:
         connection = TimeoutConnection(await connect_behind_barrier(address, _TIMEOUTS), CALL_TIMEOUT_MS)
@@ -70,7 +70,7 @@ async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
         except BaseException:
             connection.terminate()
             raise
-        with suppress(*POSTGRES_ERRORS):  # all is done, and durable
+        with suppress(*POSTGRES_ERRORS):  # everything is durable already
             await connection.close(LOCK_TIMEOUT_MS)
     except POSTGRES_ERRORS as error:
         store_error = translate_error(error, name)
@@ -80,7 +80,7 @@ async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
 
 
 async def _acquire_lock(connection: TimeoutConnection, name: str) -> None:
-    """And counts whole tables, which gateways never do."""
+    """Lock out other migrations, and allow plans that read whole tables."""
     await connection.execute(f"SET enable_seqscan = on; SET lock_timeout = {LOCK_TIMEOUT_MS}")
     try:
         await connection.execute(_MIGRATION_SQL["alone"])
@@ -90,20 +90,20 @@ async def _acquire_lock(connection: TimeoutConnection, name: str) -> None:
 
 
 class MigrationTarget:
-    """Of one session."""
+    """The database, in one session."""
 
     def __init__(self, connection: TimeoutConnection, name: str) -> None:
         self._connection = connection
         self.name = name
 
     def use_locked_limit(self) -> AbstractContextManager[None]:
-        """While the file is locked."""
+        """Apply the limit of calls while the file is locked."""
         return self._connection.use_limit(LOCKED_CALL_TIMEOUT_MS)
 
-    # --- what is there
+    # --- reading
 
     async def load_metadata(self) -> tuple[LogMetadata, PendingMove | None] | None:
-        """The log that is there, and the move that it has still to wait for. None if there is no log."""
+        """Return the metadata of the log, and its move unless that is complete; None without a log."""
         if not await self._connection.fetchval(SQL["is_there"]):
             return None
         metadata = await load_any_metadata(self._connection, self.name)
@@ -111,7 +111,7 @@ class MigrationTarget:
         try:
             return metadata, None if text is None else _MOVE_DECODER.decode(text)
         except msgspec.MsgspecError as error:
-            raise CorruptError(f"{self.name} says of a move what no move says: {error}") from error
+            raise CorruptError(f"the description of the move in {self.name} cannot be read: {error}") from error
 
     async def load_progress(self) -> dict[int, LaneHead]:
         """Return the position and the height up to which each lane has been copied."""
@@ -127,27 +127,27 @@ class MigrationTarget:
         with self._extend_limit(records):
             return dict(await self._connection.fetch(build_count_sql("records WHERE sequence > 0")))
 
-    # --- what comes
+    # --- writing
 
     async def begin(self, source: LogMetadata, erasures: int, move: PendingMove) -> None:
-        """Makes a log like the one in the source, without a record."""
+        """Create a log with the metadata of the source, without records."""
         async with self._connection.transaction():
             await self._connection.execute(SQL["alone"])
             await create_log(self._connection, source.settings, source.created_ms, source.epoch, source.index_secret)
             await self._connection.execute(_MIGRATION_SQL["begin"], _encode_move(move), erasures)
 
     async def resume(self, metadata: LogMetadata) -> None:
-        """An earlier version of Oncelog may have begun the move."""
+        """Migrate the schema if an older version of Oncelog began the move."""
         if metadata.schema_version < SCHEMA_VERSION:
             async with self._connection.transaction():
                 await self._connection.execute(SQL["alone"])
                 await migrate_schema(self._connection, metadata.schema_version)
 
     async def save_slice(self, part: RecordSlice) -> None:
-        """All of a slice, or nothing of it.
+        """Save a slice in one transaction.
 
-        Its COMMIT waits for no disk and no standby: that of `replace_side_state` does, which comes after all of them.
-        What a server loses before that is copied again by the next run.
+        The COMMIT does not wait for the disk or a standby, but the later one of `replace_side_state` does. If the server
+        loses slices before, the next run copies them again.
         """
         async with self._connection.transaction():
             await self._connection.execute("SET LOCAL synchronous_commit = off")
@@ -156,14 +156,14 @@ class MigrationTarget:
             await self._copy("blocks", BLOCK_COLUMNS, part.blocks)
 
     async def erase(self, pages: Iterator[list[RowTuple]], records: int) -> None:
-        """Drops bodies that have been erased in the source since they were copied, and what was kept of them."""
+        """Erase the bodies that were erased in the source after the copy, and remove them from the disk."""
         for page in pages:
             await self._connection.execute(_MIGRATION_SQL["erase"], *to_columns(page))
         with self._extend_limit(records):
             await self._connection.execute("VACUUM oncelog_records")
 
     async def replace_side_state(self, source: MigrationSource, state: SourceState) -> None:
-        """Everything that is no record, in place of whatever an earlier attempt has left. The source is locked."""
+        """Copy everything except records, and replace the rows of an earlier run. The source is locked."""
         connection = self._connection
         async with connection.transaction():
             await connection.execute(SQL["alone"])
@@ -176,17 +176,17 @@ class MigrationTarget:
             await self._copy("policies", POLICY_COLUMNS, list(source.iterate_rows("policies")))
             await connection.execute(_MIGRATION_SQL["set_log_state"], *state.log_state)
             await connection.execute(SQL["forget_clocks"])
-            if state.clock.boot:  # a gateway on the same machine notices if the database's clock is far ahead of it
+            if state.clock.boot:  # a process on the same machine then detects if the clock of the database is far ahead
                 await connection.execute(SQL["save_clock"], *msgspec.structs.astuple(state.clock))
             if state.heads:
                 lanes = [(lane, *msgspec.structs.astuple(head)) for lane, head in sorted(state.heads.items())]
                 await connection.execute(SQL["save_lanes"], *to_columns(lanes))
 
     async def finish(self, move: PendingMove) -> None:
-        """From now on gateways may open it."""
+        """Open the database for servers."""
         async with self._connection.transaction():
             if await self._connection.fetchval(_MIGRATION_SQL["end"], _encode_move(move)) is None:
-                raise StoreError(f"{self.name} has been changed by somebody else while the log was moved there")
+                raise StoreError(f"another program has changed {self.name} during the move")
 
     async def _copy_side_state(self, table: SideStateTable, rows: list[Any]) -> None:
         columns = table.columns

@@ -1,7 +1,7 @@
-"""A PostgreSQL connection whose every call ends: with its answer, or with an error at its time limit.
+"""A PostgreSQL connection with a time limit for every call.
 
-Whoever moves a log holds the write lock of a file at the end. Nothing that becomes of the network, or of the server,
-may make that last for ever.
+A migration holds the write lock of the file at the end. The limit ensures that it releases the lock whatever happens to
+the network or the server.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from oncelog.storage.postgres.connection import Connection, check_replicated
 
 
 class TimeoutConnection:
-    """As a connection of asyncpg's, as far as a move needs one. After an error that is the session's it is closed."""
+    """The methods of an asyncpg connection that a migration needs. A call beyond its limit closes the connection."""
 
     def __init__(self, connection: Connection, limit_ms: int) -> None:
         self._connection = connection
@@ -23,7 +23,7 @@ class TimeoutConnection:
 
     @contextmanager
     def use_limit(self, limit_ms: int) -> Iterator[None]:
-        """Each call inside may take so long."""
+        """Set the limit of each call in the block."""
         before, self.limit_ms = self.limit_ms, limit_ms
         try:
             yield
@@ -31,26 +31,26 @@ class TimeoutConnection:
             self.limit_ms = before
 
     async def execute(self, statement: str, *parameters: Any) -> Any:
-        """As asyncpg's."""
+        """As the method of asyncpg."""
         return await self._await_answer(self._connection.execute(statement, *parameters))
 
     async def fetch(self, statement: str, *parameters: Any) -> Any:
-        """As asyncpg's."""
+        """As the method of asyncpg."""
         return await self._await_answer(self._connection.fetch(statement, *parameters))
 
     async def fetchrow(self, statement: str, *parameters: Any) -> Any:
-        """As asyncpg's."""
+        """As the method of asyncpg."""
         return await self._await_answer(self._connection.fetchrow(statement, *parameters))
 
     async def fetchval(self, statement: str, *parameters: Any) -> Any:
-        """As asyncpg's."""
+        """As the method of asyncpg."""
         return await self._await_answer(self._connection.fetchval(statement, *parameters))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Commits at the end. After an error there is no ROLLBACK: the session is let go, and that is as good.
+        """Commit at the end of the block. An error closes the connection, after which the server rolls back.
 
-        It would be one more call to wait for, to a server that may not answer, while the file is locked.
+        A ROLLBACK would be another call to wait for, on a server that may not answer, while the file is locked.
         """
         await self.execute("BEGIN")
         try:
@@ -86,11 +86,11 @@ class TimeoutConnection:
             self._connection.remove_termination_listener(cancel)
 
     def terminate(self) -> None:
-        """Lets the session go as it is."""
+        """Close the socket without waiting for the server."""
         self._connection.terminate()
 
     async def close(self, limit_ms: int) -> None:
-        """Ends the session, and waits for that."""
+        """Close the session."""
         await self._connection.close(timeout=limit_ms / 1000)
 
     async def _await_answer(self, call: Awaitable[Any]) -> Any:

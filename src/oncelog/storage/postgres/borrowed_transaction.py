@@ -1,8 +1,8 @@
 """Commits to a log in a transaction of the application, on the application's connection.
 
-Callers of one key take turns by a lock on the key; the lane is held only at the end, while the memory of the call is
-written, so that a function that takes long keeps nobody else from the lane. The caller's function must not end the
-transaction: if it does, PostgreSQL rolls it back (the table oncelog_shared).
+A lock on the key serializes callers of the key. The lane is locked only at the end, while the record of the call is
+written, so that a slow function does not block the lane. The function must not end the transaction: otherwise
+PostgreSQL rolls it back (the deferred foreign key of the table oncelog_shared).
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from oncelog.storage.queries.records import load_records
 from oncelog.storage.queries.writes import encode_policy
 
 IDLE_TIMEOUT: Final = "30s"
-"""How long the caller's function may leave its session without a statement, before the server ends it."""
+"""Time between two statements of the application's function, after which the server ends the session."""
 LANE_TIMEOUT: Final = "5s"
-"""The same while the lane is held, and for how long it is waited for."""
+"""The same limit while the lane is locked, and the limit of the wait for the lane."""
 COMMIT_TIMEOUT_S: Final = 10**6
-"""A connection may have a limit for its commands. Beyond it asyncpg would cancel the COMMIT on the server as well."""
+"""Overrides the command timeout of the connection, at which asyncpg would cancel the COMMIT on the server too."""
 CANCELLED_WAIT_S: Final = 1.0
-"""For so long a caller who is cancelled waits for his COMMIT; then its socket is let go."""
+"""Time that a cancelled caller waits for its COMMIT before it closes the socket."""
 TOKEN_BYTES: Final = 16
 _ABSENT_TOKEN: Final = b"never there"
 _RETRY_HINT: Final = "; call again with the same key"
@@ -43,7 +43,7 @@ _DATABASE_NAME: Final = "the connection's database"
 
 
 class BorrowedTransaction:
-    """The log in the database of a connection. Used as the connection is: by one task at a time."""
+    """The log in the database of a connection. Only one task at a time may use it, as with the connection."""
 
     def __init__(self, connection: Connection, *, clock: Clock | None = None) -> None:
         if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
@@ -57,9 +57,9 @@ class BorrowedTransaction:
     async def transaction(
         self, policy: Policy, identity: KeyIdentity, *, waits: bool, wait_ms: int | None
     ) -> AsyncIterator["BorrowedTransaction"]:
-        """Keeps others from the key inside, and commits at the end; rolls back if anything is raised.
+        """Lock the key, and commit at the end of the block. An exception rolls the transaction back.
 
-        Raises InFlightError where another caller has the key, and this one does not want to wait, or no longer.
+        Raises InFlightError if another caller holds the key, at once without `waits`, or else after `wait_ms`.
         """
         connection = self._connection
         if connection.is_in_transaction():
@@ -93,9 +93,9 @@ class BorrowedTransaction:
 
     @asynccontextmanager
     async def guard_transaction(self) -> AsyncIterator[None]:
-        """The caller's own statements. Raises TransactionError if one of them ended the transaction.
+        """Guard statements of the application. Raises TransactionError if one of them ended the transaction.
 
-        What they did is undone if they raise; what was done before them stands.
+        An exception undoes these statements only.
         """
         connection = self._connection
         savepoint = connection.transaction()
@@ -111,7 +111,7 @@ class BorrowedTransaction:
             await savepoint.commit()
 
     async def _declare(self, policy: Policy) -> None:
-        """In a transaction of its own: others must not wait with it for the caller's function."""
+        """Declare a policy in a separate transaction, so that others do not wait for the application's function."""
         connection = self._connection
         if not await connection.fetchval(SQL["is_declared"], policy.name, encode_policy(policy)):
             async with connection.transaction():
@@ -124,17 +124,17 @@ class BorrowedTransaction:
         return await self._decide(replace(submission, known_only=True))
 
     async def commit(self, submission: Submission) -> Verdict:
-        """Decides it. It is durable when the transaction has ended."""
+        """Decide a submission. Its record is durable once the transaction has been committed."""
         await self.end()
         return await self._decide(submission)
 
     async def end(self) -> None:
-        """There is nothing to commit: it was known."""
+        """Allow the transaction to end without a commit to the log, because the write was known."""
         with _translate_errors():
             await self._connection.execute(SQL["end_shared"], self._token)
 
     async def load_record(self, receipt: Receipt) -> Record:
-        """The record at a place."""
+        """Return the record of a receipt."""
         with _translate_errors():
             return (await run_query(self._connection, load_records, receipt.lane, [receipt.position]))[0]
 
@@ -143,7 +143,7 @@ class BorrowedTransaction:
         needs = self._store_transaction.compute_read_set(batch)
         with _translate_errors():
             if not submission.known_only:
-                # The function may have set it for its transaction, and what is told must be on the disk.
+                # The function may have turned it off for its transaction, and verdicts must be durable.
                 await self._connection.execute(SQL["be_durable"])
                 await self._connection.execute(SQL["limit_idle"], LANE_TIMEOUT)
                 await self._connection.execute(SQL["limit_lock"], LANE_TIMEOUT)
@@ -174,17 +174,17 @@ class BorrowedTransaction:
     @property
     def _store_transaction(self) -> StoreTransaction:
         if self._loaded_transaction is None:
-            raise ClosedError("the log has not been looked at")
+            raise ClosedError("no transaction has been started")
         return self._loaded_transaction
 
     async def _check_synchronous(self) -> None:
         if await self._connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
             raise SettingsError(
-                "the connection must have synchronous_commit = on (or remote_apply): what is not synced can be lost"
+                "the connection must have synchronous_commit = on (or remote_apply), otherwise commits can be lost"
             )
 
     async def _check_in_transaction(self, error: BaseException | None) -> None:
-        """The caller's statements may have ended it, and begun another: then our row is not in it."""
+        """Raise unless the transaction is still open. A new transaction does not have the row of this one."""
         connection = self._connection
         if _is_closed(connection):
             raise StoreUnavailableError(f"the session was lost while the function ran{_RETRY_HINT}") from error
@@ -193,7 +193,7 @@ class BorrowedTransaction:
                 if await connection.fetchval(SQL["is_shared"], self._token):
                     return
             except asyncpg.InFailedSQLTransactionError:
-                return  # it stands, and can only be rolled back: to the savepoint, or whole
+                return  # the transaction is open, and can only be rolled back
         raise TransactionError(
             "the function must not end its transaction (COMMIT, ROLLBACK): what it wrote before that was rolled back"
         ) from error
@@ -202,15 +202,12 @@ class BorrowedTransaction:
 def _is_closed(connection: Connection) -> bool:
     try:
         return bool(connection.is_closed())
-    except asyncpg.InterfaceError:  # a pool takes a connection back when its session is lost
+    except asyncpg.InterfaceError:  # the pool has taken the connection back because its session was lost
         return True
 
 
 async def _commit(connection: Connection) -> None:
-    """Ends the transaction. The COMMIT is never cancelled, whatever becomes of its caller.
-
-    A server that waits for a standby would stop waiting, and show the commit to everybody as if a standby had it.
-    """
+    """Commit the transaction. The COMMIT is not cancelled, even if the caller is (see `writer`)."""
     async with check_replicated(connection):
         commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_TIMEOUT_S))
         try:
@@ -224,7 +221,7 @@ async def _commit(connection: Connection) -> None:
             raise
         finally:
             if not _is_closed(connection):
-                # The transaction was begun through asyncpg, which offers no way to end it with a limit of ours.
+                # asyncpg began the transaction, and offers no way to end it with another time limit.
                 raw_connection: Any = getattr(connection, "_con", connection)
                 raw_connection._top_xact = None  # noqa: SLF001
     if command_tag != "COMMIT":

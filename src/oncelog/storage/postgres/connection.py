@@ -1,4 +1,7 @@
-"""Connections to PostgreSQL: settings, timeouts, and the barrier that comes before a read."""
+"""Connections to PostgreSQL: settings, timeouts, and the barrier before a read.
+
+In this package "the server" is the PostgreSQL server. A "process" is a process that has the log open.
+"""
 
 import asyncio
 import errno
@@ -28,16 +31,16 @@ Connection = Any
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
-    """How long a gateway waits, and how long others wait for it. In milliseconds."""
+    """Limits for the work of one process with the server, in milliseconds."""
 
     connect_ms: int = 5_000
-    """For a session with one of the hosts."""
+    """Wait for a session with one of the hosts."""
     lane_ms: int = 5_000
-    """A gateway that holds a lane and says nothing for so long loses it: the server ends its session."""
+    """Idle time after which the server ends a session that holds a lane."""
     commit_ms: int = 30_000
-    """For the answer to COMMIT. Then the session is abandoned, and the outcome found out on another one."""
+    """Wait for the answer to COMMIT. Then the writer opens another session and queries the outcome."""
     patience_ms: int = 15_000
-    """After a session is lost, for so long the same batch is tried again on others before those who wait are told."""
+    """Time for retries after a session was lost. Then the callers get an error."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -47,20 +50,20 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
     @property
     def lock_ms(self) -> int:
-        """For a lane that another gateway holds. Longer than that one can hold it in silence."""
+        """Wait for a lane that another process holds. It exceeds the time that an idle process can hold the lane."""
         return 2 * self.lane_ms
 
     @property
     def transaction_ms(self) -> int:
-        """For all that comes before COMMIT: beyond it nobody is there any more."""
+        """Limit of a transaction up to COMMIT."""
         return self.lock_ms + 2 * self.lane_ms
 
 
 async def connect(address: str, timeouts: Timeouts) -> Connection:
-    """A session with the server that can be written to, the first of those that the address names.
+    """Open a session with the first server of the address that accepts writes.
 
-    Each is waited for as long as one may take: one that says nothing must not keep us from the next. Raises
-    SettingsError for an address that cannot be read.
+    Each server has `connect_ms` to answer, so that a silent one does not block the next one. Raises SettingsError for
+    a malformed address.
     """
     errors: list[BaseException] = []
     for host_address in split_address(address):
@@ -74,7 +77,7 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
 async def connect_behind_barrier(address: str, timeouts: Timeouts) -> Connection:
     """Open a session that reads no commit that can still be lost.
 
-    A standby has no commits of its own, so its session passes no barrier.
+    A standby makes no commits, so its session passes no barrier.
     """
     connection = await connect(address, timeouts)
     try:
@@ -89,24 +92,24 @@ async def connect_behind_barrier(address: str, timeouts: Timeouts) -> Connection
 
 
 def select_error(errors: Sequence[BaseException]) -> BaseException:
-    """Of what several servers said: that nobody is there says least, that one is a standby a little more."""
+    """Return the most informative error of several servers: first those of a primary, then of a standby."""
     answered = [error for error in errors if not is_refused(error)]
     other = [error for error in answered if not isinstance(error, asyncpg.TargetServerAttributeNotMatched)]
     return next(iter(other or answered), errors[-1])
 
 
 def is_refused(error: BaseException) -> bool:
-    """Nobody listens there, or there is no such host, or it does not speak TLS (a plain ConnectionError)."""
-    if type(error) is OSError and error.errno is None:  # asyncio's, of a host with several addresses: of all of them
+    """Return whether no server listens, the host does not exist, or it does not support TLS (a plain ConnectionError)."""
+    if type(error) is OSError and error.errno is None:  # asyncio joins the errors of all addresses of a host
         found = {int(number) for number in _ERRNO_PATTERN.findall(str(error))}
         return bool(found) and found <= _REFUSED_ERRNOS
     return isinstance(error, ConnectionRefusedError | socket.gaierror) or type(error) is ConnectionError
 
 
 def split_address(address: str) -> list[str]:
-    """One for each host that the address names, in their order."""
+    """Return an address for each host of an address, in order."""
     parts = urlsplit(address)
-    if "@" in parts.path:  # a password with a slash in it: what comes behind that would be told as a database's name
+    if "@" in parts.path:  # a password with a slash: messages would show the part after it as the name of a database
         raise SettingsError(BAD_ADDRESS)
     user, at, hosts = parts.netloc.rpartition("@")
     if "," in hosts:
@@ -130,7 +133,7 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
             address,
             timeout=timeouts.connect_ms / 1000,
             server_settings=_build_session_settings(timeouts),
-            # All that a session uses, for as long as it lives (`preparing`).
+            # A session keeps all statements that it has prepared (`writer.STATEMENTS`).
             statement_cache_size=STATEMENTS_MAX,
             max_cached_statement_lifetime=0,
             max_cacheable_statement_size=0,
@@ -143,7 +146,7 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
     except asyncpg.ClientConfigurationError as error:
         raise SettingsError(f"{redact_address(address)}: {error}") from error
     except (ValueError, TypeError):
-        raise SettingsError(BAD_ADDRESS) from None  # what it says may be a piece of the password
+        raise SettingsError(BAD_ADDRESS) from None  # the text of the error may contain a part of the password
     try:
         with terminate_after(connection, timeouts.connect_ms):
             if await connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
@@ -158,12 +161,12 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
 
 @contextmanager
 def terminate_after(connection: Connection, limit_ms: int) -> Iterator[None]:
-    """Lets the socket go if it takes longer. (Cancelled, asyncpg would ask the server to cancel as well.)"""
+    """Close the socket if the block takes longer. A cancelled call would cancel the statement on the server too."""
     timer = asyncio.get_running_loop().call_later(limit_ms / 1000, connection.terminate)
     try:
         yield
     except AttributeError as error:
-        # asyncpg has no protocol left if the connection is terminated between the two round trips of a statement.
+        # asyncpg has no protocol object if the connection is terminated between the two round trips of a statement.
         if connection.is_closed():
             raise asyncpg.ConnectionDoesNotExistError("the connection was terminated during a statement") from error
         raise
@@ -172,11 +175,11 @@ def terminate_after(connection: Connection, limit_ms: int) -> Iterator[None]:
 
 
 async def pass_barrier(connection: Connection) -> None:
-    """Commits a write of its own, before anything is read.
+    """Commit a write before the first read.
 
-    After a fail-over, or a crash of the server, a session may see a commit that no standby has yet: nobody waits for it
-    any more. If it were told, and the server lost, it would be gone. Once a later write has been made durable it is
-    durable as well.
+    After a fail-over or a crash of the server, a session may see a commit that no standby has, because its wait for the
+    standby has ended. A reader could receive it, and the loss of the server would remove it. Once a later write is
+    durable, all commits before it are durable too.
     """
     async with check_replicated(connection, "the barrier"):
         await connection.execute(SQL["barrier"])
@@ -215,19 +218,20 @@ async def check_replicated(connection: Connection, label: str = "COMMIT") -> Asy
 
 
 def _build_session_settings(timeouts: Timeouts) -> dict[str, str]:
-    """What a session of ours is set to, whatever the database or the role has as its default."""
+    """Return the settings of a session. They override the defaults of the database and the role."""
     return {
         "application_name": "oncelog",
         "lock_timeout": str(timeouts.lock_ms),
-        # A gateway that was cut off or frozen while it holds a lane must not stop the others.
+        # A process that was cut off or frozen while it holds a lane must not block the others.
         "idle_in_transaction_session_timeout": str(timeouts.lane_ms),
         "tcp_user_timeout": str(timeouts.lane_ms),
-        # What would end a COMMIT that waits for a standby: it would be seen by others, and be on no standby.
+        # These could end the wait of a COMMIT for a standby. Others would then see a commit that no standby has.
         "statement_timeout": "0",
         "client_connection_check_interval": "0",
         "idle_session_timeout": "0",
         "default_transaction_isolation": "read committed",
-        # Plans are made once, when tables may be empty, and used when there are millions: always by the indexes.
+        # A session plans a statement once, when tables may be empty, and keeps the plan when they have millions of rows.
+        # So every plan uses the indexes.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_hashjoin": "off",

@@ -1,4 +1,4 @@
-"""The database: creates the log's tables, migrates them, and refuses what it cannot read."""
+"""The tables of a log: creates and migrates them, and refuses databases that it cannot read."""
 
 import secrets
 from typing import Any
@@ -15,20 +15,20 @@ from oncelog.storage.postgres.statements import MIGRATIONS, SCHEMA_VERSION, SQL
 async def create_or_open(
     connection: Any, name: str, settings: Settings | RequestedSettings | None, now_ms: int | None
 ) -> LogMetadata:
-    """Makes the log where there is none, brings an older one up to date, and says what it is.
+    """Create the log if the database has none, migrate an older schema, and return the metadata.
 
-    Raises SettingsError for settings that a log which is there was not made with; None takes what it has.
+    Raises SettingsError if the log was created with other settings; None accepts the settings of the log.
     """
     await check_database(connection, name)
     if await connection.fetchval(SQL["is_there"]):
-        # Without the lock that all who start need: one that is frozen while it holds it would keep the others out.
+        # Without the lock below: a process that is frozen while it holds the lock would block all others.
         metadata = await load_metadata(connection, name)
         if metadata.schema_version == SCHEMA_VERSION:
             if settings is not None:
                 check_settings(name, metadata.settings, settings)
             return metadata
     async with connection.transaction():
-        await connection.execute(SQL["alone"])  # gateways that are started together come here together
+        await connection.execute(SQL["alone"])  # several processes may start at the same time
         if not await connection.fetchval(SQL["is_there"]):
             await create_log(connection, new_settings(settings), now_ms)
         metadata = await load_metadata(connection, name)
@@ -41,9 +41,9 @@ async def create_or_open(
 
 
 async def load_metadata(connection: Any, name: str) -> LogMetadata:
-    """What the log says about itself. Raises NotALogError, NewerSchemaError and CorruptError; changes nothing.
+    """Return the metadata of a log. Raises NotALogError, NewerSchemaError and CorruptError; changes nothing.
 
-    Raises StoreError for one that is not whole yet: it is being moved here.
+    Raises StoreError for a log that `oncelog move` has not copied completely.
     """
     metadata = await load_any_metadata(connection, name)
     if await connection.fetchval(SQL["move"]) is not None:
@@ -52,7 +52,7 @@ async def load_metadata(connection: Any, name: str) -> LogMetadata:
 
 
 async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
-    """The same of any log, whole or not."""
+    """As `load_metadata`, also for a log that is not copied completely."""
     if not await connection.fetchval(SQL["is_there"]):
         raise NotALogError(f"{name} has no log in it (no table oncelog_log on its search_path).")
     try:
@@ -78,11 +78,11 @@ async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
 async def create_log(
     connection: Any, settings: Settings, now_ms: int | None, epoch: str | None = None, secret: bytes | None = None
 ) -> None:
-    """Makes the tables of a log, inside a transaction."""
+    """Create the tables of a log, inside a transaction."""
     if await connection.fetchval("SELECT current_schema()") is None:
         raise SettingsError("the connection's search_path names no schema that exists: create it first")
     for _, script in MIGRATIONS:
-        await connection.execute(script)  # whole: its statements go on one way to the server
+        await connection.execute(script)  # all statements of the script in one round trip
     if now_ms is None:
         now_ms = await connection.fetchval(SQL["time"])
     await connection.execute(
@@ -99,16 +99,16 @@ async def create_log(
 
 
 async def check_database(connection: Any, name: str) -> None:
-    """Raises SettingsError for a database in which there can be no log, or none that is written to."""
+    """Raise SettingsError for a database that cannot contain a log, or that is a standby."""
     encoding, is_standby = await connection.fetchrow(SQL["encoding"])
     if encoding != "UTF8":
         raise SettingsError(f"{name} is encoded in {encoding}; a log needs a database in UTF8")
     if is_standby:
-        raise SettingsError(f"{name} is a standby, which cannot be written to; name the primary beside it")
+        raise SettingsError(f"{name} is a standby, which accepts no writes; add the primary to the address")
 
 
 async def migrate_schema(connection: Any, version: int) -> None:
-    """All steps in the transaction that the caller has begun: the log is of the new version, or still of the old."""
+    """Run the migrations after a version. The caller has begun a transaction, so that all of them run or none."""
     for number, script in MIGRATIONS:
         if number > version:
             await connection.execute(script)

@@ -1,7 +1,7 @@
-"""Clock of a log in a database: the database's time, checked against the steady clock of the server's machine.
+"""Clock of a log in a database: the time of the database, checked against the steady clock of this machine.
 
-All gateways write by one clock, and none by its own. A gateway remembers what that clock showed when it looked last,
-and writes it down now and then for those who are started on its machine later: so each of them notices a jump.
+All processes use the clock of the database, so that they agree on log time. Each process keeps the newest reading
+(`ClockMark`) and saves it regularly, so that a process that starts later on the same machine detects a jump too.
 """
 
 from typing import Final
@@ -9,11 +9,11 @@ from typing import Final
 from oncelog.storage.clock import Clock, ClockMark, SystemClock
 
 CLOCK_SAVE_MS: Final = 10_000
-"""How often a mark is written down."""
+"""Interval between two saved marks."""
 
 
 class ClockSnapshot:
-    """The database's clock at one moment, with a machine's own steady clock."""
+    """A reading of the database's clock, with the steady clock of this machine."""
 
     def __init__(self, wall_ms: int, clock: Clock) -> None:
         self._wall_ms = wall_ms
@@ -33,7 +33,7 @@ class ClockSnapshot:
 
 
 class DatabaseClock:
-    """What one gateway knows of the database's clock. With a clock of its own, as tests have one, it uses that."""
+    """The database's clock as one process sees it. Tests pass a clock that replaces it."""
 
     def __init__(self, clock: Clock | None, jump_ms_max: int, save_ms: int = CLOCK_SAVE_MS) -> None:
         self._own_clock = clock
@@ -45,17 +45,17 @@ class DatabaseClock:
 
     @property
     def boot(self) -> str:
-        """Which start of the machine its marks are of."""
+        """Identity of this start of the machine, which its marks name."""
         return self._clock.boot()
 
     def now_ms(self, database_ms: int) -> int:
-        """The time to write by."""
+        """Return the time that commits use."""
         return database_ms if self._own_clock is None else self._own_clock.wall_ms()
 
     def propose(
         self, database_ms: int, confirmations: int, stored: tuple[int | None, int | None]
     ) -> tuple[ClockMark, Exception | None]:
-        """The mark of a commit made now, and what stands in its way. `stored` is what was saved on this boot."""
+        """Return the mark of a commit made now, and an error after a jump. `stored` was saved since this boot."""
         mark = self._get_newest_mark(confirmations, stored)
         return mark.propose(ClockSnapshot(self.now_ms(database_ms), self._clock), self._jump_ms_max)
 
@@ -74,13 +74,13 @@ class DatabaseClock:
         return mark
 
     def is_save_due(self, mark: ClockMark, stored: tuple[int | None, int | None]) -> bool:
-        """Whether it is time to write the mark down."""
+        """Return whether the mark should be saved."""
         return stored[0] is None or mark.elapsed_ms - stored[0] >= self._save_interval_ms
 
     def remember(self, mark: ClockMark) -> None:
-        """A commit with this mark has been made."""
+        """Keep the mark of a commit."""
         self._mark = mark
 
     def create_mark(self, database_ms: int) -> ClockMark:
-        """Of the clock as it is, whatever was known before."""
+        """Return a mark of the present time, without a check against earlier marks."""
         return ClockMark(self.boot, self._clock.elapsed_ms(), self.now_ms(database_ms))

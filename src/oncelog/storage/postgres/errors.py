@@ -1,4 +1,4 @@
-"""Translation of PostgreSQL errors: connection lost, server unavailable, or statement at fault."""
+"""Translation of PostgreSQL errors: session lost, server unavailable, tables damaged, or value rejected."""
 
 from typing import Final
 
@@ -8,23 +8,23 @@ from oncelog.errors import CorruptError, DiskFullError, StoreError, StoreUnavail
 
 _SESSION_LOST_ERRORS: Final = (
     asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,  # used after it was closed
+    asyncpg.InterfaceError,  # the connection was used after it was closed
     asyncpg.InternalClientError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.ReadOnlySQLTransactionError,  # the server is a standby by now
-    asyncpg.InvalidCachedStatementError,  # asyncpg has forgotten what was prepared (`preparing`)
-    OSError,  # TimeoutError among them
+    asyncpg.ReadOnlySQLTransactionError,  # the server has become a standby
+    asyncpg.InvalidCachedStatementError,  # asyncpg has dropped the prepared statements (`writer.STATEMENTS`)
+    OSError,  # includes TimeoutError
 )
-"""The session is gone, or is with a server that is not the one to write to. On another one it can be tried again."""
+"""The session has ended, or its server no longer accepts writes. The work can be retried on another session."""
 
 _TRANSIENT_ERRORS: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""Nothing has happened; the same transaction can be begun anew on the same session."""
+"""The server has rolled the transaction back. It can be retried on the same session."""
 
 _UNAVAILABLE_ERRORS: Final = (
-    asyncpg.InsufficientResourcesError,  # a full disk, too many connections, no memory
+    asyncpg.InsufficientResourcesError,  # full disk, too many connections, out of memory
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
     asyncpg.OperatorInterventionError,
@@ -37,32 +37,32 @@ _CORRUPT_ERRORS: Final = (
     asyncpg.DataCorruptedError,
     asyncpg.IndexCorruptedError,
     asyncpg.UndefinedTableError,
-    asyncpg.UniqueViolationError,  # decisions rule it out: the tables contradict each other
+    asyncpg.UniqueViolationError,  # `plan` prevents it, so the tables contradict each other
 )
 _UNSTORABLE_ERRORS: Final = (
     asyncpg.DataError,  # class 22
     asyncpg.IntegrityConstraintViolationError,  # class 23
     asyncpg.ProgramLimitExceededError,  # class 54
 )
-"""The batch has a value that the server rejects, and would reject again."""
+"""The server rejects a value of the batch, and would reject it again."""
 
 POSTGRES_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""All that using a connection may raise."""
+"""All errors that a call on a connection may raise."""
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the session is of no more use."""
-    # A ValueError is what asyncpg makes of a parameter that it cannot send.
+    """Return whether the session cannot be used any more."""
+    # asyncpg raises an error that is also a ValueError for a parameter that it cannot encode.
     return isinstance(error, _SESSION_LOST_ERRORS) and not isinstance(error, ValueError)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the transaction can be begun anew as it is."""
+    """Return whether the same session can retry the transaction."""
     return isinstance(error, _TRANSIENT_ERRORS)
 
 
 def translate_error(error: BaseException, name: str, hint: str = "") -> BaseException:
-    """An error in our words; the same error if it says nothing about the server or the session."""
+    """Return the StoreError for an error, or the error itself if it is not about server, session or stored data."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, ValueError):
@@ -75,7 +75,7 @@ def translate_error(error: BaseException, name: str, hint: str = "") -> BaseExce
     if isinstance(error, _CORRUPT_ERRORS):
         return CorruptError(f"{name} is damaged: {error}")
     if isinstance(error, _UNSTORABLE_ERRORS):
-        # Without the text of the error: it may quote other rows.
+        # The text of the error may quote other rows, so the message omits it.
         return UnstorableError(f"{name} cannot store this: SQLSTATE {error.sqlstate} ({type(error).__name__})")
     if isinstance(error, asyncpg.SyntaxOrAccessError):
         return StoreUnavailableError(f"{message}; has a newer Oncelog migrated the log?")

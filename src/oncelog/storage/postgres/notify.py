@@ -1,7 +1,7 @@
-"""Servers wake each other: NOTIFY after a commit and outside of it, so that no lane waits for another.
+"""Processes wake each other by NOTIFY, which is sent after the commit so that lanes do not wait for each other.
 
-It is a wake-up and no data: who misses one looks by himself before long. One is sent for all commits that were made
-while the one before was on its way.
+A notification carries no data. A process that misses one finds the commit with its next poll. While a notification is
+being sent, all further commits share the next one.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from oncelog.storage.postgres.statements import SQL
 logger: Final = logging.getLogger("oncelog.postgres")
 
 POLL_TIMEOUT_MS: Final = 5_000
-"""Longest wait for an answer on the listening session, before another session is opened."""
+"""Wait for an answer on the listening session, before another session replaces it."""
 POLL_MS: Final = 5_000
-"""How often a session that only listens must pass a barrier.
+"""Interval at which the listening session passes a barrier.
 
-By that a gateway that only reads notices, too, that its server is not the one any more that others write to.
+The barrier fails if the server is no longer the primary, which a process that only reads would not notice otherwise.
 """
 RECONNECT_PAUSE_S: Final = 1.0
-"""Before a session that was lost is made anew."""
+"""Pause before another session replaces a lost one."""
 
 
 class Notifier:
-    """One session that listens, and one word for the others at a time."""
+    """Sends and receives notifications on one session."""
 
     def __init__(
         self,
@@ -51,22 +51,22 @@ class Notifier:
         self._is_closed = False
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """From now on `wake` is called when another gateway may have committed something."""
+        """Call `wake` whenever another process may have committed."""
         self._wake = wake
         self._start_listening()
 
     def notify(self) -> None:
-        """Something has been committed here."""
+        """Wake the other processes after a commit of this one."""
         self._has_unsent = True
         self._start_listening()
         if self._send_task is None and self._connection is not None:
             self._send_task = asyncio.get_running_loop().create_task(self._send(self._connection))
 
     async def close(self) -> None:
-        """Neither tells nor listens any more."""
+        """Stop sending and listening."""
         self._is_closed = True
         if self._connection is not None:
-            self._connection.terminate()  # cancelled alone, asyncpg would ask the server to cancel as well
+            self._connection.terminate()  # otherwise asyncpg would cancel the statement on the server too
         tasks = [task for task in (self._listen_task, self._send_task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -86,32 +86,32 @@ class Notifier:
                         await connection.execute(SQL["notify"], self._channel, self._sender)
         except POSTGRES_ERRORS as error:
             self._has_unsent = True
-            logger.debug("other gateways were not woken: %s", error)
+            logger.debug("the notification of other processes failed: %s", error)
         finally:
             self._send_task = None
 
     async def _listen(self) -> None:
-        is_in_vain = False
+        has_failed = False
         while not self._is_closed:
             try:
                 await self._listen_on(await self._connect())
-            except Exception as error:  # noqa: BLE001 - whatever it is, looking now and then is enough until it is over
-                if not is_in_vain:
-                    logger.warning("nobody can wake this gateway, so it looks by itself: %s", error)
-                is_in_vain = True
+            except Exception as error:  # noqa: BLE001 - polling replaces notifications after any error
+                if not has_failed:
+                    logger.warning("this process receives no notifications, so it polls: %s", error)
+                has_failed = True
             else:
-                is_in_vain = False
+                has_failed = False
             await asyncio.sleep(RECONNECT_PAUSE_S)
 
     async def _listen_on(self, connection: Connection) -> None:
-        """Returns when the session has ended."""
+        """Listen until the session ends."""
         try:
             is_ended = asyncio.Event()
             connection.add_termination_listener(lambda _: is_ended.set())
             with terminate_after(connection, POLL_TIMEOUT_MS):
                 await connection.add_listener(self._channel, self._on_notification)
             self._connection = connection
-            self._wake_listener()  # something may have been said before
+            self._wake_listener()  # other processes may have committed before
             if self._has_unsent:
                 self.notify()
             while not is_ended.is_set():

@@ -1,13 +1,13 @@
-"""Creates sessions that are safe to read from: with the log that was opened, and behind a barrier.
+"""Creates sessions that are safe to read from: they use the log that was opened, and have passed a barrier.
 
-While a server waits for a standby that is away, no barrier is passed. So only one session at a time is being made with
-each server, and one that stands at its barrier is waited for again rather than left there: sessions that nobody uses
-any more would use up the server's connections.
+While a server waits for an absent standby, no session passes its barrier. The factory therefore creates one session at
+a time with each server, and the next call waits for a session that is still at its barrier. Abandoned sessions would
+use up the connections of the server.
 
-Where the address names several servers, the one that served last is asked first, and soon the others beside it: a
-server that says nothing, or whose standbys have left it for another, must not keep us from the one that took over.
-Once a session has passed its barrier on another server than before, all those with the old one are let go. They would
-show what was there when it was left, and wait for answers that do not come.
+If the address names several servers, the factory connects to the server of the newest session first, and to the others
+shortly after it. A silent server, or one that its standbys have left, must not block the server that has taken over.
+When a session passes its barrier on another server than before, the factory terminates all sessions with the old one:
+they would read outdated data, and wait for answers that never arrive.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from oncelog.storage.postgres.statements import SQL
 logger: Final = logging.getLogger("oncelog.postgres")
 
 HEAD_START_S: Final = 0.25
-"""For so long a server is waited for before the next one is asked beside it."""
+"""Wait for a server before the factory connects to the next one in parallel."""
 
 RETRY_S: Final = 0.5
-"""While one says nothing, the others are asked again so often."""
+"""Interval of retries with the other servers while one is silent."""
 
 
 class SessionFactory:
-    """Makes those of one store."""
+    """Creates the sessions of one store."""
 
     def __init__(self, address: str, timeouts: Timeouts, check: Callable[[Connection], Awaitable[None]]) -> None:
         self._address = address
@@ -47,43 +47,43 @@ class SessionFactory:
         self._check_session = check
         self._lock = asyncio.Lock()
         self._connect_tasks: dict[str, asyncio.Task[Connection]] = {}
-        """One for each server, by its address."""
+        """Connection attempts, one for each server, by address."""
         self._at_barrier: dict[str, Connection] = {}
         self._last_address = ""
-        """The address that served last."""
+        """Address of the server of the newest session."""
         self._servers: WeakKeyDictionary[Connection, object] = WeakKeyDictionary()
-        """With which server each session is."""
+        """The server of each session, as the time at which the server was started."""
         self._is_unreachable = False
-        """Whether the last one could not be made: it is logged when that begins, and when it is over."""
+        """Whether the newest attempt failed. Only changes are logged."""
         self._timeline = ""
         self.waits_for_standbys = False
-        """Whether the server makes its commits wait for standbys, as far as was seen last."""
+        """Whether commits wait for standbys, as the newest session or poll has read it."""
 
     async def create(self) -> Connection:
-        """One more. Raises TimeoutError where no server commits."""
+        """Open a session. Raises TimeoutError if no server commits."""
         async with self._lock:
             try:
                 connection = await self._connect_any()
             except Exception as error:
                 if not self._is_unreachable:
                     logger.warning(
-                        "no session can be had, which is tried again: %s", str(error) or type(error).__name__
+                        "the database is unreachable, the connection is retried: %s", str(error) or type(error).__name__
                     )
                 self._is_unreachable = True
                 raise
             if self._is_unreachable:
-                logger.warning("sessions can be had again")
+                logger.warning("the database is reachable again")
                 self._is_unreachable = False
             self._terminate_others(connection)
             return connection
 
     async def poll(self, connection: Connection) -> None:
-        """Passes a barrier with a session that has been in use for a while: its server may not be the one any more."""
+        """Pass a barrier on a session that has been in use for a while: its server may no longer be the primary."""
         await self._load_server_state(connection)
         await pass_barrier(connection)
 
     def close(self) -> None:
-        """Lets go of those that are being made."""
+        """Abandon the sessions that are being opened."""
         for host in list(self._connect_tasks):
             self._abandon(host)
 
@@ -107,19 +107,19 @@ class SessionFactory:
                 del self._connect_tasks[host]
                 error = _get_error(task)
                 if error is None:
-                    # The others are left as they are, and found by who comes next: it would be one more each time.
+                    # The other attempts go on, and the next call uses them. Otherwise each call would add sessions.
                     self._last_address = host
                     return task.result()
                 refused[host] = error
             if loop.time() >= deadline_s:
                 await self._give_up(attempts.values())
                 raise TimeoutError("the server does not commit: it may wait for a standby that is away")
-            if not done and not untried:  # while one says nothing, another may have been made the primary
+            if not done and not untried:  # while one server is silent, another may have become the primary
                 untried = [host for host in refused if host not in attempts.values()]
         raise select_error(list(refused.values()))
 
     def _start_connecting(self, host: str) -> "asyncio.Task[Connection]":
-        """A session that is being made with a server, the one that is waited for already if there is one."""
+        """Return the connection attempt with a server; start one unless an attempt is still usable."""
         task = self._connect_tasks.get(host)
         if task is None or (task.done() and (_get_error(task) is not None or task.result().is_closed())):
             task = self._connect_tasks[host] = asyncio.get_running_loop().create_task(self._connect(host))
@@ -142,21 +142,21 @@ class SessionFactory:
         return connection
 
     async def _give_up(self, hosts: Iterable[str]) -> None:
-        """For now: those that stand at their barrier are waited for again."""
+        """Abandon the attempts, except those at their barrier, for which the next call waits."""
         for host in list(hosts):
             if not await self._is_waiting_for_standby(host):
                 self._abandon(host)
 
     def _abandon(self, host: str) -> None:
-        """Its socket is let go. It is not cancelled at its barrier: asyncpg would ask the server to cancel as well."""
+        """Close the socket of an attempt. To cancel it at its barrier would cancel the barrier on the server too."""
         connect_task, barrier = self._connect_tasks.pop(host, None), self._at_barrier.get(host)
         if barrier is not None:
             barrier.terminate()
         elif connect_task is not None and not connect_task.cancel() and _get_error(connect_task) is None:
-            connect_task.result().terminate()  # it was completed meanwhile
+            connect_task.result().terminate()  # the attempt has just succeeded
 
     async def _is_waiting_for_standby(self, host: str) -> bool:
-        """Whether the server has our barrier, and waits; else it is the network that is deaf."""
+        """Return whether the server has received the barrier and waits for a standby. Otherwise the network is silent."""
         barrier = self._at_barrier.get(host)
         if barrier is None:
             return False
@@ -173,7 +173,7 @@ class SessionFactory:
         finally:
             connection.terminate()
 
-    # --- with which server
+    # --- the server of a session
 
     async def _load_server_state(self, connection: Connection) -> None:
         self._servers[connection], self.waits_for_standbys, timeline = await connection.fetchrow(SQL["server"])
@@ -196,12 +196,12 @@ class SessionFactory:
                 before,
             )
         async with connection.transaction():
-            # A session must not wait for a standby because of a note: if it is lost, the warning is logged again.
+            # A session must not wait for a standby because of this row. If it is lost, the warning is logged again.
             await connection.execute("SET LOCAL synchronous_commit = off")
             await connection.execute(SQL["set_timeline"], timeline)
 
     def _terminate_others(self, current_session: Connection) -> None:
-        """It has passed its barrier just now, so its server is the one: nobody follows the others any more."""
+        """Terminate sessions with other servers: the current session has passed its barrier, so its server is primary."""
         current = self._servers[current_session]
         others = [
             connection
@@ -209,11 +209,11 @@ class SessionFactory:
             if server != current and not connection.is_closed()
         ]
         if others:
-            logger.warning("another server has taken over; %d sessions with the old one are let go", len(others))
+            logger.warning("another server has taken over; %d sessions with the old one are closed", len(others))
         for connection in others:
             connection.terminate()
 
 
 def _get_error(task: "asyncio.Task[Any]") -> BaseException | None:
-    """Looks at it, too: who waited for it may have gone."""
-    return TimeoutError("it was let go") if task.cancelled() else task.exception()
+    """Return the error of a task. This also marks the error as retrieved, because the caller may have been cancelled."""
+    return TimeoutError("the attempt was abandoned") if task.cancelled() else task.exception()

@@ -1,8 +1,7 @@
-"""Side state in PostgreSQL: one table for each mapping of a snapshot, loaded and saved in one statement each.
+"""Side state in PostgreSQL: one table for each mapping of a snapshot. One statement loads or saves all rows of a table.
 
 An index row holds at most 2,704 bytes, so keys with long names are indexed by a digest of their texts
-(`sql/migrations/0005_long_names.sql`). They have statements of their own; those of short keys, which nearly all keys
-are, do not mention them.
+(`sql/migrations/0005_long_names.sql`). Separate statements handle long keys. Nearly all keys are short.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,17 +28,17 @@ from oncelog.storage.side_state import (
 from oncelog.storage.tenants import ErasedRow
 
 SHORT_BYTES_MAX: Final = 2000
-"""UTF-8 bytes that the texts of a key have together if it is indexed by them: below PostgreSQL's limit of 2,704."""
+"""Total UTF-8 bytes of the texts of a short key: below PostgreSQL's limit of 2,704 for an index row."""
 _SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
-"""A character has at most four bytes: up to this many need no counting."""
+"""Characters of a key that is short without a count of its bytes: a character has at most four."""
 _DIGEST: Final = {"digest": BYTEA}
 _LANE: Final = {"lane": "integer"}
 
 
 def compute_digest(key: Sequence[Any]) -> bytes | None:
-    """The SHA-256 of a key's texts if they are too long together for an index row; None for a short key.
+    """Return the SHA-256 of the texts of a long key; None for a short key.
 
-    Names have no U+0000, so it separates them without ambiguity.
+    The separator is U+0000, which no name contains.
     """
     texts = [column for column in key if type(column) is str]
     if sum(map(len, texts)) <= _SHORT_CHARACTERS_MAX:
@@ -49,27 +48,27 @@ def compute_digest(key: Sequence[Any]) -> bytes | None:
 
 
 def _build_unnest(columns: Mapping[str, str]) -> str:
-    """One array a column, as rows."""
+    """Return the SQL that turns parameters, one array for each column, into rows."""
     arrays = ", ".join(f"${place}::{type_name}[]" for place, type_name in enumerate(columns.values(), 1))
     return f"unnest({arrays})"
 
 
 def _get_key_columns(table: SideStateTable, *, is_long: bool) -> dict[str, str]:
-    """The columns that a row is found by, as they are sent."""
+    """Return the columns by which a row is found, with their types."""
     return {**_LANE, **table.keys, **(_DIGEST if is_long else {})}
 
 
 def _build_condition(table: SideStateTable, *, is_long: bool) -> str:
-    """The condition that a row `t` has the key `n`. The texts are compared where the digest finds the row, too."""
+    """Return the condition that a row `t` has the key `n`. It compares the texts of long keys too."""
     equal = " AND ".join(f"t.{column} = n.{column}" for column in _get_key_columns(table, is_long=is_long))
-    if is_long:  # for the index of listings, which the planner may take as well
+    if is_long:  # the planner may also choose the index of listings
         texts = (column for column, type_name in table.keys.items() if type_name == TEXT)
         equal += "".join(f" AND left(t.{column}, 64) = left(n.{column}, 64)" for column in texts)
     return f"{equal} AND t.digest IS {'NOT NULL' if is_long else 'NULL'}" if table.has_long_keys else equal
 
 
-# `OFFSET 0` keeps each look-up apart, by the index. Plans are made when tables may be empty: of a partial index the
-# planner then expects one row, and would read all of it for every key.
+# `OFFSET 0` makes the planner look up each key by the index. Plans are made when tables may be empty: the planner then
+# expects one row in a partial index, and would read the whole index for every key.
 
 
 def _build_load_sql(table: SideStateTable, *, is_long: bool = False) -> str:
@@ -108,7 +107,7 @@ def _build_delete_sql(table: SideStateTable, *, is_long: bool = False) -> str:
 
 
 def _build_slice_sql(table: SideStateTable) -> tuple[str, str, str]:
-    """The statements that give the next rows of a lane: the first short keys, those after a key, the long keys.
+    """Return the statements for the next rows of a lane: the first short keys, short keys after a key, and long keys.
 
     Each row ends with its digest, which orders the long keys.
     """
@@ -160,13 +159,13 @@ async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any]
 
 
 async def load_slice(connection: Any, request: TableSlice) -> tuple[list[Any], Any]:
-    """The next rows of a lane: those with short keys in the order of keys, then those with long keys by digest."""
+    """Return the next rows of a lane: short keys in their order, then long keys in the order of their digests."""
     first, next_, long = SLICE[request.table.name]
     after = request.after
     is_long = isinstance(after, bytes)
     statement, place = (long, (after,)) if is_long else (next_, after) if after else (first, ())
     rows = [tuple(row) for row in await connection.fetch(statement, request.lane, request.rows_max, *place)]
-    if len(rows) < request.rows_max:  # after the short keys come the long ones, and then the short ones again
+    if len(rows) < request.rows_max:  # the long keys follow the short ones, and the short ones follow the long ones
         following: Any = None if is_long else b""
     else:
         following = rows[-1][-1] if is_long else rows[-1][1 : 1 + len(request.table.keys)]
@@ -219,7 +218,10 @@ def to_columns(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 async def erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:
-    """In the transaction that erases the records, behind the lock of their lane. Returns what tenants get back."""
+    """Erase the values that erased records had set, and return what tenants get back.
+
+    Runs in the transaction that erases the records and holds the lock of their lane.
+    """
     given_back = []
     for scope, versions, keys in find_erased_values(contents):
         place = (lane, scope, versions)

@@ -1,4 +1,4 @@
-"""The PostgreSQL store: one session that writes, a few that read, one that listens for other servers."""
+"""The PostgreSQL store: one session that writes, a few that read, and one that listens for other processes."""
 
 import asyncio
 import logging
@@ -58,10 +58,10 @@ logger: Final = logging.getLogger("oncelog.postgres")
 
 READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
-"""How long opening a log may take: a migration may build the indexes of large tables."""
+"""Limit for opening a log: a migration may build the indexes of large tables."""
 VACUUM_MS: Final = 3_600_000
 VIEW_FETCH_ROWS_MAX: Final = 1000
-"""Every statement of `read_views` is a round trip."""
+"""High, because every statement of `read_views` is a round trip."""
 
 T = TypeVar("T")
 
@@ -94,11 +94,11 @@ class PostgresStore(SqlStore):
         self._sessions = SessionFactory(address, self._timeouts, self._check_same_log)
         self._writer = Writer(self._sessions.create, self._name, self._timeouts)
         self._durable_positions: dict[int, int] = {}
-        """Up to which position each lane is known to be as durable as the server makes its commits."""
+        """Position up to which each lane is known to be on the standbys that commits wait for."""
         self._epoch_checked_s = 0.0
-        """Time of the event loop at the last check of the epoch, except for checks by commits."""
+        """Time of the event loop at the newest check of the epoch, except for checks by commits."""
         self._erasing_transaction = ""
-        """The transaction behind which VACUUM is to come."""
+        """The transaction of the newest erasure, which must be visible to all sessions before VACUUM."""
         self._pool: Any = None
         self._notifies_others = True
         self._notifier: Notifier | None = None
@@ -123,13 +123,13 @@ class PostgresStore(SqlStore):
     # --- opening and closing
 
     async def open(self) -> None:
-        """As `Store` says. Any number of processes may have it open."""
+        """As `Store` says. Any number of processes may have the log open."""
         retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms)
         while self._store_transaction is None:
             try:
                 self._store_transaction = await self._open_log()
             except POSTGRES_ERRORS as error:
-                # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
+                # No retry if no server listens there: usually the address is wrong.
                 if not is_lost(error) or is_refused(error):
                     raise translate_error(error, self._name) from error
                 await retry_deadline.wait(error)
@@ -238,7 +238,7 @@ class PostgresStore(SqlStore):
                 if act is not None:
                     request = build_act_request(act, lane, self.settings.lanes, len(erasures))
                     await store_transaction.commit(connection, [request])
-            # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
+            # A repetition after an unknown outcome finds no body that is left to erase.
             erased = max(erased, len(erasures))
             return erased
 
@@ -254,10 +254,10 @@ class PostgresStore(SqlStore):
 
         async def work(connection: Connection) -> bool:
             await self._check_epoch(connection)
-            counted.usage = dict(before)  # it may be begun again
+            counted.usage = dict(before)  # the work may be started again
             now = await run_query(connection, load_count_start)
             if now.is_counted(text):
-                return True  # by a COMMIT whose answer was lost
+                return True  # an attempt was committed and its answer lost
             is_replaced = await run_query(connection, partial(replace_tenants, is_last=is_last), text, counted, start)
             if is_replaced and now.text != text and act is not None:
                 await store_transaction.commit(connection, [build_act_request(act, 0, self.settings.lanes)])
@@ -268,23 +268,23 @@ class PostgresStore(SqlStore):
         return is_replaced
 
     def _notify_others(self) -> None:
-        """Wake the other servers: an audit record may have been committed. The clock that it was given is not kept."""
+        """Wake the other processes."""
         if self._notifier is not None:
             self._notifier.notify()
 
     async def scrub(self) -> bool:
-        """As `Store` says, as far as tables go: the write-ahead log, its archive and backups are the operator's."""
+        """As `Store` says, in the tables. The operator cleans the write-ahead log, its archive and the backups."""
         if await self._read(self._vacuum, limit_ms=VACUUM_MS):
             self._erasing_transaction = ""
             return True
         return False
 
     def free_bytes(self) -> int | None:
-        """As `Store` says: nobody can see the server's disk from here."""
+        """As `Store` says: None, because the server does not report it."""
         return None
 
     async def size_bytes(self) -> int | None:
-        """As `Store` says: of the whole database, whoever else is in it."""
+        """As `Store` says, for the whole database with all other tables."""
         return int(await self._read(lambda connection: connection.fetchval(SQL["database_size"])))
 
     async def probe(self) -> None:
@@ -296,7 +296,7 @@ class PostgresStore(SqlStore):
         await self._transact(work)
 
     async def confirm_clock(self) -> None:
-        """As `Store` says. All gateways believe it."""
+        """As `Store` says, for all processes."""
 
         async def work(connection: Connection) -> None:
             mark = self._clock.create_mark(await connection.fetchval(SQL["time"]))
@@ -378,13 +378,13 @@ class PostgresStore(SqlStore):
         return replace(key_status, time_ms=mark.time_ms)
 
     async def _vacuum(self, connection: Connection) -> bool:
-        """False while somebody can still see what was erased, and so VACUUM leaves it."""
+        """Run VACUUM. Returns False while a transaction can still see erased rows, which VACUUM then keeps."""
         self._erasing_transaction = self._erasing_transaction or await connection.fetchval(SQL["own_transaction"])
         if not await connection.fetchval(SQL["is_behind_all"], self._erasing_transaction):
             return False
         try:
             await connection.execute("VACUUM oncelog_records, oncelog_entities")
-        except asyncpg.LockNotAvailableError:  # another VACUUM is at it
+        except asyncpg.LockNotAvailableError:  # another VACUUM is running
             return False
         return True
 
@@ -411,21 +411,21 @@ class PostgresStore(SqlStore):
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at: its caller may have gone
+            task.exception()  # marks it as retrieved: the caller may have been cancelled
 
     async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
-        """Goes on though its caller does not: asyncpg would have to ask the server to cancel, and wait for that."""
+        """Run a read to its end even if the caller is cancelled, because asyncpg would have to cancel it on the server."""
         self._check_open()
         return await self._run_shielded(self._read_with_retries(function, *arguments, limit_ms=limit_ms))
 
     async def _read_with_retries(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int) -> T:
-        """On a session of those that read. One that was lost meanwhile is tried again on another, with patience."""
+        """Run a read on a session of the pool, and retry on another session if that one is lost."""
         retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms)
         while True:
             self._check_open()
             try:
                 async with self._pool.acquire(timeout=self._timeouts.patience_ms / 1000) as connection:
-                    # A network that loses all it is given must not stop those who follow.
+                    # A silent network must not block readers for long.
                     with terminate_after(connection, limit_ms or self._timeouts.transaction_ms):
                         result = await function(connection, *arguments)
                         # A process that does not follow the log has no other check.
@@ -443,11 +443,11 @@ class PostgresStore(SqlStore):
                 raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
 
     async def _check_durable(self, connection: Connection) -> None:
-        """Returns when all that was read on the session before is on a standby, if any is waited for.
+        """Wait until everything that the session has read is on a standby, if commits wait for standbys.
 
-        A commit whose wait for the standby was broken off, as by a server that is shut down because it was cut off, is
-        shown to all, and may be lost with that server. Whoever has been told of it could not be told that it is gone.
-        So what nobody has acknowledged here yet is told only when a barrier behind it has been passed.
+        The wait of a commit for its standby can be interrupted, for example by the shutdown of a server that was cut
+        off. The commit is then visible to all readers, and may be lost with the server. So records that this process
+        has not acknowledged yet reach readers only after a barrier behind them.
         """
         if not self._sessions.waits_for_standbys:
             return
@@ -462,4 +462,4 @@ class PostgresStore(SqlStore):
 
 
 async def _skip_reset(_connection: Connection) -> None:
-    """Between two readers: none of ours leaves anything behind in its session."""
+    """Do nothing between two uses of a session: reads leave no state in it."""

@@ -1,7 +1,7 @@
-"""A write transaction, on the writer's or a borrowed session: load, decide, save.
+"""A write transaction, on the session of the writer or a borrowed one: load, decide, save.
 
-The lanes have been locked, in ascending order, and nothing from memory is used. Memory follows only after COMMIT has
-returned (`confirm`).
+The caller has locked the lanes, in ascending order. The transaction reads everything from the database, and changes
+memory only after COMMIT has returned (`confirm`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,11 +41,11 @@ from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partition
 from oncelog.storage.tenants import decode_tenants
 
 _LANE_COLUMN: Final = 8
-"""In a row of the statement `state`: here the columns of the lane begin."""
+"""First column of the lane in a row of the statement `state`."""
 
 
 class TransactionState(msgspec.Struct):
-    """What the log says once its lanes are locked."""
+    """The state of the log after its lanes have been locked."""
 
     database_ms: int
     erasures: int
@@ -53,13 +53,16 @@ class TransactionState(msgspec.Struct):
     clock: tuple[int | None, int | None]
     heads: dict[int, LaneHead]
     tenants: Tenants | None
-    """Whom to count for; None for nobody."""
+    """None for a log without quotas."""
     leaps: tuple[int, ...] = ()
     """The numbers above which the log continued after restores."""
 
 
 def build_begin(lanes: Iterable[int]) -> str:
-    """Begins a transaction and locks lanes, on one way to the server: all that others did before is seen after it."""
+    """Return the SQL that begins a transaction and locks lanes in one round trip.
+
+    The next statement has a newer snapshot, so it sees all commits of earlier holders of the locks.
+    """
     numbers = ", ".join(str(int(lane)) for lane in sorted(lanes))
     if not numbers:
         return "BEGIN"
@@ -67,7 +70,7 @@ def build_begin(lanes: Iterable[int]) -> str:
 
 
 class StoreTransaction:
-    """Of one log. Used by one transaction at a time."""
+    """Write transactions of one log, one at a time."""
 
     def __init__(self, metadata: LogMetadata, clock: DatabaseClock, draw: Draw) -> None:
         self.metadata = metadata
@@ -76,7 +79,7 @@ class StoreTransaction:
         self._expiry_sweep = ExpirySweep()
         self._mark: ClockMark | None = None
         self.next_epoch = ""
-        """Epoch that `renew` of this store may have committed."""
+        """Epoch that `renew_epoch` of this store may have committed."""
         self.renewed_epoch = ""
         """Epoch that another process has set; empty if none is known."""
 
@@ -88,7 +91,7 @@ class StoreTransaction:
         self.check_renewed()
 
     def check_renewed(self) -> None:
-        """Raise LogReplacedError if it is known that another process has renewed the epoch."""
+        """Raise LogReplacedError if an earlier check has found another epoch."""
         if self.renewed_epoch:
             raise LogReplacedError(
                 f"the log has a new epoch, {self.renewed_epoch}, and was opened with {self.metadata.epoch}: start this "
@@ -96,7 +99,7 @@ class StoreTransaction:
             )
 
     def compute_read_set(self, batch: Sequence[Request]) -> ReadSet:
-        """What a batch needs; its lanes are to be locked."""
+        """Return the read set of a batch. The caller must lock its lanes."""
         return build_read_set(batch, self.metadata.settings)
 
     async def commit(
@@ -134,22 +137,22 @@ class StoreTransaction:
         return result
 
     def confirm(self) -> None:
-        """The transaction has been committed: only now does memory follow."""
+        """Update memory after the transaction has been committed."""
         if self._mark is not None:
             self.clock.remember(self._mark)
             self._mark = None
 
     async def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Keeps what is new and gives all; raises PolicyError for what contradicts."""
+        """Save new policies, and return all by name. Raises PolicyError for one that differs from that of its name."""
         await connection.execute(SQL["alone"])
         return await run_query(connection, declare_policies, policies)
 
     async def load_state(self, connection: Any, lanes: Iterable[int]) -> TransactionState:
-        """What the log says by now. Raises LogReplacedError if it has another epoch than when it was opened."""
+        """Load the state of the log. Raises LogReplacedError if the epoch has changed since the log was opened."""
         wanted = sorted(lanes)
         rows = await connection.fetch(SQL["state"], wanted, self.clock.boot)
         if len(rows) != len(wanted):
-            raise StoreUnavailableError("the log's lanes are not all there; it is not the log that was opened")
+            raise StoreUnavailableError("lanes of the log are missing; it is not the log that was opened")
         heads = {row[_LANE_COLUMN]: LaneHead(*tuple(row)[_LANE_COLUMN + 1 :]) for row in rows}
         database_ms, erasures, confirmations, elapsed_ms, time_ms, tenants, leaps, epoch = tuple(rows[0])[:_LANE_COLUMN]
         self.check_epoch(epoch)
@@ -159,7 +162,7 @@ class StoreTransaction:
         )
 
     async def load_snapshot(self, connection: Any, read_set: ReadSet, heads: Mapping[int, LaneHead]) -> Snapshot:
-        """What a decision needs."""
+        """Load the entries that a read set names."""
         snapshot = Snapshot(settings=self.metadata.settings, heads=heads)
         if read_set.keys:
             snapshot.keys = await self._load_remembered(connection, "keys", read_set.keys)
@@ -179,7 +182,7 @@ class StoreTransaction:
         return found
 
     def hash_identity(self, identity: KeyIdentity | SequenceIdentity) -> int:
-        """What an identity is found by."""
+        """Return the hash by which records of an identity are found."""
         return hash_identity(self.metadata.index_secret, identity)
 
     async def _save(self, connection: Any, result: BatchResult) -> None:
@@ -192,8 +195,8 @@ class StoreTransaction:
             partitions = sorted(
                 (record.lane, name, record.position) for record in records for name in record.partitions
             )
-            # Not by COPY, which would be faster: a session that is frozen or cut off inside of one is not idle, so that
-            # the server does not end it, and asyncpg waits for ever where it is lost.
+            # COPY would be faster. But the server does not count a session inside COPY as idle, and so would not end
+            # one that is frozen or cut off; and asyncpg would wait indefinitely if the session is lost.
             await connection.execute(
                 SQL["save"],
                 *side_state_tables.to_columns(

@@ -1,8 +1,8 @@
-"""The writer: one transaction at a time, durable at COMMIT; a lost session is replaced, and its COMMIT resolved.
+"""The writer: one transaction at a time. It replaces a lost session, and queries the outcome of its COMMIT.
 
-A COMMIT is never cancelled: a server that waits for a standby would stop waiting, and show the commit to every reader
-as if a standby had it. The writer closes the socket instead, and finds the outcome of the COMMIT on a new session,
-behind the locks of the old one. No verdict is sent before the outcome is known.
+The writer never cancels a COMMIT. A server that waits for a standby would stop waiting, and show the commit to every
+reader as if a standby had it. The writer closes the socket instead, and reads the outcome on a new session, which the
+locks of the old one delay until the old transaction has ended. No verdict is sent before the outcome is known.
 """
 
 import asyncio
@@ -81,13 +81,13 @@ class Writer:
                     return result
 
     def abandon(self) -> None:
-        """Lets the socket go, as it is."""
+        """Close the socket without waiting for the server."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
 
     async def close(self) -> None:
-        """Ends the session."""
+        """Close the session."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(*POSTGRES_ERRORS):
@@ -98,18 +98,18 @@ class Writer:
     async def _is_committed(
         self, lanes: Sequence[int], blocks: Sequence[Block], retry_deadline: "RetryDeadline", unknown: BaseException
     ) -> bool:
-        """On a new session. Its locks wait until the old transaction has ended, if it has not."""
+        """Return whether the blocks exist. A new session locks the lanes first, and so waits for the old transaction."""
         roots = ([block.lane for block in blocks], [block.height for block in blocks], [block.root for block in blocks])
-        logger.warning("a session was lost at COMMIT; what became of it is being found out: %s", unknown)
+        logger.warning("a session was lost at COMMIT; its outcome is being queried: %s", unknown)
         while True:
             try:
-                # Committed, and not a mere look: it is told as durable, and so must be what it stands before.
+                # In a transaction that commits: the blocks are reported as durable, which this COMMIT ensures.
                 async with self._transaction(lanes) as connection:
                     found = await connection.fetchval(SQL["roots"], *roots)
             except POSTGRES_ERRORS as error:
                 await retry_deadline.wait(error)
             else:
-                logger.warning("it was %s", "committed" if found else "not committed")
+                logger.warning("the transaction was %s", "committed" if found else "not committed")
                 return bool(found)
 
     # --- sessions
@@ -130,14 +130,14 @@ class Writer:
         try:
             yield self._connection
         except BaseException as error:
-            # Whatever is not the statement's own fault, the session is not used again; also if we are being stopped.
+            # The session is not used again unless the statement is at fault; nor after a cancellation.
             if not isinstance(error, Exception) or is_lost(error):
                 self.abandon()
             raise
 
     @asynccontextmanager
     async def _transaction(self, lanes: Sequence[int]) -> AsyncIterator[Connection]:
-        """Holds the lanes, and is committed at the end of the block. What fails, its beginning too, is undone."""
+        """Begin a transaction, lock the lanes, and commit at the end of the block. Any error rolls it back."""
         async with self._session() as connection:
             limit_ms = self._timeouts.transaction_ms
             try:
@@ -169,23 +169,23 @@ class Writer:
 
 
 class RetryDeadline:
-    """How long the same thing is tried again."""
+    """Pauses between retries, up to a time limit."""
 
     def __init__(self, name: str, limit_ms: int, hint: str = "") -> None:
         self._name = name
         self._hint = hint
         self._limit_s = limit_ms / 1000
         self._deadline: float | None = None
-        """From the first time that it is needed."""
+        """Set by the first error."""
         self._pause_s = 0.0
 
     async def wait(self, error: BaseException) -> None:
-        """Returns when it is time to try again. Raises what the error means if there has been enough of it."""
+        """Wait until the next retry. Raises the translated error once the limit is exceeded."""
         now_s = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now_s + self._limit_s
         if now_s + self._pause_s > self._deadline:
             raise translate_error(error, self._name, self._hint) from error
-        logger.debug("it is tried again on another session: %s: %s", type(error).__name__, error)
+        logger.debug("retry on another session after %s: %s", type(error).__name__, error)
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(max(PAUSE_S_MIN, 2 * self._pause_s), PAUSE_S_MAX)

@@ -1,24 +1,25 @@
--- What is read of a log in a file while it is moved, by name.
+-- Statements that a migration runs on the file, by name.
 
 -- name: records
--- The records of a lane between two places, with all that belongs to them.
+-- Records of a lane between two places, with all columns.
 SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, actor, partitions,
     salt, body_hash, body
 FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
 
 -- name: blocks
--- The blocks of a lane between two heights.
+-- Blocks of a lane between two heights.
 SELECT lane, height, first_position, count, log_time_ms, previous, root
 FROM oncelog_blocks WHERE lane = ? AND height > ? AND height <= ? ORDER BY height;
 
 -- name: erased
--- What is left of bodies that were erased.
+-- Erased records, with the hashes of their bodies.
 SELECT place >> 48, place & 281474976710655, body_hash FROM oncelog_records WHERE body IS NULL;
 
 -- name: tables_of_others
+-- Tables of an application in the file.
 SELECT name FROM sqlite_schema
 WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
 
 -- name: log_state
--- What the log keeps besides heads, clock and side state.
+-- State of the log besides heads, clock and side state.
 SELECT erasures, tenants, usage_version, leaps FROM oncelog_state;

@@ -1,18 +1,18 @@
--- What is asked of a database into which a log is moved, by name.
+-- Statements that a migration runs on the database, by name.
 
 -- name: alone
--- One move at a time. Held by the session: of a mover that was killed it is free when the server is done with it.
+-- Lock of a migration. The session holds it, so the server releases it some time after a migration was killed.
 SELECT pg_advisory_lock((1332634477::bigint << 32) | to_regnamespace(quote_ident(current_schema()))::oid::bigint);
 
 -- name: begin
 UPDATE oncelog_state SET move = $1, erasures = $2;
 
 -- name: end
--- Only of this move, and only once.
+-- Ends this move once, and no other.
 UPDATE oncelog_state SET move = NULL WHERE move IS NOT NULL AND move = $1 RETURNING id;
 
 -- name: reached
--- How far each lane has come, by what is there.
+-- The last position and height that each lane has.
 SELECT lane,
     coalesce((SELECT position FROM oncelog_records AS r WHERE r.lane = l.lane ORDER BY position DESC LIMIT 1), 0),
     coalesce((SELECT height FROM oncelog_blocks AS b WHERE b.lane = l.lane ORDER BY height DESC LIMIT 1), 0)

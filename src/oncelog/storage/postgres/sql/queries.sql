@@ -1,8 +1,8 @@
--- Statements of PostgreSQL, by name; queries/sql/queries.sql has the ones that SQLite shares. What a batch needs or saves
--- comes as arrays: one statement for all of it.
+-- Statements of PostgreSQL, by name. queries/sql/queries.sql has the ones that SQLite shares. Arrays pass all keys or rows
+-- of a batch to one statement.
 
 -- name: is_there
--- By the catalog itself: a session that has looked for the name before goes on to say what it said then.
+-- Reads the catalog itself, because a session caches the result of an earlier lookup of the name.
 SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'oncelog_log' AND pg_table_is_visible(oid));
 
 -- name: encoding
@@ -24,19 +24,19 @@ SELECT lane, 0, 0, 0, 0, 0, 0, $2 FROM generate_series(0, $1::integer) AS lane;
 SELECT epoch FROM oncelog_log;
 
 -- name: alone
--- One at a time makes or migrates a log, declares policies, or moves one here.
+-- Lock for creating or migrating a log, declaring policies, and moving a log into the database.
 SELECT pg_advisory_xact_lock((1332634476::bigint << 32) | to_regnamespace(quote_ident(current_schema()))::oid::bigint);
 
 -- name: time
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 
 -- name: barrier
--- A write of its own, which changes nothing. When it has been committed, all that stands before it in the write-ahead
--- log is as durable as the server makes its commits: on the disk, and on the standbys that it waits for.
+-- A separate write, which changes nothing. Its COMMIT makes everything before it in the write-ahead log durable: on the
+-- disk, and on the standbys that the server waits for.
 SELECT pg_logical_emit_message(true, 'oncelog', '');
 
 -- name: server
--- With which server a session is, by when that was started, whether its commits wait for standbys, and its timeline.
+-- The server of a session, identified by its start time, whether its commits wait for standbys, and its timeline.
 SELECT pg_postmaster_start_time(), current_setting('synchronous_standby_names') <> '',
     CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END;
 
@@ -50,8 +50,8 @@ UPDATE oncelog_state SET timeline = $1 WHERE timeline IS DISTINCT FROM $1;
 SELECT lane, position FROM oncelog_lanes;
 
 -- name: state
--- What is to be known once the lanes are locked. It has a snapshot of its own, so it sees all that others committed
--- before they let go of them; and the clock is read when there is nobody left to wait for.
+-- The state of the log after the lanes have been locked. The statement has a new snapshot, so it sees all commits of
+-- earlier holders of the locks, and it reads the clock after the wait for the locks.
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
     s.tenants, s.leaps, g.epoch,
     l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
@@ -59,7 +59,7 @@ FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s CROSS JOIN oncelog_log AS 
 WHERE l.lane = ANY($1::integer[]);
 
 -- name: look_at_state
--- The same without a lane.
+-- The same without lanes.
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms
 FROM oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $1;
 
@@ -71,14 +71,14 @@ ON CONFLICT (boot) DO UPDATE SET elapsed_ms = excluded.elapsed_ms, time_ms = exc
 DELETE FROM oncelog_clocks;
 
 -- name: move
--- What `oncelog move` has still to do.
+-- NULL unless `oncelog move` has not copied the log completely.
 SELECT move FROM oncelog_state;
 
 -- name: count_confirmation
 UPDATE oncelog_state SET confirmations = confirmations + 1;
 
 -- name: touch_state
--- A new version of the row that is like the old one: there is room for that, or there is not.
+-- Writes an equal version of the row, which fails if the disk is full.
 UPDATE oncelog_state SET erasures = erasures;
 
 -- name: database_size
@@ -101,19 +101,19 @@ SELECT max(sequence) FROM (
 UPDATE oncelog_state SET tenants = $1, usage_version = $2;
 
 -- name: lock_usage
--- A tenant may have streams in several lanes, so whoever counts for it has its row to himself. In one order, and behind the
--- lanes: nobody who waits here has what somebody waits for who is before him.
+-- A tenant may have streams in several lanes, so a transaction locks the rows of its tenants before it counts. All
+-- transactions lock the lanes first and then these rows in one order, which prevents deadlocks.
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage WHERE lane = 0 AND tenant = ANY($1::text[])
 ORDER BY tenant FOR NO KEY UPDATE;
 
 -- name: record_sizes
--- What records have, and what decides for which tenants they count.
+-- Sizes of records, with the columns that determine their tenants.
 SELECT position, sequence, policy, actor, scope, partitions, octet_length(body),
     octet_length(scope) + octet_length(client) + octet_length(key) + octet_length(actor)
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
 -- name: state_sizes
--- What entities, relationships and rows have, by scope. Expired entities may have been deleted already, and count nothing.
+-- Sizes of entities, relationships and rows, by scope. Expired entities may have been deleted already, so none counts.
 SELECT e.scope, count(*), sum(octet_length(e.key))::bigint, sum(octet_length(e.value))::bigint FROM oncelog_entities AS e
 JOIN oncelog_lanes AS l ON l.lane = e.lane WHERE e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms
 GROUP BY e.lane, e.scope
@@ -125,7 +125,7 @@ SELECT scope, count(*), sum(octet_length(table_name) + octet_length(row_id))::bi
 FROM oncelog_rows GROUP BY lane, scope;
 
 -- name: member_sizes
--- What members have, by stream, past members too.
+-- Sizes of present and past members, by stream.
 SELECT scope, count(*), sum(octet_length(member))::bigint FROM (
     SELECT lane, scope, member FROM oncelog_members
     UNION SELECT lane, scope, member FROM oncelog_member_changes WHERE kind = 1
@@ -149,12 +149,12 @@ UPDATE oncelog_state SET erasures = erasures + 1;
 SELECT EXISTS (SELECT FROM oncelog_policies WHERE name = $1 AND declaration = $2);
 
 -- name: lanes
--- The heads of lanes that have been written to.
+-- Heads of the lanes that have been written to.
 SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash
 FROM oncelog_lanes WHERE revision > 0 ORDER BY lane;
 
 -- name: keys
--- What is remembered under some hashes. The oldest comes first, so that the newest counts.
+-- Receipts of the records with some hashes, oldest first, so that the newest one counts.
 SELECT lane, position, sequence, log_time_ms, height, client_sequence, fingerprint, body IS NULL,
     policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 FROM oncelog_records WHERE key_hash = ANY($1::bigint[]) ORDER BY lane, position;
@@ -165,7 +165,7 @@ SELECT lane, position, sequence, log_time_ms, height, client_sequence, fingerpri
 FROM oncelog_records WHERE sequence_hash = ANY($1::bigint[]) ORDER BY lane, position;
 
 -- name: save
--- All that a batch of new records leaves, but for side state: one statement, one way there and back.
+-- Saves the records, blocks and heads of a batch in one round trip.
 WITH records AS (
     INSERT INTO oncelog_records (lane, position, sequence, log_time_ms, height, client_sequence, key_hash, sequence_hash,
         policy, scope, client, key, fingerprint, actor, partitions, salt, body)
@@ -186,7 +186,7 @@ FROM unnest($28::integer[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bi
 WHERE l.lane = n.lane;
 
 -- name: save_lanes
--- The same where there is no new record.
+-- Saves the heads of a batch without records.
 UPDATE oncelog_lanes AS l SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.eviction_time_ms,
     fence = n.fence, revision = n.revision, height = n.height, block_hash = n.block_hash
 FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bytea[])
@@ -199,7 +199,7 @@ SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, finger
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
 -- name: internal_page
--- Audit and restore records of all lanes, by log time. A lane has no more than `limit` of them in the page.
+-- Audit and restore records of all lanes, by log time.
 SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane, after, upto) CROSS JOIN LATERAL (
     SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
     FROM oncelog_records AS r
@@ -209,7 +209,7 @@ SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane
 ) AS found ORDER BY found.log_time_ms, found.lane, found.position LIMIT $4;
 
 -- name: count_internal
--- Audit and restore records, by the index that finds them.
+-- Number of audit and restore records, counted by their index.
 SELECT count(*) FROM oncelog_records
 WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore');
 
@@ -217,7 +217,7 @@ WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit
 SELECT count(*) FROM oncelog_records WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy = 'oncelog.audit';
 
 -- name: partition_positions
--- As one text, as on SQLite.
+-- Positions as one text, as on SQLite.
 SELECT string_agg(position::text, ',') FROM (
     SELECT position FROM oncelog_partition_records
     WHERE lane = $1 AND partition = $2 AND position > $3 AND position <= $4 ORDER BY position LIMIT $5
@@ -241,7 +241,7 @@ FROM oncelog_records
 WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence <= $4 AND sequence > 0 ORDER BY sequence LIMIT $5;
 
 -- name: brief_lane_page
--- What readers are shown of the records of a policy.
+-- Views of the records of a policy.
 SELECT position, log_time_ms, actor, client, scope, key, partitions, body
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND policy = $5 ORDER BY position LIMIT $4;
 
@@ -255,12 +255,12 @@ SELECT position, log_time_ms, actor, client, scope, key, partitions, body
 FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) AND policy = $3 ORDER BY position;
 
 -- name: roots
--- Whether blocks are there: salts are drawn by chance, so no other block has the same root.
+-- Number of existing blocks. Random salts make every root unique.
 SELECT count(*) FROM unnest($1::integer[], $2::bigint[], $3::bytea[]) AS n (lane, height, root)
 JOIN oncelog_blocks AS b ON b.lane = n.lane AND b.height = n.height AND b.root = n.root;
 
 -- name: evidence
--- Records with all that their hashes are made of.
+-- Records with everything that their hashes cover.
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position;
 
@@ -273,13 +273,13 @@ FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
 SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = 'oncelog_records'::regclass;
 
 -- name: page_end
--- The last of the next records of a lane, and how many they are.
+-- Last position and number of the next records of a lane.
 SELECT max(position), count(*) FROM (
     SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 ORDER BY position LIMIT $3
 ) AS page;
 
 -- name: records_of_keys
--- Only where clients number their writes is the client part of the identity.
+-- Identities of the records with some keys. The client is part of an identity only if clients number their writes.
 SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key FROM oncelog_records
 WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 
@@ -288,13 +288,13 @@ SELECT position, salt, body, sequence, policy, actor, scope, partitions, fingerp
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
 
 -- name: scoped_positions
--- Which of the records between two positions are of a scope.
+-- Positions of the records of a scope between two positions.
 SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND scope = $4 AND sequence > 0 ORDER BY position;
 
 -- name: entity_page
--- Entities of a scope by key, without those that have expired: so many, and of so many bytes until one goes beyond.
--- A first one is given however long it is, and the next says that there is one. As in all listings here, short and long
--- keys come from different indexes (0005_long_names.sql).
+-- Unexpired entities of a scope by key, up to a number of rows ($7) and of bytes ($8). The page has the first entity
+-- whatever its length, and one more than fits, which tells that there are more. As in all listings here, short and long
+-- keys are in different indexes (0005_long_names.sql).
 SELECT key, value, version, expires_at_ms, erased FROM (
     SELECT key, value, version, expires_at_ms, erased, row_number() OVER by_key AS number,
         sum(octet_length(value)) OVER by_key - octet_length(value) AS before
@@ -319,7 +319,7 @@ SELECT key, value, version, expires_at_ms, erased FROM (
 WHERE number <= 2 OR before <= $8 ORDER BY key;
 
 -- name: row_page
--- Rows of all tables of a scope, by table and row: so many, and of so many bytes, as with entities.
+-- Rows of all tables of a scope, by table and row, with the limits of `entity_page`.
 SELECT table_name, row_id, state FROM (
     SELECT table_name, row_id, state, row_number() OVER in_order AS number,
         sum(octet_length(state)) OVER in_order - octet_length(state) AS before
@@ -427,7 +427,7 @@ UPDATE oncelog_records AS r SET body_hash = n.body_hash, salt = NULL, body = NUL
 FROM unnest($2::bigint[], $3::bytea[]) AS n (position, body_hash) WHERE r.lane = $1 AND r.position = n.position;
 
 -- name: erase_values
--- Erase the values that a record set and that no later record replaced, by the keys of its operations. Returns the bytes
+-- Erases the values that a record set and that no later record replaced, by the keys of its operations. Returns the bytes
 -- that tenants were charged for.
 UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
 WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
@@ -435,14 +435,14 @@ WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.ver
 RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
 
 -- name: erase_long_values
--- The same by the digests of long keys.
+-- As `erase_values`, by the digests of long keys.
 UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
 WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
     AND e.digest IS NOT NULL AND e.digest = ANY($4::bytea[])
 RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
 
 -- name: erase_all_values
--- The same for a record whose body does not name its keys.
+-- As `erase_values`, for records whose bodies do not name their keys.
 UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
 WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
     AND (e.digest IS NULL OR (e.digest IS NOT NULL AND left(e.scope, 64) = left($2, 64)))
@@ -461,7 +461,7 @@ DELETE FROM oncelog_shared WHERE token = $1;
 SELECT count(*) FROM oncelog_shared WHERE token = $1;
 
 -- name: limit_shared
--- For this transaction alone: whoever is cut off inside of it must not stop the others.
+-- Lowers the limit for this transaction, so that an application that is cut off inside it does not block others.
 SELECT set_config('idle_in_transaction_session_timeout', $1, true)
 FROM (SELECT current_setting('idle_in_transaction_session_timeout')::interval AS now) AS s
 WHERE now = interval '0' OR now > $1::text::interval;
@@ -485,10 +485,11 @@ SELECT pg_try_advisory_xact_lock($1);
 -- name: lock_lanes
 SELECT 1 FROM oncelog_lanes WHERE lane = ANY($1::integer[]) ORDER BY lane FOR NO KEY UPDATE;
 
--- What `oncelog verify` and the other commands that look at a log read. Names are those of SQLite's statements.
+-- Statements of `oncelog verify` and other commands that inspect a log. SQLite has statements of the same names.
 
 -- name: all_evidence
--- All records with all that their hashes are made of, and by what they are found. Long bodies are asked for one by one.
+-- All records with everything that their hashes cover, and the hashes by which they are found. `body_at` reads long bodies
+-- one by one.
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions,
     CASE WHEN octet_length(body) <= $1 THEN body END, salt, body_hash, octet_length(body), key_hash, sequence_hash
 FROM oncelog_records ORDER BY lane, position;
@@ -500,7 +501,7 @@ SELECT body FROM oncelog_records WHERE lane = $1 AND position = $2;
 SELECT log_time_ms FROM oncelog_records WHERE lane = $1 AND position = $2;
 
 -- name: missing_partition_record
--- A record that is not found under a partition it touches. (Counted, so that each is looked for by its whole key.)
+-- A record that is not found under a partition it touches. The count makes the planner use the whole key of the index.
 SELECT r.lane, r.position, p.value
 FROM oncelog_records AS r CROSS JOIN LATERAL json_array_elements_text(r.partitions::json) AS p (value)
 WHERE 0 = (
@@ -509,7 +510,7 @@ WHERE 0 = (
 ) ORDER BY r.lane, r.position LIMIT 1;
 
 -- name: extra_partition_record
--- A place that is found under a partition its record does not touch.
+-- An index row with a partition that its record does not touch.
 SELECT i.lane, i.position, i.partition FROM oncelog_partition_records AS i
 WHERE NOT EXISTS (
     SELECT FROM oncelog_records AS r CROSS JOIN LATERAL json_array_elements_text(r.partitions::json) AS p (value)
@@ -517,11 +518,11 @@ WHERE NOT EXISTS (
 ) LIMIT 1;
 
 -- name: all_stream_records
--- As the index oncelog_records_stream has them.
+-- In the order of the index oncelog_records_stream.
 SELECT lane, scope, sequence, position FROM oncelog_records WHERE sequence > 0 ORDER BY lane, scope, sequence;
 
 -- name: all_key_hashes
--- As the index oncelog_records_key has them, which need not look at the records for that.
+-- From the index oncelog_records_key alone, without its records.
 SELECT key_hash FROM oncelog_records WHERE key_hash IS NOT NULL ORDER BY key_hash;
 
 -- name: all_sequence_hashes
@@ -634,13 +635,13 @@ WHERE c.lane = $1 AND c.revision >= $2 AND (c.revision, c.scope, c.member, c.kin
 ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
 
 -- name: lease_beyond
--- A lease whose fence its lane has never given out.
+-- A lease with a fence that its lane has not given out.
 SELECT l.lane, l.policy, l.scope, l.key_hex, l.fence, coalesce(h.fence, 0)
 FROM oncelog_leases AS l LEFT JOIN oncelog_lanes AS h ON h.lane = l.lane
 WHERE l.fence < 0 OR greatest(l.fence, l.failed_fence) > coalesce(h.fence, 0) LIMIT 1;
 
 -- name: rate_beyond
--- A bucket that is further from being full than any rate lets it be.
+-- A bucket that is emptier than any rate allows.
 SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
 FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
 WHERE r.full_at_us < 0 OR r.full_at_us::numeric - h.log_time_ms::numeric * 1000 > $1 LIMIT 1;
@@ -649,7 +650,7 @@ WHERE r.full_at_us < 0 OR r.full_at_us::numeric - h.log_time_ms::numeric * 1000 
 SELECT coalesce(max(log_time_ms), 0) FROM oncelog_lanes;
 
 -- name: columns
--- Our tables as they are, in the schema that the log is in. A crash of the server empties those that are unlogged.
+-- The columns of Oncelog's tables in the schema of the log. UNLOGGED is an error: a crash of the server empties such tables.
 SELECT c.relname::text, a.attname::text,
     concat_ws(' ', format_type(a.atttypid, a.atttypmod), 'COLLATE ' || l.collname, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
         CASE WHEN c.relpersistence <> 'p' THEN 'UNLOGGED' END)
@@ -667,7 +668,8 @@ WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclas
     AND c.relname LIKE 'oncelog\_%' ORDER BY x.relname COLLATE "C";
 
 -- name: additions
--- Triggers, rules and policies of row security on Oncelog's tables, and views and the like with such a name. The migrations create none.
+-- Triggers, rules and row security policies on Oncelog's tables, and views and other objects with their prefix. The
+-- migrations create none of them.
 WITH ours AS (
     SELECT oid, relname::text AS name, relkind AS kind FROM pg_class
     WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log')) AND relname LIKE 'oncelog\_%'
@@ -690,7 +692,7 @@ WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclas
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep');
 
 -- name: waits_for_long
--- Whether a session of ours has waited for a standby for longer than so many seconds.
+-- Whether a session of Oncelog has waited for a standby for longer than a number of seconds.
 SELECT EXISTS (
     SELECT FROM pg_stat_activity WHERE application_name = 'oncelog' AND datname = current_database()
     AND wait_event = 'SyncRep' AND clock_timestamp() - state_change > $1::double precision * interval '1 second'
@@ -700,7 +702,7 @@ SELECT EXISTS (
 SELECT pg_current_xact_id()::text;
 
 -- name: is_behind_all
--- Whether nobody can see any more what a transaction has replaced: so that VACUUM has removed it.
+-- Whether no session can see the row versions that a transaction has replaced, so that VACUUM removes them.
 SELECT NOT EXISTS (
     SELECT FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
     AND (datname = current_database() OR datname IS NULL) AND age(backend_xmin) >= age($1::text::xid)

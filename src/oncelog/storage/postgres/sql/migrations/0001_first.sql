@@ -1,10 +1,10 @@
--- The first schema, in whatever schema the connection's search_path names. All tables are ours by their prefix: an
--- application may keep its own beside them.
+-- The first version of the tables, in the schema that the connection's search_path names. All tables of Oncelog have one
+-- prefix, so an application may keep other tables in the same schema.
 --
--- Every key starts with the lane. Texts are compared byte by byte (COLLATE "C"), as in every other store: no locale of
--- the machine may change an order. Identities, hashes and bodies are bytea.
+-- Every key starts with the lane. Texts are compared byte by byte (COLLATE "C"), as in every other store, so that the
+-- locale of the machine does not change an order. Identities, hashes and bodies are bytea.
 
--- What the log was made with. One row; only the epoch and the version ever change.
+-- The settings of the log. One row, of which only the epoch and the version ever change.
 CREATE TABLE oncelog_log (
     id smallint PRIMARY KEY CHECK (id = 1),
     schema_version integer NOT NULL,
@@ -15,8 +15,8 @@ CREATE TABLE oncelog_log (
     created_ms bigint NOT NULL
 );
 
--- What all lanes share. Commits only read it: a row that every one of them wrote would make them wait for each other.
--- `move` is what `oncelog move` has still to do; NULL in a log that is whole.
+-- State that all lanes share. Commits only read it: if every commit wrote the row, commits would wait for each other.
+-- `move` describes a move that `oncelog move` has not completed, and is NULL otherwise.
 CREATE TABLE oncelog_state (
     id smallint PRIMARY KEY CHECK (id = 1),
     erasures bigint NOT NULL,
@@ -24,7 +24,7 @@ CREATE TABLE oncelog_state (
     move text
 );
 
--- What the database's clock showed, and how long a gateway's machine (boot) had been up by then.
+-- Readings of the database's clock, each with the uptime of a machine (boot) that runs Oncelog.
 CREATE TABLE oncelog_clocks (
     boot text COLLATE "C" PRIMARY KEY,
     elapsed_ms bigint NOT NULL,
@@ -36,8 +36,9 @@ CREATE TABLE oncelog_policies (
     declaration text NOT NULL
 );
 
--- The heads. Whoever commits to a lane holds its row from the first look to the end of the transaction: so the order of
--- commits is the order of positions, and who follows positions misses nothing. All rows are there from the beginning.
+-- Heads of lanes. A commit locks the row of its lane before its first read and until the transaction ends. So the order
+-- of commits is the order of positions, and a reader that follows positions misses no record. All rows exist from the
+-- beginning.
 CREATE TABLE oncelog_lanes (
     lane integer PRIMARY KEY,
     position bigint NOT NULL,
@@ -49,8 +50,8 @@ CREATE TABLE oncelog_lanes (
     block_hash bytea NOT NULL
 ) WITH (fillfactor = 20);
 
--- The truth. An erased record has a body_hash in place of salt and body. What is found by a key or by a client's number
--- is found by a keyed hash (key_hash.py) and checked against the record.
+-- Records, from which all other tables are derived. An erased record has a body_hash instead of salt and body. A lookup by
+-- key or client sequence uses a keyed hash (key_hash.py), and is checked against the record.
 CREATE TABLE oncelog_records (
     lane integer NOT NULL,
     position bigint NOT NULL,
@@ -87,7 +88,7 @@ CREATE TABLE oncelog_blocks (
     PRIMARY KEY (lane, height)
 );
 
--- Which records touch a partition, in order.
+-- The records of each partition, by position.
 CREATE TABLE oncelog_partition_records (
     lane integer NOT NULL,
     partition text COLLATE "C" NOT NULL,
@@ -136,7 +137,7 @@ CREATE TABLE oncelog_relationships (
     PRIMARY KEY (lane, scope, resource, relation, subject)
 );
 
--- `state` is core.merge.Row in MessagePack: values and their stamps, whose clocks have 64 bits without a sign.
+-- `state` is core.merge.Row in MessagePack: values with their stamps, whose clocks are unsigned 64-bit numbers.
 CREATE TABLE oncelog_rows (
     lane integer NOT NULL,
     scope text COLLATE "C" NOT NULL,
@@ -192,8 +193,8 @@ CREATE TABLE oncelog_rates (
     PRIMARY KEY (lane, scope, actor)
 ) WITH (fillfactor = 70);
 
--- Transactions that `share` has with its caller, while they are open. What `ended` refers to is never there: so a
--- transaction that is committed before its row has been removed, by the caller's own COMMIT, comes to nothing.
+-- Open transactions that `share` borrows from an application. `ended` refers to a token that never exists, so a COMMIT by
+-- the application fails unless Oncelog has removed the row before.
 CREATE TABLE oncelog_shared (
     token bytea PRIMARY KEY,
     ended bytea NOT NULL REFERENCES oncelog_shared (token) DEFERRABLE INITIALLY DEFERRED

@@ -1,8 +1,8 @@
--- The quotas of tenants, in JSON (storage/tenants.py). NULL where there are none, and then nothing is counted.
+-- The quotas of tenants, in JSON (storage/tenants.py). NULL without quotas: then usage is not counted.
 ALTER TABLE oncelog_state ADD COLUMN tenants text;
 
--- What each tenant has (core.tenants.Usage). All rows are of lane 0: a tenant may have streams in several lanes. So a row
--- is locked by whoever counts in it, after the lanes and in the order of names. All rows are there before they are needed.
+-- The usage of each tenant (core.tenants.Usage). All rows are of lane 0, because a tenant may have streams in several
+-- lanes. A commit locks the rows that it changes after its lanes, in the order of names. All rows exist in advance.
 CREATE TABLE oncelog_usage (
     lane integer NOT NULL,
     tenant text COLLATE "C" NOT NULL,

@@ -4,7 +4,7 @@
 -- the first 64 characters of each text, and sort keys that begin alike.
 --
 -- The primary keys become partial unique indexes, so an older server that still runs can no longer write to these tables.
--- A publication needs another replica identity for the same reason; that matters only where wal_level is logical.
+-- For the same reason a publication needs another replica identity, which matters only if wal_level is logical.
 
 ALTER TABLE oncelog_clients ADD COLUMN digest bytea, DROP CONSTRAINT oncelog_clients_pkey, REPLICA IDENTITY FULL;
 ALTER TABLE oncelog_entities ADD COLUMN digest bytea, DROP CONSTRAINT oncelog_entities_pkey, REPLICA IDENTITY FULL;
@@ -20,7 +20,7 @@ DROP INDEX oncelog_relationships_subject;
 DROP INDEX oncelog_members_member;
 DROP INDEX oncelog_member_changes_revision;
 
--- Long keys that an index could hold so far, because PostgreSQL compressed them.
+-- Long keys that were indexed by their texts, because PostgreSQL had compressed them.
 UPDATE oncelog_clients
 SET digest = sha256(convert_to(policy, 'UTF8') || '\x00' || convert_to(scope, 'UTF8') || '\x00' || convert_to(client, 'UTF8'))
 WHERE octet_length(policy) + octet_length(scope) + octet_length(client) > 2000;
@@ -70,7 +70,7 @@ CREATE UNIQUE INDEX oncelog_rates_long ON oncelog_rates (lane, digest) WHERE dig
 CREATE UNIQUE INDEX oncelog_member_changes_short ON oncelog_member_changes (lane, scope, member, kind) WHERE digest IS NULL;
 CREATE UNIQUE INDEX oncelog_member_changes_long ON oncelog_member_changes (lane, digest, kind) WHERE digest IS NOT NULL;
 
--- Listings, first of short keys, then of long ones.
+-- Indexes for listings, first of short keys, then of long ones.
 CREATE INDEX oncelog_relationships_subject ON oncelog_relationships (lane, scope, subject, resource, relation)
 WHERE digest IS NULL;
 CREATE INDEX oncelog_members_member ON oncelog_members (member, scope) WHERE digest IS NULL;

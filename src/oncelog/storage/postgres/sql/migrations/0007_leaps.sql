@@ -2,8 +2,8 @@
 -- in a log that was never restored.
 ALTER TABLE oncelog_state ADD COLUMN leaps text;
 
--- The timeline of the server when the log was last opened: PostgreSQL begins another one when a standby takes over, and when
--- a backup is restored to a moment in the past.
+-- The timeline of the server when the log was last opened. PostgreSQL begins another one when a standby takes over, and when
+-- a backup is restored to an earlier time.
 ALTER TABLE oncelog_state ADD COLUMN timeline text;
 
 -- Streams without a write since the last leap: their next sequence is above the floor. The table of streams keeps the last

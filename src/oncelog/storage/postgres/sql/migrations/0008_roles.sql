@@ -10,14 +10,14 @@ UPDATE oncelog_members AS m SET joined = o.joined FROM (
 ) AS o
 WHERE o.place = m.ctid;
 
--- No defaults: an older server that still runs can no longer add members, which it would not count.
+-- Without defaults, so that an older server that still runs cannot add members, which it would not count.
 ALTER TABLE oncelog_members ALTER COLUMN joined DROP DEFAULT, ALTER COLUMN is_owner DROP DEFAULT;
 
 CREATE INDEX oncelog_members_joined ON oncelog_members (lane, scope, joined) WHERE digest IS NULL;
 CREATE INDEX oncelog_members_long_joined ON oncelog_members (lane, left(scope, 64), joined) WHERE digest IS NOT NULL;
 
--- How many members and owners a stream has, and the last number of `joined`. `owners` is NULL in a stream from before roles
--- until an owner is named: every member acts as one.
+-- Number of members and owners of each stream, and the last number of `joined`. A stream from before roles has NULL as
+-- `owners` until an owner is named: every member acts as an owner.
 CREATE TABLE oncelog_rosters (
     lane integer NOT NULL,
     scope text COLLATE "C" NOT NULL,
