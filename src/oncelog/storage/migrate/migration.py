@@ -161,8 +161,8 @@ class _LogMigration:
         if found is not None:
             await target.resume(found[0])
             await self._check_same_history()
-        # Also if the file is marked already: a standby that was behind may have become the primary. The lost records are
-        # copied again, and the mark is on the disk, before a server can write.
+        # Also if the file is marked already: a standby that was behind may have become the primary. Then the lost records
+        # are copied again, and the mark is on the disk, before a server can write.
         await self._copy_while_in_use()
         await self._copy_remainder(underway)
         await target.finish(underway)
@@ -283,7 +283,7 @@ async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
             next_part = loop.run_in_executor(None, next, parts, None)
             yield part
     finally:
-        # The caller uses or closes the connection next, so the thread must have ended, even after a second cancellation.
+        # The caller uses or closes the connection next, so the thread must have ended, also after two cancellations.
         while not next_part.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([next_part])

@@ -146,8 +146,8 @@ class MigrationTarget:
     async def save_slice(self, part: RecordSlice) -> None:
         """Save a slice in one transaction.
 
-        The COMMIT does not wait for the disk or a standby, but the later one of `replace_side_state` does. If the server
-        loses slices before, the next run copies them again.
+        The COMMIT does not wait for the disk or a standby, but the later one of `replace_side_state` does. If the
+        server loses slices before, the next run copies them again.
         """
         async with self._connection.transaction():
             await self._connection.execute("SET LOCAL synchronous_commit = off")

@@ -99,7 +99,7 @@ def select_error(errors: Sequence[BaseException]) -> BaseException:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return whether no server listens, the host does not exist, or it does not support TLS (a plain ConnectionError)."""
+    """Return whether no server listens, the host does not exist, or it has no TLS (a plain ConnectionError)."""
     if type(error) is OSError and error.errno is None:  # asyncio joins the errors of all addresses of a host
         found = {int(number) for number in _ERRNO_PATTERN.findall(str(error))}
         return bool(found) and found <= _REFUSED_ERRNOS
@@ -230,8 +230,8 @@ def _build_session_settings(timeouts: Timeouts) -> dict[str, str]:
         "client_connection_check_interval": "0",
         "idle_session_timeout": "0",
         "default_transaction_isolation": "read committed",
-        # A session plans a statement once, when tables may be empty, and keeps the plan when they have millions of rows.
-        # So every plan uses the indexes.
+        # A session plans a statement once, when tables may be empty, and keeps the plan when they have millions of
+        # rows. So every plan uses the indexes.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_hashjoin": "off",

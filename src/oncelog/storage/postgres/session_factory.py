@@ -156,7 +156,7 @@ class SessionFactory:
             connect_task.result().terminate()  # the attempt has just succeeded
 
     async def _is_waiting_for_standby(self, host: str) -> bool:
-        """Return whether the server has received the barrier and waits for a standby. Otherwise the network is silent."""
+        """Return whether the server has received the barrier and waits for a standby, and the network is not silent."""
         barrier = self._at_barrier.get(host)
         if barrier is None:
             return False
@@ -201,7 +201,7 @@ class SessionFactory:
             await connection.execute(SQL["set_timeline"], timeline)
 
     def _terminate_others(self, current_session: Connection) -> None:
-        """Terminate sessions with other servers: the current session has passed its barrier, so its server is primary."""
+        """Terminate sessions with other servers. The current session has passed its barrier with the primary."""
         current = self._servers[current_session]
         others = [
             connection
@@ -215,5 +215,5 @@ class SessionFactory:
 
 
 def _get_error(task: "asyncio.Task[Any]") -> BaseException | None:
-    """Return the error of a task. This also marks the error as retrieved, because the caller may have been cancelled."""
+    """Return the error of a task, which marks it as retrieved: the caller of the task may have been cancelled."""
     return TimeoutError("the attempt was abandoned") if task.cancelled() else task.exception()

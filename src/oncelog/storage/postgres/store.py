@@ -414,7 +414,7 @@ class PostgresStore(SqlStore):
             task.exception()  # marks it as retrieved: the caller may have been cancelled
 
     async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
-        """Run a read to its end even if the caller is cancelled, because asyncpg would have to cancel it on the server."""
+        """Run a read to its end even if the caller is cancelled, which would cancel it on the server."""
         self._check_open()
         return await self._run_shielded(self._read_with_retries(function, *arguments, limit_ms=limit_ms))
 

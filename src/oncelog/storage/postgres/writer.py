@@ -98,7 +98,7 @@ class Writer:
     async def _is_committed(
         self, lanes: Sequence[int], blocks: Sequence[Block], retry_deadline: "RetryDeadline", unknown: BaseException
     ) -> bool:
-        """Return whether the blocks exist. A new session locks the lanes first, and so waits for the old transaction."""
+        """Return whether the blocks exist. The new session locks the lanes, and so waits for the old transaction."""
         roots = ([block.lane for block in blocks], [block.height for block in blocks], [block.root for block in blocks])
         logger.warning("a session was lost at COMMIT; its outcome is being queried: %s", unknown)
         while True:
