@@ -230,7 +230,7 @@ def test_database_with_an_unfinished_move_of_another_log_is_refused(log: Path, d
     another = tmp_path / "another.db"
     make_log(another, rounds=2)
     killed(another, database, "target.save_slice.after", 2)
-    with pytest.raises(StoreError, match="begun to be filled from another log"):
+    with pytest.raises(StoreError, match="contains a part of another log"):
         migrate_log(str(log), database, silent)
     migrate_log(str(another), database, silent)
     demand_alike(another, database)

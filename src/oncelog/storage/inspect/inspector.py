@@ -27,17 +27,17 @@ class ClockStatus(Struct, frozen=True):
     name: str
     """Name of the clock in messages."""
     mark: ClockMark
-    """Reading at a commit, as far as this machine can tell."""
+    """Reading at a commit that this machine knows."""
     newest_ms: int
     """Time of the newest commit; 0 without a commit."""
     blind_reason: str
-    """Why a jump would not be noticed, where the mark is from an earlier start of this machine."""
+    """Reason why a jump would not be detected if the mark is from an earlier start of this machine."""
 
 
 class LogView(ABC):
     """A log in one read transaction.
 
-    Rows come one by one: no table fits into memory. Statements go by their names in the `queries.sql` of all databases.
+    Methods yield rows one by one, because tables may exceed memory. Both databases have statements of the same names.
     """
 
     metadata: LogMetadata
@@ -75,7 +75,7 @@ class LogView(ABC):
 
     @abstractmethod
     def get_clock_status(self) -> ClockStatus:
-        """Return the clock of the log, and the times that the log has noted of it."""
+        """Return the clock of the log, and its readings that the log has saved."""
 
     @abstractmethod
     def get_sizes(self) -> dict[str, Any]:
@@ -89,13 +89,13 @@ class Inspector(Protocol):
     """
 
     def open_view(self) -> AbstractContextManager[LogView]:
-        """Open a view, which ends with the block."""
+        """Open a view for the block."""
 
     def confirm_clock(self) -> None:
         """Accept the time of the clock."""
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """Start a new history: another epoch, and numbers that continue above those of the lost one (CO-12).
+        """Start a new history with another epoch. Its numbers continue above those of the lost one (CO-12).
 
         Raises SettingsError for an `above` that is below a number of the log.
         """

@@ -112,7 +112,7 @@ class DatabaseView(LogView):
         row = self.fetch_first("look_at_state", system.boot())
         database_ms, _, _, elapsed_ms, time_ms = row or (0, 0, 0, None, None)
         mark = ClockMark() if elapsed_ms is None else ClockMark(system.boot(), elapsed_ms, time_ms)
-        blind_reason = "no gateway on this machine has noted the time since it was started"
+        blind_reason = "no process on this machine has saved the time since the machine was started"
         [(newest_ms,)] = self.iterate_rows("newest_time")
         return ClockStatus(ClockSnapshot(database_ms, system), "database's clock", mark, newest_ms, blind_reason)
 
@@ -198,9 +198,9 @@ def translate_errors(name: str) -> Iterator[None]:
         store_error = translate_error(error, name)
         if isinstance(store_error, OncelogError):
             raise store_error from error
-        raise CorruptError(f"{name} is not as a log should be: {error}") from error
+        raise CorruptError(f"the log in {name} cannot be read: {error}") from error
     except DAMAGE_ERRORS as error:
-        raise CorruptError(f"{name} holds what no log has written: {error}") from error
+        raise CorruptError(f"{name} contains a value that no log has written: {error}") from error
 
 
 async def _connect(address: str, name: str) -> Connection:
@@ -208,7 +208,7 @@ async def _connect(address: str, name: str) -> Connection:
         return await connect_behind_barrier(address, _TIMEOUTS)
     except asyncpg.TargetServerAttributeNotMatched as error:
         raise StoreUnavailableError(
-            f"{name}: who answers is a standby; to look at one add target_session_attrs=any to the address"
+            f"{name}: the server is a standby; to inspect it, add target_session_attrs=any to the address"
         ) from error
     except TimeoutError as error:
         raise StoreUnavailableError(f"{name}: {error}") from error

@@ -80,7 +80,7 @@ class FileView(LogView):
     def get_sizes(self) -> dict[str, Any]:
         """As `LogView` says."""
         levels = Counter(segment.level for segment in self._index.segments)
-        # Before the connection is closed: the last connection that closes empties the write-ahead log.
+        # Read before the connection is closed: the last connection empties the write-ahead log when it closes.
         wal = Path(f"{self._path}-wal")
         return {
             "keys": {
@@ -150,9 +150,9 @@ def checkpoint_and_close(path: Path) -> None:
         with closing(connect(driver, str(path))) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except (NotALogError, sqlite3.DatabaseError, UnicodeError):
-        return  # too damaged to be recognized: the file is moved as it is, with its side files
+        return  # the file is too damaged to be recognized, and is moved with its side files
     if Path(f"{path}-wal").exists():  # the last connection that closes deletes it
-        raise StoreError(f"{path} is open in another process. Stop what uses it first.")
+        raise StoreError(f"{path} is open in another process. Stop the programs that use it first.")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Records are only ever added, so the migration copies them while other processes 
 of the file, copies the new records, erases the bodies that were erased meanwhile, and copies all side state again. If
 both logs are equal, it commits the mark of the move in the file, and then opens the database for servers.
 
-In this order there is no moment at which both logs accept writes. A migration that is killed between the two steps
+In this order the two logs never accept writes at the same time. A migration that is killed between the two steps
 leaves a complete log in both, and neither accepts writes; the next run detects that, and opens the database. In the
 other order both would accept writes: two histories of one epoch.
 """
@@ -161,8 +161,8 @@ class _LogMigration:
         if found is not None:
             await target.resume(found[0])
             await self._check_same_history()
-        # Also if the file is marked already: a standby that was behind may have become the primary. Then the lost records
-        # are copied again, and the mark is on the disk, before a server can write.
+        # Also if the file is marked already: a standby that was behind may have become the primary. Lost records
+        # are then copied again, and the mark is on the disk, before a server can write.
         await self._copy_while_in_use()
         await self._copy_remainder(underway)
         await target.finish(underway)

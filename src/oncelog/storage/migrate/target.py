@@ -123,7 +123,7 @@ class MigrationTarget:
         return await run_query(self._connection, query, *arguments)
 
     async def count_rows(self, records: int) -> dict[str, int]:
-        """Count the rows of everything that is copied, by name, of about so many records."""
+        """Count the rows of everything that is copied, by name. The number of records extends the limit."""
         with self._extend_limit(records):
             return dict(await self._connection.fetch(build_count_sql("records WHERE sequence > 0")))
 

@@ -1,1 +1,1 @@
-"""Verification of a log: all checks, for both databases."""
+"""Verification of a log in an SQLite file or a PostgreSQL database."""

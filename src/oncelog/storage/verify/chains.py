@@ -1,4 +1,4 @@
-"""Verifies blocks, records and heads: the hash chain of every lane, computed again (docs/reference/proofs.md)."""
+"""Verifies blocks, records and heads by computing the hash chain of every lane again (docs/reference/proofs.md)."""
 
 import struct
 from collections import defaultdict
@@ -30,12 +30,12 @@ from oncelog.storage.verify.source import LogState, RecordCollector, Verificatio
 
 _REPORT_RECORDS: Final = 1000
 _COLUMN_TYPES: Final = (int, int, int, int, int, str, str, bytes, bytes, str, str, int, str)
-"""Types of what stands before the body in a row of `Source.evidence`."""
+"""Types of the columns before the body in a row of `VerificationSource.iterate_evidence`."""
 _PARTITIONS_COLUMN: Final = 12
 
 
 class LaneTail(Struct):
-    """How far a lane's chain has been followed."""
+    """The end of the verified part of a lane."""
 
     position: int = 0
     height: int = 0
@@ -43,11 +43,11 @@ class LaneTail(Struct):
     hash: bytes = NO_HASH
     eviction_time_ms: int = 0
     leaps: int = 0
-    """How many restore records it has."""
+    """Number of restore records."""
 
 
 class ChainVerifier:
-    """Follows all lanes, one after the other, in one pass over blocks and records."""
+    """Verifies all lanes in one pass over blocks and records."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class ChainVerifier:
             last = block.first_position + block.count - 1
             places = f"position {last}" if block.count == 1 else f"positions {block.first_position} to {last}"
             raise InconsistencyError(
-                f"the block of height {block.height} ({places}) has another root than its records: "
-                "a record in it, or the root, has been changed",
+                f"the root of the block of height {block.height} ({places}) does not match its records: "
+                "the root or a record of the block has been changed",
                 block.lane,
                 block.first_position,
             )
@@ -130,15 +130,15 @@ class ChainVerifier:
         self._lanes_at_export.add(block.lane)
         if bytes.fromhex(mark.block_hash) != tail.hash:
             raise InconsistencyError(
-                f"the block of height {block.height} has another hash than the exported head: history up to position "
-                f"{tail.position} has been rewritten since",
+                f"the hash of the block of height {block.height} differs from the exported head: the history up to "
+                f"position {tail.position} has been rewritten since the export",
                 block.lane,
                 tail.position,
             )
         if mark.position != tail.position:
             raise InconsistencyError(
-                f"the block of height {block.height} ends at position {tail.position}, the exported head says "
-                f"{mark.position}",
+                f"the block of height {block.height} ends at position {tail.position}, and at {mark.position} in the "
+                "exported head",
                 block.lane,
                 tail.position,
             )
@@ -147,14 +147,14 @@ class ChainVerifier:
         if mark.height < tail.height and mark.height and mark.lane not in self._lanes_at_export:
             raise InconsistencyError(
                 f"has no block of height {mark.height}, which the exported head has (position {mark.position}): "
-                "the newest records are gone. The log was restored from an older backup and continued above",
+                "the newest records are missing. The log was restored from an older backup, and continued above",
                 mark.lane,
                 mark.position,
             )
         if mark.height > tail.height:
             raise InconsistencyError(
                 f"ends at position {tail.position}, height {tail.height}; the exported head has position "
-                f"{mark.position}, height {mark.height}: the newest records are gone",
+                f"{mark.position}, height {mark.height}: the newest records are missing",
                 mark.lane,
                 tail.position,
             )
@@ -184,7 +184,7 @@ class ChainVerifier:
     def _check_record(self, record: Record, partitions: str, block: Block) -> None:
         fault = self._find_fault(record, block)
         if fault is None and partitions != encode_partitions(record.partitions):
-            fault = f"its partitions are spelled {partitions!r}, not as the log writes them"
+            fault = f"its partitions are encoded as {partitions!r}, which differs from the encoding of the log"
         if fault is not None:
             raise InconsistencyError(fault, record.lane, record.position)
 
@@ -216,7 +216,7 @@ class ChainVerifier:
     # --- heads
 
     def _check_leaps(self) -> None:
-        """Every lane has all leaps: the lost history may have written to any of them."""
+        """Check that every lane has all leaps: the lost history may have written to each of them."""
         leaps = self._state.leaps
         for lane in range(self._state.settings.lanes + 1) if leaps else ():
             found = self._tails[lane].leaps
@@ -224,7 +224,7 @@ class ChainVerifier:
                 raise InconsistencyError(f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
 
     def _check_internal(self) -> None:
-        """The index by which `oncelog audit` finds records has all of them."""
+        """Check that the index of `oncelog audit` has all audit and restore records."""
         wanted = self._summary.audit_records + self._summary.restore_records
         [(found,)] = self._source.view.iterate_rows("count_internal")
         if found != wanted:
@@ -255,11 +255,11 @@ class ChainVerifier:
 
 def _find_leap_fault(record: Record, block: Block, *, is_leap: bool) -> str | None:
     if not is_leap:
-        return "a restore record where the log has not leapt"
+        return "a restore record at a position where the log has not leapt"
     if record.policy != RESTORE_POLICY:
-        return f"a record of the policy {record.policy!r} stands where a restore record should"
+        return f"a record of the policy {record.policy!r} at the position of a restore record"
     if block.count != 1:
-        return f"a restore record is not the only one of its block, which has {block.count}"
+        return f"the block of a restore record has {block.count} records"
     return check_restore_record(record)
 
 
@@ -276,7 +276,7 @@ def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
         (not len(block.previous) == len(block.root) == HASH_BYTES, f"has hashes that are not of {HASH_BYTES} bytes"),
         (
             block.previous != tail.hash,
-            "does not name the hash of the block before it: this block, or the one before, has been changed",
+            "does not name the hash of the block before it: one of the two blocks has been changed",
         ),
         (
             block.first_position != tail.position + 1,
@@ -293,18 +293,18 @@ def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
 
 
 def _check_columns(row: RowTuple, lane: int, position: int) -> None:
-    """A record is whole (salt and body) or erased (the body's hash), nothing in between."""
+    """Check that a record has either a salt and a body, or the hash of an erased body."""
     *columns, body, salt, body_hash = row
     if tuple(map(type, columns)) != _COLUMN_TYPES:
-        raise InconsistencyError("a column holds a value of another type", lane, position)
+        raise InconsistencyError("a column has a value of another type", lane, position)
     if body is None:
         if salt is not None:
-            raise InconsistencyError("the body is gone, but its salt is not: that is no erasure", lane, position)
+            raise InconsistencyError("the record has a salt and no body, which no erasure leaves", lane, position)
         if not isinstance(body_hash, bytes) or len(body_hash) != HASH_BYTES:
             raise InconsistencyError(
-                f"is erased, but has no hash of {HASH_BYTES} bytes left of its body", lane, position
+                f"the record is erased, and has no hash of its body with {HASH_BYTES} bytes", lane, position
             )
     elif not isinstance(body, bytes) or not isinstance(salt, bytes) or len(salt) != SALT_BYTES:
-        raise InconsistencyError(f"the record has a body, but no salt of {SALT_BYTES} bytes", lane, position)
+        raise InconsistencyError(f"the record has a body, and no salt of {SALT_BYTES} bytes", lane, position)
     elif body_hash is not None:
         raise InconsistencyError("the record has both a body and the hash of an erased one", lane, position)

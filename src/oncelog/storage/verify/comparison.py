@@ -1,7 +1,7 @@
 """Stored side state, compared with the side state that the records rebuild.
 
-The comparison reads both sides in one order. Entries that an erased record may have set or deleted are not checkable:
-they are counted, and never reported as damage.
+The comparison reads both sides in one order. Entries that an erased record may have set or deleted are not checkable.
+They are counted, and never reported as damage.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +26,9 @@ class ComparisonState(Enum):
 
     SAME = "same"
     ABSENT = "absent"
-    """It expired, was forgotten or was dropped: its row may be there or not."""
+    """It expired, was forgotten or was dropped. Its row may exist or not."""
     UNKNOWN = "unknown"
-    """Records determine it whose content is not known."""
+    """Records whose content is not known determine it."""
 
 
 ComparisonOutcome = ComparisonState | str
@@ -43,11 +43,11 @@ _KEY_FORMATS: Final = {
     "relationships": "relationship {2!r} {3!r} {4!r} of {1!r}",
     "rows": "row {3!r} of table {2!r} of {1!r}",
 }
-"""How findings name an entry of each table, by its key with the lane."""
+"""Formats of findings, by table. Their arguments are the lane and the key of an entry."""
 
 
 class SideStateComparison:
-    """Compares the tables one after the other, and counts."""
+    """Compares the tables one after the other, and counts the entries."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SideStateComparison:
             "rows": self._compare_rows,
         }
         self._horizons = {columns[1]: int(columns[2]) for columns in source.iterate_table(HORIZONS)}
-        """One clock reading for each gateway that has dropped tombstones."""
+        """Clock reading of each gateway that has dropped tombstones."""
         self._total = 0
         self._findings: list[str] = []
         self._lane: int | None = None
@@ -81,7 +81,7 @@ class SideStateComparison:
         for table in self._tables:
             yield from self._compare_table(table)
         if self._total:
-            message = f"{self._total} entries differ from what the records make them. The first: {self._findings[0]}"
+            message = f"{self._total} entries differ from the records. The first: {self._findings[0]}"
             raise InconsistencyError(message, self._lane, None, tuple(self._findings), self._total)
 
     def _compare_table(self, table: SideStateTable) -> Iterator[StepProgress]:
@@ -124,9 +124,9 @@ class SideStateComparison:
         if stored is None:
             if self._is_expired(key, rebuilt):
                 return ComparisonState.ABSENT
-            return f"has no entry, though it got to sequence {rebuilt.sequence}"
+            return f"has no entry, and its newest record has sequence {rebuilt.sequence}"
         return (
-            f"has an entry (sequence {stored.sequence}) that is not that of its newest record "
+            f"has an entry (sequence {stored.sequence}) that does not match its newest record "
             f"(sequence {rebuilt.sequence})"
         )
 
@@ -151,12 +151,12 @@ class SideStateComparison:
         if rebuilt is None:
             return f"has version {stored.version}, and no record set it{_describe_deletion(newest)}"
         if stored.version != rebuilt.version:
-            return f"has version {stored.version}, and the records make it version {rebuilt.version}"
+            return f"has version {stored.version}, and version {rebuilt.version} by the records"
         if stored.value != rebuilt.value:
-            return f"has another value than the record with sequence {rebuilt.version} set"
+            return f"has a value that differs from the record with sequence {rebuilt.version}"
         return (
-            f"expires at {stored.expires_at_ms}, and the record with sequence {rebuilt.version} "
-            f"says {rebuilt.expires_at_ms}"
+            f"expires at {stored.expires_at_ms}, and at {rebuilt.expires_at_ms} by the record with sequence "
+            f"{rebuilt.version}"
         )
 
     # --- relationships
@@ -180,7 +180,7 @@ class SideStateComparison:
     # --- rows
 
     def _compare_rows(self, key: RowTuple, stored: Row | None, rebuilt: Row | None) -> ComparisonOutcome:
-        """Compare a row of the Deltas API with the row that the deltas of the log produce. It may be in a fold only.
+        """Compare a row of the Deltas API with the row that the deltas of the log produce.
 
         Compaction changes rows without a delta: it drops the bodies of deltas, and then tombstones. A row from deltas
         without a body is not checkable as a whole. Its stamps still are: each must be that of a delta of the log, and

@@ -13,23 +13,23 @@ from oncelog.errors import CorruptError, OncelogError
 
 HASH_DIGITS: Final = 2 * HASH_BYTES
 _DAMAGE_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, struct.error)
-"""Raised while a stored value is decoded that no log has written. During a verification all of them mean damage."""
+"""Raised if a stored value cannot be decoded. During a verification all of them mean damage."""
 
 
 class StepProgress(Struct, frozen=True):
-    """How far a step has come."""
+    """Progress of a step."""
 
     step: str
     done: int = 0
     total: int = 0
-    """0 where nobody can tell."""
+    """0 if the total is unknown."""
 
 
 ReportProgress = Callable[[StepProgress], None]
 
 
 class Inconsistency(Struct, frozen=True):
-    """The first thing found that cannot be true. Nothing behind it has been looked at."""
+    """The first inconsistency of a log, at which the verification ends."""
 
     message: str
     lane: int | None = None
@@ -37,7 +37,7 @@ class Inconsistency(Struct, frozen=True):
     findings: tuple[str, ...] = ()
     """Entries of side state that differ from what the records make them, by name, up to `comparison.FINDINGS_MAX`."""
     findings_total: int = 0
-    """All of them."""
+    """Number of all entries that differ."""
 
 
 class VerificationSummary(Struct):
@@ -67,7 +67,7 @@ Finding = StepProgress | Inconsistency | VerificationSummary
 
 
 class InconsistencyError(CorruptError):
-    """Ends the verification: the log is inconsistent at a place."""
+    """Ends the verification at the first inconsistency."""
 
     def __init__(
         self,
@@ -88,21 +88,21 @@ class InconsistencyError(CorruptError):
 
 @contextmanager
 def translate_damage() -> Iterator[None]:
-    """Raise InconsistencyError for a value that no log has written."""
+    """Raise InconsistencyError for a stored value that cannot be decoded."""
     try:
         yield
     except _DAMAGE_ERRORS as error:
-        raise InconsistencyError(f"something is stored that no log has written: {error}") from error
+        raise InconsistencyError(f"a stored value cannot be decoded: {error}") from error
 
 
 class ExportedLane(Struct, frozen=True):
-    """Where a lane ended when its head was exported."""
+    """The head of a lane at the time of the export."""
 
     lane: int
     position: int
     height: int
     block_hash: str
-    """In hexadecimal."""
+    """Hexadecimal."""
 
     def __post_init__(self) -> None:
         if len(self.block_hash) != HASH_DIGITS or len(bytes.fromhex(self.block_hash)) != HASH_BYTES:
@@ -110,14 +110,14 @@ class ExportedLane(Struct, frozen=True):
 
 
 class ExportedHead(Struct, frozen=True):
-    """The newest hashes of all lanes, to be kept where whoever runs the log cannot change them."""
+    """The newest hashes of all lanes. Keep them where the operator of the log cannot change them."""
 
     epoch: str
     lanes: list[ExportedLane]
 
 
 def decode_exported_head(text: bytes) -> ExportedHead:
-    """What `oncelog head` printed. Raises OncelogError for anything else."""
+    """Decode the output of `oncelog head`. Raises OncelogError for other input."""
     try:
         return msgspec.json.decode(text, type=ExportedHead)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -125,12 +125,12 @@ def decode_exported_head(text: bytes) -> ExportedHead:
 
 
 class VerifyOptions(Struct, frozen=True):
-    """What a verification does, and where."""
+    """Options of a verification."""
 
     side_state: bool = True
     """Rebuild entities, relationships and rows from the records, and compare them."""
     temp_dir: str | None = None
-    """Directory of the temporary file; None takes `TMPDIR`, or the directory of the log."""
+    """Directory of the temporary file; None for `TMPDIR` or the directory of the log."""
 
 
 DEFAULT_OPTIONS: Final = VerifyOptions()

@@ -1,7 +1,7 @@
 """Compares the indexes of partitions, streams and identities with the records, from which they are derived.
 
-Neither side fits into memory, and the two have different orders. So the verification compares checksums: the sum of a
-keyed hash of each row. Only if the sums differ, it searches for the row that is wrong.
+Neither side fits into memory, and the two have different orders. So the verification compares checksums, which are sums
+of a keyed hash of each row. It searches for the wrong row only if the sums differ.
 """
 
 import os
@@ -118,10 +118,12 @@ def _check_newest(source: VerificationSource, ends: Iterator[RowTuple]) -> Itera
         if stored is None:
             raise InconsistencyError(f"the stream {scope!r} has records, but is not in the table of streams", lane)
         if end is None and stored[0]:
-            raise InconsistencyError(f"the stream {scope!r} is said to have {stored[0]} records, and has none", lane)
+            raise InconsistencyError(
+                f"the stream {scope!r} has {stored[0]} records in the table of streams, and none in the index", lane
+            )
         if stored[0] != sequence:
             raise InconsistencyError(
-                f"the stream {scope!r} ends at {sequence}, and is said to end at {stored[0]}", lane
+                f"the stream {scope!r} ends at {sequence}, and at {stored[0]} in the table of streams", lane
             )
         yield lane, scope, position
 
@@ -145,7 +147,7 @@ def _raise_difference(source: VerificationSource, table: str, label: str) -> Non
     extra = source.view.fetch_first(f"extra_{table}_record")
     if extra is not None:
         raise InconsistencyError(f"is found under {label} {extra[2]!r}, where no such record is", extra[0], extra[1])
-    raise InconsistencyError(f"the index of {table}s is not what the records make it")
+    raise InconsistencyError(f"the index of {table}s does not match the records")
 
 
 def list_identities(record: Record) -> Iterator[KeyIdentity | SequenceIdentity]:
@@ -173,7 +175,7 @@ def check_uniqueness(records: Iterable[Record], state: LogState, get_log_time: G
 
 
 def _was_forgotten(before: Record, after: Record, state: LogState, get_log_time: GetLogTime) -> bool:
-    """Return whether the key of `before` was forgotten when `after` was decided, as the decision has it."""
+    """Return whether the key of `before` was forgotten when `plan` decided `after`."""
     gaps = state.gaps.get(after.lane, NO_GAPS).positions
     evicting = find_last_eviction(after.position - 1, state.settings.eviction_interval, gaps)
     retention = find_retention(after.policy, state.policies) or FOREVER

@@ -19,7 +19,7 @@ from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqu
 from oncelog.storage.verify.source import LogState, VerificationSource, check_definitions
 
 SHORT_BODY_BYTES_MAX: Final = 65_536
-"""A longer body is fetched alone, not in a page with others."""
+"""A longer body is fetched alone, and not in a page with others."""
 HASHES_PAGE_ROWS: Final = 5000
 _POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE, _BODY = 5, 6, 7, 10, 11, 13
 """Columns of the statement `all_evidence`."""
@@ -119,12 +119,12 @@ class DatabaseSource(VerificationSource):
         """Compare the hashes in a record's row with those of its identities."""
         policy, scope, key, client, number = (row[i] for i in (_POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE))
         by_key, by_sequence = (policy, scope, client if number else "", key), (policy, scope, client, number)
-        for is_used, identity, found, checksum, problem in (
-            (key, by_key, key_hash, self._keys, "key: key_hash"),
-            (number, by_sequence, sequence_hash, self._sequences, "client's number: sequence_hash"),
+        for is_used, identity, found, checksum, column in (
+            (key, by_key, key_hash, self._keys, "key_hash"),
+            (number, by_sequence, sequence_hash, self._sequences, "sequence_hash"),
         ):
             if found != (hash_identity(self._secret, identity) if is_used else None):
-                raise InconsistencyError(f"the record is not found by its {problem} is another one's", *row[:2])
+                raise InconsistencyError(f"the {column} of the record does not match its identity", *row[:2])
             if found is not None:
                 checksum.add(found)
 
@@ -146,5 +146,5 @@ class DatabaseSource(VerificationSource):
                 yield StepProgress("keys", found.rows, wanted.rows)
         if found != wanted:
             raise InconsistencyError(
-                f"the index of {name} is not what the records make it: REINDEX TABLE oncelog_records rebuilds it"
+                f"the index of {name} does not match the records: REINDEX TABLE oncelog_records rebuilds it"
             )

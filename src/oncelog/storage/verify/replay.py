@@ -1,7 +1,7 @@
 """Rebuilds side state from the records of a log, in a temporary file.
 
-Records come in the order of places. They are replayed in batches on a `BatchState`, as in a commit, so that memory
-holds the entries of one batch only.
+The records are replayed in the order of places, in batches on a `BatchState` as in a commit. So memory holds the
+entries of one batch only.
 """
 
 import os
@@ -34,7 +34,7 @@ REBUILT_TABLES: Final = tuple(table for table in TABLES if table.is_rebuilt)
 _CACHE_KIB: Final = 32 * 1024
 _FILE_PREFIX: Final = ".oncelog-verify-"
 _SCHEMA: Final = """
--- Records whose effects are not known. `is_erased` is 0 for a body that the application spelled in its own way.
+-- Records whose effects are not known. `is_erased` is 0 for a body that the application encoded differently.
 -- `is_folded` is 1 for a delta whose rows are in a fold record.
 CREATE TABLE unknown (lane, scope, sequence, is_erased, is_folded, PRIMARY KEY (lane, scope, sequence)) WITHOUT ROWID;
 CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, delta_id)) WITHOUT ROWID;
@@ -59,7 +59,7 @@ ORDER BY lane, scope, table_name, row_id
 
 
 class ScratchDatabase:
-    """Rebuilt side state, in an SQLite file that has no name: it is gone with the process, however that ends."""
+    """Rebuilt side state, in an unlinked SQLite file. The file disappears with the process, even after a kill."""
 
     def __init__(self, settings: Settings, temp_dir: str | None, log_directory: str | None) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class ScratchDatabase:
         """Close the file, which frees its space."""
         self._connection.close()
 
-    # --- what the replay reads and writes. All of it inside of `writing`.
+    # --- used by the replay, inside `translate_errors`
 
     def load(self, read_set: ReadSet) -> Snapshot:
         """Return the rebuilt entries that a read set names."""
@@ -128,7 +128,7 @@ class ScratchDatabase:
             (lane, scope, table, row_id),
         )
 
-    # --- what the comparison asks
+    # --- used by the comparison
 
     def find_fold(self, lane: int, scope: str, table: str, row_id: str) -> tuple[int, FoldedRow] | None:
         """Return the newest digest of a row, and the sequence of the newest delta that it contains."""
@@ -223,14 +223,14 @@ def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connect
 
 _BATCH_RECORDS: Final = 1000
 _BATCH_BYTES: Final = 4 * 2**20
-"""Of bodies, so that a batch of long ones is not held in memory."""
+"""Limit for bodies, so that memory does not hold a batch of long ones."""
 
 
 class _PendingRecord(Struct, frozen=True, gc=False):
     record: Record
     submission: Submission
     eviction_time_ms: int
-    """Of the last eviction in the lane before the record."""
+    """Time of the last eviction in the lane before the record."""
 
 
 class SideStateReplay:
@@ -244,7 +244,7 @@ class SideStateReplay:
         self._pending: list[_PendingRecord] = []
         self._bytes = 0
         self._unknown_scopes: dict[str, bool] = {}
-        """Of the batch: whether the scope has a record whose effects are not known."""
+        """Scopes of the batch, and whether each has a record whose effects are not known."""
 
     def add(self, record: Record) -> None:
         """As `RecordCollector` says."""
@@ -303,7 +303,7 @@ class SideStateReplay:
                 submission = drop_conditions(submission)
         answer = replay_record(record, submission, pending.eviction_time_ms, state)
         if isinstance(answer, Refused) and policy.rows and self._has_unknown(record.lane, record.scope):
-            # A limit of rows, which columns exceed that an unknown delta has deleted.
+            # The row exceeds a limit because an unknown delta deleted some of its columns.
             self._add_unknown(record, policy)
         elif answer is not None:
             raise InconsistencyError(_describe_fault(record, answer), record.lane, record.position)
@@ -323,7 +323,7 @@ class SideStateReplay:
         self._unknown_scopes[record.scope] = True
 
     def _record_deletions(self, record: Record, submission: Submission) -> None:
-        """Note deletions, where an entry that is deleted could be that of an unknown record before."""
+        """Note deletions of entries that an earlier unknown record may have set."""
         names = [name for name in map(get_deleted_name, submission.operations) if name is not None]
         if names and self._has_unknown(record.lane, record.scope):
             self._scratch.add_deletions([(record.lane, record.scope, name, record.sequence) for name in names])

@@ -43,7 +43,7 @@ _CONTRADICTIONS: Final = (
     ),
     ("member_change_beyond", "{2!r} of {1!r} has changed at revision {3}, and the lane is at {4}"),
     ("lease_beyond", "the lease of {1!r} {2!r} {3!r} has fence {4}, and the lane gave out {5} at most"),
-    ("usage_below", "the tenant {1!r} has less than nothing"),
+    ("usage_below", "the usage of the tenant {1!r} is negative"),
 )
 """Statements that find an impossible row, each with the message for its columns. The first column is the lane."""
 
@@ -73,13 +73,13 @@ def _check_rates(source: VerificationSource) -> None:
         lane, scope, actor, full_at_us, log_time_ms = found
         where = f"in {scope!r} " if scope else ""
         raise InconsistencyError(
-            f"the rate of {actor!r} {where}is whole again at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
+            f"the rate of {actor!r} {where}is full at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
             lane,
         )
 
 
 def _check_horizons(source: VerificationSource, state: LogState) -> None:
-    """A tombstone horizon is a clock reading just above a committed DELETE, which was not far ahead of log time."""
+    """Check tombstone horizons: each is just above the clock of a DELETE, which was not far ahead of log time."""
     for lane, scope, hlc in source.iterate_table(HORIZONS):
         log_time_ms = state.heads[lane].log_time_ms
         if not 0 < int(hlc) <= HLC_MAX or check_drift(int(hlc) - 1, log_time_ms) is not None:
@@ -103,6 +103,6 @@ def _check_table(source: VerificationSource, table: SideStateTable, state: LogSt
         # The row of a tenant precedes its first write.
         is_written = table.name == USAGE_TABLE or (head is not None and head.revision > 0)
         if not is_written or lane_of_scope(table.get_scope(key), state.settings.lanes) != row[0]:
-            raise InconsistencyError(f"{where} has {row[:width]!r} in a lane where it does not belong", row[0])
+            raise InconsistencyError(f"{where} has {row[:width]!r} in the wrong lane", row[0])
         if count % REPORT_ROWS == 0:
             yield StepProgress(table.name, count)

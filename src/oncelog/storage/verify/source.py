@@ -1,4 +1,4 @@
-"""Interfaces of a verification: the engine of a database, and the collectors of records."""
+"""Interfaces of a verification to the database and to collectors of records, and comparisons of sorted tables."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -21,14 +21,14 @@ _NAME_CHARACTERS_MAX: Final = 200
 
 
 class LogState(Struct, frozen=True):
-    """Settings, policies, leaps and heads of a log, which the checks compare the records with."""
+    """Settings, policies, leaps and heads of a log, with which the checks compare the records."""
 
     settings: Settings
     policies: Mapping[str, Policy]
     leaps: tuple[int, ...] = ()
-    """The numbers above which the log continued after restores."""
+    """Numbers above which the log continued after restores."""
     gaps: Mapping[int, LaneGaps] = {}
-    """The numbers that these leaps passed over in each lane."""
+    """Numbers that these leaps passed over in each lane."""
     heads: Mapping[int, LaneHead] = {}
 
 
@@ -40,7 +40,7 @@ class RecordCollector(Protocol):
 
 
 class VerificationSource(ABC):
-    """A log that is verified, with the checks that only its database needs: of its structure, and of its key index.
+    """The log that is verified, with checks that depend on the database: those of its structure and its key index.
 
     It collects the keys of the records that `iterate_evidence` returns.
     """
@@ -73,7 +73,7 @@ class VerificationSource(ABC):
         return row[0] if row else 0
 
     def iterate_sorted(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """As `iterate_table`. Raises InconsistencyError for a row that is out of order: no lookup would find it."""
+        """As `iterate_table`. Raises InconsistencyError for a row that is out of order, which no lookup would find."""
         return check_order(self.iterate_table(table), 1 + len(table.keys), f"the table oncelog_{table.name}")
 
 

@@ -37,9 +37,9 @@ def check_file(connection: Any) -> None:
 
 
 def check_indexes(connection: Any) -> Iterator[StepProgress]:
-    """Let SQLite compare the indexes of Oncelog's tables with the tables: an entry that is missing hides a row.
+    """Let SQLite compare the indexes of Oncelog's tables with the tables: a missing entry hides a row.
 
-    Other tables are an application's. Their indexes may need functions that only the application defines.
+    Other tables belong to an application. Their indexes may need functions that only the application defines.
     """
     tables = [name for (name,) in connection.execute(SQL["indexed_tables"])]
     for done, name in enumerate(tables):
@@ -86,12 +86,12 @@ def _check_newest(connection: Any) -> None:
         if head.height == 0 and block is None and head.position == 0:
             continue
         if block is None or len(rows) > 1 or block.height != head.height:
-            raise InconsistencyError(f"the head says height {head.height}, the blocks do not end there", lane)
+            raise InconsistencyError(f"the head has height {head.height}, and the blocks do not end there", lane)
         if block.hash != head.block_hash or block.first_position + block.count - 1 != head.position:
-            raise InconsistencyError("the head is not that of the newest block", lane, head.position)
+            raise InconsistencyError("the head does not match the newest block", lane, head.position)
         last = connection.execute(SQL["last_place"], (encode_place(lane, (1 << POSITION_BITS) - 1),)).fetchone()[0]
         if last != encode_place(lane, head.position):
-            raise InconsistencyError("the newest record is not the one that the head names", lane, head.position)
+            raise InconsistencyError("the newest record does not have the position of the head", lane, head.position)
 
 
 class FileSource(VerificationSource):
@@ -107,7 +107,7 @@ class FileSource(VerificationSource):
         self._lanes = load_lane_index_states(self._connection)
         self._sealed = RowChecksum()
         self._unsealed: list[tuple[int, int]] = []
-        """The keys that are in no segment: about as many as a writer keeps in memory."""
+        """Keys outside of segments, about as many as a writer keeps in memory."""
 
     def check_structure(self) -> Iterator[StepProgress]:
         """As `VerificationSource` says."""
@@ -147,9 +147,7 @@ class FileSource(VerificationSource):
             is_twice = (key_hash, place) == before
             if is_left:
                 if not is_twice:
-                    raise InconsistencyError(
-                        "the key of the record should have been merged, and was not", *decode_place(place)
-                    )
+                    raise InconsistencyError("the key of the record was not merged", *decode_place(place))
                 continue
             if is_twice:
                 raise InconsistencyError("the key of the record is in the key index twice", *decode_place(place))
@@ -181,21 +179,21 @@ class FileSource(VerificationSource):
         """Check that segments, jobs and lanes are consistent."""
         for number, lane in self._lanes.items():
             if not 0 <= lane.sealed_position <= lane.position or not 0 <= lane.sealing_position <= lane.position:
-                raise InconsistencyError("more keys are said to be sealed than there are records", number)
+                raise InconsistencyError("the key index has more sealed keys than the lane has records", number)
             if lane.sealing_position and 0 not in self._jobs:
                 raise InconsistencyError(
-                    "keys are said to be on their way to a segment, but no such work is noted", number
+                    "the lane has keys that are being sealed, and the key index has no such job", number
                 )
         segments = {segment.segment: segment for segment in self._segments}
         for job in self._jobs.values():
             levels = [segments[number].level if number in segments else None for number in (job.target, *job.sources)]
             if levels != [job.level, *[job.level - 1] * len(job.sources)]:
                 raise InconsistencyError(
-                    f"the key index notes work on level {job.level} with segments that do not exist"
+                    f"a job of the key index on level {job.level} names segments that do not exist"
                 )
             is_inconsistent = len(set(job.sources)) != len(job.sources) or job.keys != segments[job.target].keys
             if is_inconsistent or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
-                raise InconsistencyError(f"the key index notes work on level {job.level} that cannot be")
+                raise InconsistencyError(f"a job of the key index on level {job.level} is inconsistent")
 
     def _check_uniqueness(self, places: Sequence[int], state: LogState) -> None:
         if len(places) > 1:
@@ -223,10 +221,10 @@ class FileSource(VerificationSource):
                 raise InconsistencyError(f"{where} is out of order at the key of the record", *decode_place(place))
             if not self._is_sealed(key_hash, place):
                 raise InconsistencyError(
-                    f"{where} has a key of the record too early, or no such record", *decode_place(place)
+                    f"{where} has a key that is not due, or that no record has", *decode_place(place)
                 )
             if filling and key_hash > filling.cursor:
-                raise InconsistencyError(f"{where} has a key that belongs in another one", *decode_place(place))
+                raise InconsistencyError(f"{where} has a key that belongs in another segment", *decode_place(place))
             before = row
             keys += 1
             is_left = draining is not None and key_hash <= draining.cursor
@@ -234,7 +232,7 @@ class FileSource(VerificationSource):
                 found.add(key_hash, place)
             yield key_hash, place, is_left
         if not filling and not draining and keys != segment.keys:
-            raise InconsistencyError(f"{where} has {keys} keys, and says {segment.keys}")
+            raise InconsistencyError(f"{where} has {keys} keys, and {segment.keys} in the list of segments")
 
     def _iterate_keys(self, segment: Segment) -> Iterator[tuple[int, int]]:
         """Yield hash and place of the keys in the runs of a segment."""
@@ -267,9 +265,9 @@ class FileSource(VerificationSource):
                 identity = connection.execute(SQL["identity_at"], (place,)).fetchone()
                 if identity is None or key_hash not in self._index.hash_record(*identity):
                     raise InconsistencyError("the key index points to the record by another key", *decode_place(place))
-        raise InconsistencyError("the key index is not what the records make it")
+        raise InconsistencyError("the key index does not match the records")
 
 
 def _decode_text(data: bytes) -> str:
-    """Return damaged text too, in a form that differs from every text that a log has written."""
+    """Decode text. Damaged text gets a form that differs from every text of a log."""
     return data.decode("utf-8", "surrogateescape")

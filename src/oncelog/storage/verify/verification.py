@@ -1,7 +1,7 @@
 """Verifies a log completely, in one read transaction and in bounded memory.
 
-An attacker with write access to a log can also compute hashes: a history that was rewritten from some record on, or cut
-off, is consistent in itself. Only a head that was exported before and kept elsewhere reveals it.
+An attacker with write access to a log can also compute hashes, so a history that was rewritten or cut off is
+consistent. Only a head that was exported before, and kept elsewhere, reveals the change.
 """
 
 import os
@@ -84,7 +84,7 @@ def _verify(source: VerificationSource, head: ExportedHead | None, options: Veri
     yield StepProgress("structure")
     yield from source.check_structure()
     if len(metadata.index_secret) != SECRET_BYTES:
-        raise InconsistencyError(f"the secret of the key index has not {SECRET_BYTES} bytes")
+        raise InconsistencyError(f"the secret of the key index does not have {SECRET_BYTES} bytes")
     policies = decode_policies(view.iterate_rows("policies"))
     leaps = view.run_query(load_leaps)
     if list(leaps) != sorted(set(leaps)):
@@ -106,7 +106,7 @@ def _verify(source: VerificationSource, head: ExportedHead | None, options: Veri
     if head is not None and head.epoch != metadata.epoch:
         raise InconsistencyError(
             f"the log has epoch {metadata.epoch}, the exported head {head.epoch}: the log was restored from a backup "
-            "since then, or is another one. (Every block that was exported is there, and has its hash.)"
+            "since then, or is another one. (All exported blocks exist with their hashes.)"
         )
     yield summary
 
