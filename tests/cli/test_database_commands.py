@@ -51,7 +51,7 @@ def test_commands_create_no_log_in_an_empty_database(database: str) -> None:
 
 def test_foreign_table_with_the_name_of_the_log_is_refused(database: str) -> None:
     query(database, "CREATE TABLE oncelog_log (x integer)")
-    refused(database, "that is not ours")
+    refused(database, "a table oncelog_log of another program")
 
 
 def test_newer_schema_is_refused(database: str) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import signal
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -258,20 +258,19 @@ class _LogMigration:
     async def _check_equal(self, state: SourceState) -> None:
         """Raise CorruptError unless source and target are equal."""
         self._report(StepProgress("comparing"))
-        heads = await self._target.run_query(load_heads)
-        for lane in sorted(state.heads.keys() | heads.keys()):
-            if state.heads.get(lane) != heads.get(lane):
+        moved = _name_heads(state.heads) | self._source.count_rows()
+        copied = _name_heads(await self._target.run_query(load_heads))
+        copied |= await self._target.count_rows(state.record_count)
+        for name in {**moved, **copied}:
+            if moved.get(name) != copied.get(name):
                 raise CorruptError(
-                    f"lane {lane} differs after the copy: {heads.get(lane)} in {self._target.name}, "
-                    f"{state.heads.get(lane)} in the file. The database was not opened; see `oncelog verify`"
+                    f"{name} differs after the copy: {copied.get(name)} in {self._target.name}, {moved.get(name)} in "
+                    "the file. The database was not opened; see `oncelog verify`"
                 )
-        counts = await self._target.count_rows(state.record_count)
-        for name, count in self._source.count_rows().items():
-            if counts[name] != count:
-                raise CorruptError(
-                    f"{self._target.name} has {counts[name]} {name}, and the file {count}. The database was not "
-                    "opened; see `oncelog verify`"
-                )
+
+
+def _name_heads(heads: Mapping[int, LaneHead]) -> dict[str, Any]:
+    return {f"lane {lane}": head for lane, head in heads.items()}
 
 
 async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:

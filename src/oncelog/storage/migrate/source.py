@@ -62,16 +62,12 @@ class SourceState(NamedTuple):
     """The state of the log at one moment."""
 
     heads: dict[int, LaneHead]
+    erasures: int
     clock: ClockMark
     log_state: RowTuple
-    """The columns of the statement `log_state`."""
+    """The columns of the statement `log_state`, erasures first."""
     gaps: Mapping[int, LaneGaps]
     """The numbers that leaps passed over in each lane."""
-
-    @property
-    def erasures(self) -> int:
-        """Number of erasures."""
-        return int(self.log_state[0])
 
     @property
     def record_count(self) -> int:
@@ -107,10 +103,10 @@ class MigrationSource:
     def load_state(self) -> SourceState:
         """Load the state of the log."""
         with self._read_transaction() as connection:
-            [(_, _, *clock)] = connection.execute(SQL["state"])
+            [(_, erasures, *clock)] = connection.execute(SQL["state"])
             [log_state] = connection.execute(_MIGRATION_SQL["log_state"])
-            heads = run_query(connection, load_heads)
-            return SourceState(heads, ClockMark(*clock), log_state, run_query(connection, load_gaps))
+            heads, gaps = run_query(connection, load_heads), run_query(connection, load_gaps)
+            return SourceState(heads, erasures, ClockMark(*clock), log_state, gaps)
 
     def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """Return the result of a shared query."""

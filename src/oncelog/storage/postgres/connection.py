@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg
 from msgspec import Struct
 
+from oncelog.core.limits import check_whole_numbers
 from oncelog.errors import SettingsError
 from oncelog.storage.address import BAD_ADDRESS, redact_address
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS
@@ -43,10 +44,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     """Time for retries after a session was lost. Then the callers get an error."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= 3_600_000:
-                raise SettingsError(f"{name} must be a whole number from 1 to 3600000, not {value!r}")
+        check_whole_numbers(self, self.__struct_fields__, highest=3_600_000)
 
     @property
     def lock_ms(self) -> int:

@@ -6,9 +6,16 @@ from typing import Any
 import asyncpg
 
 from oncelog.core.values import LaneHead, RequestedSettings, Settings
-from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, SettingsError, StoreError
+from oncelog.errors import CorruptError, NotALogError, SettingsError, StoreError
 from oncelog.storage.key_hash import SECRET_BYTES
-from oncelog.storage.metadata import LogMetadata, check_settings, new_epoch, new_settings
+from oncelog.storage.metadata import (
+    LogMetadata,
+    check_schema_version,
+    check_settings,
+    decode_metadata,
+    new_epoch,
+    new_settings,
+)
 from oncelog.storage.postgres.statements import MIGRATIONS, SCHEMA_VERSION, SQL
 
 
@@ -24,16 +31,14 @@ async def create_or_open(
         # Without the lock below: a process that is frozen while it holds the lock would block all others.
         metadata = await load_metadata(connection, name)
         if metadata.schema_version == SCHEMA_VERSION:
-            if settings is not None:
-                check_settings(name, metadata.settings, settings)
+            check_settings(name, metadata.settings, settings)
             return metadata
     async with connection.transaction():
         await connection.execute(SQL["alone"])  # several processes may start at the same time
         if not await connection.fetchval(SQL["is_there"]):
             await create_log(connection, new_settings(settings), now_ms)
         metadata = await load_metadata(connection, name)
-        if settings is not None:
-            check_settings(name, metadata.settings, settings)
+        check_settings(name, metadata.settings, settings)
         if metadata.schema_version < SCHEMA_VERSION:
             await migrate_schema(connection, metadata.schema_version)
             metadata = await load_metadata(connection, name)
@@ -58,21 +63,13 @@ async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
     try:
         schema_version = await connection.fetchval(SQL["schema_version"])
     except asyncpg.UndefinedColumnError as error:
-        raise NotALogError(f"{name} has a table oncelog_log that is not ours: {error}. Nothing was changed.") from error
+        raise NotALogError(
+            f"{name} has a table oncelog_log of another program: {error}. Nothing was changed."
+        ) from error
     if schema_version is None:
         raise CorruptError(f"{name} says it is a log, but its table oncelog_log has no row")
-    if schema_version > SCHEMA_VERSION:
-        raise NewerSchemaError(
-            f"{name} was made by a newer Oncelog (schema {schema_version}, this one reads up to {SCHEMA_VERSION}). "
-            "Nothing was changed."
-        )
-    row = await connection.fetchrow(SQL["log"])
-    schema_version, epoch, lanes, eviction_interval, index_secret, created_ms = row
-    try:
-        settings = Settings(lanes, eviction_interval)
-    except SettingsError as error:
-        raise CorruptError(f"{name} says it is a log, but no log has such settings: {error}") from error
-    return LogMetadata(schema_version, epoch, settings, index_secret, created_ms)
+    check_schema_version(name, schema_version, SCHEMA_VERSION)
+    return decode_metadata(name, await connection.fetchrow(SQL["log"]))
 
 
 async def create_log(

@@ -16,16 +16,21 @@ from oncelog.core.values import RequestedSettings, Settings
 from oncelog.errors import (
     CorruptError,
     DiskFullError,
-    NewerSchemaError,
     NotALogError,
-    SettingsError,
     StoreUnavailableError,
     UnstorableError,
 )
 from oncelog.file_modes import OWNER_ONLY, create_or_report
 from oncelog.sql_files import split_script
 from oncelog.storage.key_hash import SECRET_BYTES
-from oncelog.storage.metadata import LogMetadata, check_settings, new_epoch, new_settings
+from oncelog.storage.metadata import (
+    LogMetadata,
+    check_schema_version,
+    check_settings,
+    decode_metadata,
+    new_epoch,
+    new_settings,
+)
 from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.schema_migration import migrate_schema
 from oncelog.storage.sqlite.statements import SQL, load_migrations
@@ -244,8 +249,7 @@ def create_or_open(
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         _create_log(connection, path, new_settings(settings), now_ms)
     file = load_metadata(connection, path)
-    if settings is not None:
-        check_settings(path, file.settings, settings)
+    check_settings(path, file.settings, settings)
     _enable_wal(connection, path)
     return migrate_if_older(connection, path, file)
 
@@ -282,18 +286,10 @@ def _enable_wal(connection: Any, path: str) -> None:
 def load_metadata(connection: Any, path: str) -> LogMetadata:
     """What the file says about itself. Raises NewerSchemaError and CorruptError; changes nothing."""
     (schema_version,) = _fetch_only_row(connection, "schema_version", path)
-    if schema_version > SCHEMA_VERSION:
-        raise NewerSchemaError(
-            f"{path} was made by a newer Oncelog (schema {schema_version}, this one reads up to {SCHEMA_VERSION}). "
-            "Nothing was changed."
-        )
-    schema_version, epoch, lanes, eviction_interval, index_secret, created_ms = _fetch_only_row(connection, "log", path)
+    check_schema_version(path, schema_version, SCHEMA_VERSION)
+    metadata = decode_metadata(path, _fetch_only_row(connection, "log", path))
     _fetch_only_row(connection, "state", path)
-    try:
-        settings = Settings(lanes, eviction_interval)
-    except SettingsError as error:
-        raise CorruptError(f"{path} says it is a log, but no log has such settings: {error}") from error
-    return LogMetadata(schema_version, epoch, settings, index_secret, created_ms)
+    return metadata
 
 
 def _fetch_only_row(connection: Any, statement: str, path: str) -> tuple[Any, ...]:
