@@ -90,7 +90,7 @@ def test_epoch_of_a_restored_dump_can_be_renewed(database: str, tmp_path: Path) 
     head.write_text(json.dumps(newest))
     done = RUNNER.invoke(COMMAND, ["verify", database, "--head", str(head)])
     assert done.exit_code == 1
-    assert "the newest records are gone" in done.stdout
+    assert "the newest records are missing" in done.stdout
 
 
 def program(name: str, *arguments: str) -> None:

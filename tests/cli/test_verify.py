@@ -426,7 +426,7 @@ def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: 
     assert done.exit_code == 1
     said = json.loads(done.stdout)
     assert (said["ok"], said["lane"]) == (False, 0)
-    assert "the newest records are gone" in said["message"]
+    assert "the newest records are missing" in said["message"]
     assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
     sample_log.append(
         copy, sample_log.full_event(5001, ["orders"]), now_ms=sample_log.START_MS + 101 * sample_log.HOUR_MS
@@ -443,7 +443,7 @@ def test_other_epoch_than_the_exported_one_is_reported(copy: Path) -> None:
     moved = replace(head, lanes=[replace(head.lanes[0], position=head.lanes[0].position - 1)])
     *_, last = verify_log(copy, moved)
     assert isinstance(last, Inconsistency)
-    assert "the exported head says" in last.message
+    assert "in the exported head" in last.message
 
 
 def test_identity_stored_twice_is_found(tmp_path: Path) -> None:

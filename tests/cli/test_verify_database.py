@@ -172,7 +172,7 @@ def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -
     )
     found = last_of(database)
     assert isinstance(found, Inconsistency)
-    assert "has another root" in found.message
+    assert "does not match its records" in found.message
 
 
 # --- records ------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ def test_truncated_history_is_found_with_an_exported_head(database: str, tmp_pat
     assert done.exit_code == 1
     said = json.loads(done.stdout)
     assert (said["ok"], said["lane"]) == (False, 0)
-    assert "the newest records are gone" in said["message"]
+    assert "the newest records are missing" in said["message"]
 
 
 @pytest.mark.rule("CO-40")

@@ -52,11 +52,11 @@ def test_verify_counts_audit_records(log: str) -> None:
     ("changes", "finding"),
     [
         ("actor = ''", "an audit record has no actor"),
-        ("actor = 'user:eve'", "has another root"),
+        ("actor = 'user:eve'", "does not match its records"),
         ("client = 'c'", "has a client or a partition"),
         ("sequence = 7", "has a sequence"),
-        ("scope = 'org/2'", "belongs in another lane|has another root"),
-        ("policy = 'events'", "belongs in another lane|sequence 0 cannot be|has another root"),
+        ("scope = 'org/2'", "belongs in another lane|does not match its records"),
+        ("policy = 'events'", "belongs in another lane|sequence 0 cannot be|does not match its records"),
     ],
 )
 def test_verify_finds_a_changed_audit_record(log: str, changes: str, finding: str) -> None:
