@@ -218,7 +218,7 @@ def test_restored_log_is_moved_with_its_leaps_and_floors(tmp_path: Path) -> None
         ("UPDATE oncelog_floors SET floor = floor - 1", "and the last leap's 1000"),
         ("INSERT INTO oncelog_floors SELECT lane, scope || 'x', floor FROM oncelog_floors", "in the table of streams"),
         ("UPDATE oncelog_records SET actor = 'user:eve' WHERE policy = 'oncelog.restore'", "has the actor 'user:eve'"),
-        ("UPDATE oncelog_records SET policy = 'events' WHERE policy = 'oncelog.restore'", "at the position of a restore record"),
+        ("UPDATE oncelog_records SET policy = 'events' WHERE policy = 'oncelog.restore'", "position of a restore"),
         ("UPDATE oncelog_records SET scope = 'x' WHERE policy = 'oncelog.restore'", "has a scope, a key"),
     ],
 )  # fmt: skip
