@@ -5,11 +5,17 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 _NAMED_STATEMENT: Final = re.compile(r"^-- name: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
+_FRAGMENT: Final = re.compile(r"^-- fragment: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 def parse_statements(text: str) -> dict[str, str]:
-    """The statements of a file, each under a line `-- name: NAME`."""
+    """Return the statements of a file, each under a line `-- name: NAME`.
+
+    A part of several statements stands once, under a line `-- fragment: NAME`, and `{NAME}` includes it.
+    """
+    for name, fragment in _FRAGMENT.findall(text):
+        text = text.replace(f"{{{name}}}", _COMMENT.sub("", fragment))
     return {name: _COMMENT.sub("", statement).strip() for name, statement in _NAMED_STATEMENT.findall(text)}
 
 

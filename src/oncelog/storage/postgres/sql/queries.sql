@@ -1,6 +1,56 @@
 -- Statements of PostgreSQL, by name. queries/sql/queries.sql has the ones that SQLite shares. Arrays pass all keys or rows
 -- of a batch to one statement.
 
+-- fragment: record_columns
+-- The columns of a record, in the order of `decode_record`.
+lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body;
+
+-- fragment: view_columns
+-- The columns of a view of a record after its position (`RecordView`).
+log_time_ms, actor, client, scope, key, partitions, body;
+
+-- fragment: receipt_columns
+-- The columns of a receipt, the fingerprint, and whether the record was erased.
+lane, position, sequence, log_time_ms, height, client_sequence, fingerprint, body IS NULL;
+
+-- fragment: head_columns
+-- The columns of a lane's head (`LaneHead`).
+lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash;
+
+-- fragment: set_head
+SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.eviction_time_ms,
+    fence = n.fence, revision = n.revision, height = n.height, block_hash = n.block_hash;
+
+-- fragment: log_schema
+-- The schema that contains the log.
+(SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'));
+
+-- fragment: now_ms
+(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+
+-- fragment: erase_entities
+-- Erases the values of entities with some versions. `o` is the row before.
+UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
+WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[]);
+
+-- fragment: charged_bytes
+-- The bytes that tenants were charged for the value of an entity.
+CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
+
+-- fragment: acknowledged_of_short_key
+-- What a member `m` has acknowledged, if its names are short.
+LEFT JOIN LATERAL (
+    SELECT sequence FROM oncelog_acknowledged AS a
+    WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
+) AS a ON true;
+
+-- fragment: acknowledged_of_long_key
+-- The same for long names.
+LEFT JOIN LATERAL (
+    SELECT sequence FROM oncelog_acknowledged AS a
+    WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
+) AS a ON true;
+
 -- name: is_there
 -- Reads the catalog itself, because a session caches the result of an earlier lookup of the name.
 SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'oncelog_log' AND pg_table_is_visible(oid));
@@ -17,7 +67,7 @@ INSERT INTO oncelog_state (id, erasures, confirmations, timeline)
 VALUES (1, 0, 0, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8));
 
 -- name: make_lanes
-INSERT INTO oncelog_lanes (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
+INSERT INTO oncelog_lanes ({head_columns})
 SELECT lane, 0, 0, 0, 0, 0, 0, $2 FROM generate_series(0, $1::integer) AS lane;
 
 -- name: epoch
@@ -28,7 +78,7 @@ SELECT epoch FROM oncelog_log;
 SELECT pg_advisory_xact_lock((1332634476::bigint << 32) | to_regnamespace(quote_ident(current_schema()))::oid::bigint);
 
 -- name: time
-SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+SELECT {now_ms};
 
 -- name: barrier
 -- A separate write, which changes nothing. Its COMMIT makes everything before it in the write-ahead log durable: on the
@@ -52,7 +102,7 @@ SELECT lane, position FROM oncelog_lanes;
 -- name: state
 -- The state of the log after the lanes have been locked. The statement has a new snapshot, so it sees all commits of
 -- earlier holders of the locks, and it reads the clock after the wait for the locks.
-SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
+SELECT {now_ms}, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
     s.tenants, s.leaps, g.epoch,
     l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
 FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s CROSS JOIN oncelog_log AS g LEFT JOIN oncelog_clocks AS c ON c.boot = $2
@@ -60,7 +110,7 @@ WHERE l.lane = ANY($1::integer[]);
 
 -- name: look_at_state
 -- The same without lanes.
-SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms
+SELECT {now_ms}, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms
 FROM oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $1;
 
 -- name: save_clock
@@ -150,17 +200,17 @@ SELECT EXISTS (SELECT FROM oncelog_policies WHERE name = $1 AND declaration = $2
 
 -- name: lanes
 -- Heads of the lanes that have been written to.
-SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash
+SELECT {head_columns}
 FROM oncelog_lanes WHERE revision > 0 ORDER BY lane;
 
 -- name: keys
 -- Receipts of the records with some hashes, oldest first, so that the newest one counts.
-SELECT lane, position, sequence, log_time_ms, height, client_sequence, fingerprint, body IS NULL,
+SELECT {receipt_columns},
     policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 FROM oncelog_records WHERE key_hash = ANY($1::bigint[]) ORDER BY lane, position;
 
 -- name: sequences
-SELECT lane, position, sequence, log_time_ms, height, client_sequence, fingerprint, body IS NULL,
+SELECT {receipt_columns},
     policy, scope, client, client_sequence
 FROM oncelog_records WHERE sequence_hash = ANY($1::bigint[]) ORDER BY lane, position;
 
@@ -179,29 +229,27 @@ WITH records AS (
     INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root)
     SELECT * FROM unnest($21::integer[], $22::bigint[], $23::bigint[], $24::bigint[], $25::bigint[], $26::bytea[], $27::bytea[])
 )
-UPDATE oncelog_lanes AS l SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.eviction_time_ms,
-    fence = n.fence, revision = n.revision, height = n.height, block_hash = n.block_hash
+UPDATE oncelog_lanes AS l {set_head}
 FROM unnest($28::integer[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bigint[], $33::bigint[], $34::bigint[], $35::bytea[])
-    AS n (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
+    AS n ({head_columns})
 WHERE l.lane = n.lane;
 
 -- name: save_lanes
 -- Saves the heads of a batch without records.
-UPDATE oncelog_lanes AS l SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.eviction_time_ms,
-    fence = n.fence, revision = n.revision, height = n.height, block_hash = n.block_hash
+UPDATE oncelog_lanes AS l {set_head}
 FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bytea[])
-    AS n (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
+    AS n ({head_columns})
 WHERE l.lane = n.lane;
 
 -- name: lane_page
 -- Records of a lane, by position.
-SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+SELECT {record_columns}
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
 -- name: internal_page
 -- Audit and restore records of all lanes, by log time.
 SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane, after, upto) CROSS JOIN LATERAL (
-    SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+    SELECT {record_columns}
     FROM oncelog_records AS r
     WHERE r.lane = n.lane AND r.position > n.after AND r.position <= n.upto
         AND policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore')
@@ -225,7 +273,7 @@ SELECT string_agg(position::text, ',') FROM (
 
 -- name: records_at
 -- Records at some positions of a lane, in order.
-SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+SELECT {record_columns}
 FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) ORDER BY position;
 
 -- name: partition_page
@@ -236,22 +284,22 @@ WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 
 
 -- name: stream_page
 -- Records of a stream, by sequence.
-SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+SELECT {record_columns}
 FROM oncelog_records
 WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence <= $4 AND sequence > 0 ORDER BY sequence LIMIT $5;
 
 -- name: brief_lane_page
 -- Views of the records of a policy.
-SELECT position, log_time_ms, actor, client, scope, key, partitions, body
+SELECT position, {view_columns}
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND policy = $5 ORDER BY position LIMIT $4;
 
 -- name: brief_partition_page
-SELECT p.position, log_time_ms, actor, client, scope, key, partitions, body
+SELECT p.position, {view_columns}
 FROM oncelog_partition_records AS p JOIN oncelog_records AS r ON r.lane = p.lane AND r.position = p.position
 WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 AND policy = $6 ORDER BY p.position LIMIT $5;
 
 -- name: briefs_at
-SELECT position, log_time_ms, actor, client, scope, key, partitions, body
+SELECT position, {view_columns}
 FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) AND policy = $3 ORDER BY position;
 
 -- name: roots
@@ -261,12 +309,12 @@ JOIN oncelog_blocks AS b ON b.lane = n.lane AND b.height = n.height AND b.root =
 
 -- name: evidence
 -- Records with everything that their hashes cover.
-SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
+SELECT {record_columns}, salt, body_hash
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position;
 
 -- name: standing
 -- All records under a hash, oldest first.
-SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+SELECT {record_columns}
 FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
 
 -- name: record_estimate
@@ -429,24 +477,21 @@ FROM unnest($2::bigint[], $3::bytea[]) AS n (position, body_hash) WHERE r.lane =
 -- name: erase_values
 -- Erases the values that a record set and that no later record replaced, by the keys of its operations. Returns the bytes
 -- that tenants were charged for.
-UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
-WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
+{erase_entities}
     AND e.digest IS NULL AND e.key = ANY($4::text[])
-RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
+RETURNING {charged_bytes};
 
 -- name: erase_long_values
 -- As `erase_values`, by the digests of long keys.
-UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
-WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
+{erase_entities}
     AND e.digest IS NOT NULL AND e.digest = ANY($4::bytea[])
-RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
+RETURNING {charged_bytes};
 
 -- name: erase_all_values
 -- As `erase_values`, for records whose bodies do not name their keys.
-UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
-WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
+{erase_entities}
     AND (e.digest IS NULL OR (e.digest IS NOT NULL AND left(e.scope, 64) = left($2, 64)))
-RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
+RETURNING {charged_bytes};
 
 -- name: notify
 SELECT pg_notify($1, $2);
@@ -529,7 +574,7 @@ SELECT key_hash FROM oncelog_records WHERE key_hash IS NOT NULL ORDER BY key_has
 SELECT sequence_hash FROM oncelog_records WHERE sequence_hash IS NOT NULL ORDER BY sequence_hash;
 
 -- name: standing_by_sequence
-SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+SELECT {record_columns}
 FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 
 -- name: member_page
@@ -537,18 +582,12 @@ FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 (
     SELECT m.member, coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL) FROM oncelog_members AS m
     LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
-    LEFT JOIN LATERAL (
-        SELECT sequence FROM oncelog_acknowledged AS a
-        WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
-    ) AS a ON true
+    {acknowledged_of_short_key}
     WHERE m.digest IS NULL AND m.lane = $1 AND m.scope = $2 AND m.member > $3 ORDER BY m.member LIMIT $4
 ) UNION ALL (
     SELECT m.member, coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL) FROM oncelog_members AS m
     LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
-    LEFT JOIN LATERAL (
-        SELECT sequence FROM oncelog_acknowledged AS a
-        WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
-    ) AS a ON true
+    {acknowledged_of_long_key}
     WHERE m.digest IS NOT NULL AND m.lane = $1 AND left(m.scope, 64) = left($2, 64) AND m.scope = $2
         AND left(m.member, 64) >= left($3, 64) AND m.member > $3
     ORDER BY left(m.member, 64), m.member LIMIT $4
@@ -562,10 +601,7 @@ ORDER BY 1 LIMIT $4;
     FROM oncelog_members AS m
     LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
     LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
-    LEFT JOIN LATERAL (
-        SELECT sequence FROM oncelog_acknowledged AS a
-        WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
-    ) AS a ON true
+    {acknowledged_of_short_key}
     WHERE m.digest IS NULL AND m.member = $1 AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4
     ORDER BY m.scope LIMIT $5
 ) UNION ALL (
@@ -573,10 +609,7 @@ ORDER BY 1 LIMIT $4;
     FROM oncelog_members AS m
     LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
     LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
-    LEFT JOIN LATERAL (
-        SELECT sequence FROM oncelog_acknowledged AS a
-        WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
-    ) AS a ON true
+    {acknowledged_of_long_key}
     WHERE m.digest IS NOT NULL AND left(m.member, 64) = left($1, 64) AND m.member = $1
         AND left(m.scope, 64) >= left($2, 64) AND left(m.scope, 64) >= left($3, 64)
         AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4
@@ -656,7 +689,7 @@ SELECT c.relname::text, a.attname::text,
         CASE WHEN c.relpersistence <> 'p' THEN 'UNLOGGED' END)
 FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_collation AS l ON l.oid = a.attcollation AND l.collname <> 'default'
-WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
+WHERE c.relnamespace = {log_schema}
     AND c.relkind = 'r' AND c.relname LIKE 'oncelog\_%'
 ORDER BY c.relname COLLATE "C", a.attname COLLATE "C";
 
@@ -664,7 +697,7 @@ ORDER BY c.relname COLLATE "C", a.attname COLLATE "C";
 SELECT x.relname::text, c.relname::text, substring(pg_get_indexdef(i.indexrelid, 0, true) FROM ' USING (.*)'),
     i.indisunique, i.indisvalid AND i.indisready AND i.indislive
 FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid JOIN pg_class AS c ON c.oid = i.indrelid
-WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
+WHERE c.relnamespace = {log_schema}
     AND c.relname LIKE 'oncelog\_%' ORDER BY x.relname COLLATE "C";
 
 -- name: additions
@@ -672,7 +705,7 @@ WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclas
 -- migrations create none of them.
 WITH ours AS (
     SELECT oid, relname::text AS name, relkind AS kind FROM pg_class
-    WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log')) AND relname LIKE 'oncelog\_%'
+    WHERE relnamespace = {log_schema} AND relname LIKE 'oncelog\_%'
 )
 SELECT 'trigger', t.tgname::text || ' on ' || o.name FROM ours AS o JOIN pg_trigger AS t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal
 UNION ALL
@@ -685,7 +718,7 @@ FROM ours AS o WHERE o.kind IN ('v', 'm', 'f', 'p');
 
 -- name: sizes
 SELECT c.relname::text, pg_total_relation_size(c.oid) FROM pg_class AS c
-WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
+WHERE c.relnamespace = {log_schema}
     AND c.relkind = 'r' AND c.relname LIKE 'oncelog\_%' ORDER BY c.relname COLLATE "C";
 
 -- name: waits_for_standby
