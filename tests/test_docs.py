@@ -179,6 +179,15 @@ def test_ledger_client_page_awaits_every_coroutine_that_it_names() -> None:
     assert named <= set(re.findall(r"await ledger\.(\w+)\(", page))
 
 
+def test_files_that_the_architecture_page_names_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = {path for path in re.findall(r"`([a-z_/]+\.py)`", page) if "/<api>/" not in path}
+    source = ROOT / "src/oncelog"
+    places = (source, source / "storage", ROOT)
+    assert [path for path in sorted(named) if not any((place / path).exists() for place in places)] == []
+    assert len(named) > 20
+
+
 def test_public_names_exist_once() -> None:
     assert all(hasattr(oncelog, name) for name in oncelog.__all__)
     assert len(set(oncelog.__all__)) == len(oncelog.__all__)
