@@ -79,6 +79,11 @@ def new_rate(per_second: int, burst: int = 0) -> Rate | None:
     return Rate(per_second, burst=burst or per_second) if per_second else None
 
 
+def page_members(following: str, has_more: str = "has_more", next_after: str = "next_after") -> dict[str, Any]:
+    """Return the members that the pages of all APIs share; `following` is empty on the last page."""
+    return {has_more: True, next_after: following} if following else {has_more: False}
+
+
 def encode_page_token(*position: str | int | None) -> str:
     """Encode the position at which the next page begins."""
     return urlsafe_b64encode(msgspec.json.encode(position)).decode()

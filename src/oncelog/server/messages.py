@@ -77,6 +77,17 @@ def decode_number(value: JsonValue, path: str) -> int:
     return number
 
 
+def new_decoder(is_valid: Callable[[Any], object], reason: str, **details: Any) -> Callable[[Any, str], Any]:
+    """Return a decoder that keeps valid values, and raises ApiError with the reason and details for other values."""
+
+    def decode(value: Any, path: str) -> Any:
+        if not is_valid(value):
+            raise field_error(path, reason, **details)
+        return value
+
+    return decode
+
+
 def type_error(path: str, value: JsonValue, expected: str) -> ApiError:
     """Return the error for a value of another type than expected, or one that could not be parsed."""
     if type(value) is UnreadableValue:

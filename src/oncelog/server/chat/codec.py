@@ -15,6 +15,7 @@ from msgspec import Struct
 from oncelog import error_codes
 from oncelog.core.chat import format_message_id, parse_chat_scope
 from oncelog.core.values import Committed, Record, Replayed
+from oncelog.server.api_service import page_members
 from oncelog.server.chat.messages import ROLE, UUID4, ChatMessages, Send
 from oncelog.server.errors import ApiError
 from oncelog.server.json_schemas import (
@@ -198,21 +199,20 @@ Members = dict[str, Any]
 
 def to_chat(scope: str, newest: int, page: MemberPage) -> Members:
     """Return a chat with a page of its members, the role of each, and how far it has received the chat."""
-    chat: Members = {
+    return {
         "chat_id": parse_chat_scope(scope),
         "last_sequence": newest,
         "members": [
             {"user_id": member.name, "last_acked_sequence": member.acknowledged, "role": member.role.value}
             for member in page.members
         ],
-        "has_more": page.has_more,
+        **page_members(page.members[-1].name if page.has_more else ""),
     }
-    return {**chat, "next_after": page.members[-1].name} if page.has_more else chat
 
 
 def to_chats(page: MembershipPage, may_read: Callable[[str], bool]) -> Members:
     """Return a page of chats as one of their members sees them, without those that it may not read."""
-    chats: Members = {
+    return {
         "chats": [
             {
                 "chat_id": parse_chat_scope(membership.scope),
@@ -223,9 +223,8 @@ def to_chats(page: MembershipPage, may_read: Callable[[str], bool]) -> Members:
             for membership in page.memberships
             if may_read(membership.scope)
         ],
-        "has_more": page.has_more,
+        **page_members(parse_chat_scope(page.memberships[-1].scope) if page.has_more else ""),
     }
-    return {**chats, "next_after": parse_chat_scope(page.memberships[-1].scope)} if page.has_more else chats
 
 
 # --- JSON schemas of the OpenAPI document ------------------------------------------------------------

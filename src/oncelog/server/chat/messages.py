@@ -41,6 +41,7 @@ from oncelog.server.messages import (
     decode_object,
     decode_text,
     get_text,
+    new_decoder,
     parse_json,
 )
 
@@ -178,23 +179,16 @@ def _decode_client_message_id(value: JsonValue, path: str) -> tuple[str, bytes]:
     return text, key
 
 
-def _decode_content_type(value: JsonValue, path: str) -> str:
-    if type(value) is str and len(value) <= CONTENT_TYPE_CHARACTERS_MAX and re.fullmatch(_CONTENT_TYPE, value):
-        return value
-    reason = f"must be a media type of at most {CONTENT_TYPE_CHARACTERS_MAX} characters, like text/plain"
-    raise field_error(path, reason)
+def _is_content_type(value: JsonValue) -> bool:
+    return type(value) is str and len(value) <= CONTENT_TYPE_CHARACTERS_MAX and bool(re.fullmatch(_CONTENT_TYPE, value))
 
 
-def _decode_request_id(value: JsonValue, path: str) -> str:
-    if type(value) is str and len(value) <= REQUEST_ID_CHARACTERS_MAX and is_storable(value):
-        return value
-    raise field_error(path, f"must be a string of at most {REQUEST_ID_CHARACTERS_MAX} characters")
+def _is_request_id(value: JsonValue) -> bool:
+    return type(value) is str and len(value) <= REQUEST_ID_CHARACTERS_MAX and is_storable(value)
 
 
-def _decode_device_id(value: JsonValue, path: str) -> str:
-    if type(value) is str and len(value) <= DEVICE_ID_CHARACTERS_MAX and not CONTROL_CHARACTER.search(value):
-        return value
-    raise field_error(path, f"must be a string of at most {DEVICE_ID_CHARACTERS_MAX} characters, none of control")
+def _is_device_id(value: JsonValue) -> bool:
+    return type(value) is str and len(value) <= DEVICE_ID_CHARACTERS_MAX and not CONTROL_CHARACTER.search(value)
 
 
 def _decode_role(value: JsonValue, path: str) -> Role:
@@ -205,7 +199,13 @@ def _decode_role(value: JsonValue, path: str) -> Role:
 
 # --- fields -------------------------------------------------------------------------------------------
 
-_REQUEST_ID: Final = Message(lambda value: value, Field(name="request_id", decode=_decode_request_id))
+_REQUEST_ID: Final = Message(
+    lambda value: value,
+    Field(
+        name="request_id",
+        decode=new_decoder(_is_request_id, f"must be a string of at most {REQUEST_ID_CHARACTERS_MAX} characters"),
+    ),
+)
 _CHAT: Final = Field(name="chat_id", decode=_decode_chat, is_required=True)
 _CLIENT_MESSAGE_ID: Final = Field(
     name="client_message_id",
@@ -215,7 +215,9 @@ _CLIENT_MESSAGE_ID: Final = Field(
 )
 _CONTENT_TYPE_FIELD: Final = Field(
     name="content_type",
-    decode=_decode_content_type,
+    decode=new_decoder(
+        _is_content_type, f"must be a media type of at most {CONTENT_TYPE_CHARACTERS_MAX} characters, like text/plain"
+    ),
     schema={
         "type": "string",
         "maxLength": CONTENT_TYPE_CHARACTERS_MAX,
@@ -234,7 +236,15 @@ _ACKED: Final = Field(
 _CONNECT: Final = Message(
     Connect,
     Field(name="token", decode=decode_text),
-    Field(name="device_id", decode=_decode_device_id, default="", is_nullable=False),
+    Field(
+        name="device_id",
+        decode=new_decoder(
+            _is_device_id,
+            f"must be a string of at most {DEVICE_ID_CHARACTERS_MAX} characters without control characters",
+        ),
+        default="",
+        is_nullable=False,
+    ),
     Field(name="live", decode=decode_boolean, default=True, is_nullable=False),
 )
 _SYNC_REQUEST: Final = Message(

@@ -15,7 +15,7 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import NEVER, Op, Row, Stamp
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Compacted
-from oncelog.server.api_service import encode_page_token
+from oncelog.server.api_service import encode_page_token, page_members
 from oncelog.server.errors import ApiError
 from oncelog.server.json_schemas import (
     NO_NUL,
@@ -48,6 +48,7 @@ _DETAIL_NAMES: Final = {
     "retry_after_ms": "retryAfterMs",
 }
 """Names of the details of an error in this API."""
+_PAGE_NAMES: Final = ("hasMore", "nextAfter")
 
 
 def get_code(error: ApiError) -> str:
@@ -117,8 +118,7 @@ def encode_rows(rows: Iterable[tuple[str, Row]], following: str) -> bytes:
 
 
 def _encode_page_members(following: str) -> bytes:
-    members: dict[str, Any] = {"next": following, "hasMore": bool(following)}
-    return orjson.dumps({**members, "nextAfter": following} if following else members)[1:-1]
+    return orjson.dumps({"next": following, **page_members(following, *_PAGE_NAMES)})[1:-1]
 
 
 def _encode_row(row_id: str, row: Row) -> bytes:
@@ -186,7 +186,6 @@ IDENTIFIER: Final[Schema] = {
 DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _HLC: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,19})$"}
 _NEXT: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `nextAfter`; empty at the end."}
-_PAGE_NAMES: Final = ("hasMore", "nextAfter")
 _ANY_JSON: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 would change, such as 2^53+1."}
 
 

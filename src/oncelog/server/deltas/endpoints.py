@@ -17,7 +17,6 @@ from oncelog.server.deltas.codec import DELTA_ID, IDENTIFIER
 from oncelog.server.deltas.service import DeltasService
 from oncelog.server.deltas.session import DeltasSession
 from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, keep
-from oncelog.server.errors import field_error
 from oncelog.server.http_requests import get_credential, get_path_name, parse_number
 from oncelog.server.json_schemas import (
     NO_NUL,
@@ -29,31 +28,25 @@ from oncelog.server.json_schemas import (
 )
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
 from oncelog.server.live_streams import LiveStreams, encode_event
+from oncelog.server.messages import new_decoder
 from oncelog.server.websocket import WebSocketSessions
 
 PATH: Final = "/v1/sync/{gateway}/"
-_DELTA_ID_PATTERN: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-def _parse_delta_id(text: str, name: str) -> str:
-    if _DELTA_ID_PATTERN.fullmatch(text) is None:
-        raise field_error(name, "must have 64 hexadecimal digits, in lower case")
-    return text
+_parse_delta_id: Final = new_decoder(
+    re.compile(r"[0-9a-f]{64}", re.ASCII).fullmatch, "must have 64 hexadecimal digits, in lower case"
+)
+_parse_table: Final = new_decoder(is_identifier, "must be an identifier (letters, digits and _, no digit first)")
 
 
-def _parse_table(name: str, field: str) -> str:
-    if not is_identifier(name):
-        raise field_error(field, "must be an identifier (letters, digits and _, no digit first)")
-    return name
+def _is_row_id(text: str) -> bool:
+    return len(text) <= ROW_ID_CHARACTERS_MAX and "\0" not in text
 
 
-def _parse_row_id(row_id: str, field: str) -> str:
-    if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
-        reason = f"must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
-        raise field_error(field, reason, limit=ROW_ID_CHARACTERS_MAX)
-    return row_id
-
-
+_parse_row_id: Final = new_decoder(
+    _is_row_id, f"must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000", limit=ROW_ID_CHARACTERS_MAX
+)
 _DELTA_ID_EXAMPLE: Final = "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847"
 _DELTA_EXAMPLE: Final = {
     "deltaId": _DELTA_ID_EXAMPLE,

@@ -5,7 +5,7 @@ Hashes, salts and idempotency keys are hexadecimal, values of entities base64, n
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.proof import Block
 from oncelog.core.transactions import TX_ID_DIGITS, OperationJson, encode_operations, format_tx_id, operations_from_json
 from oncelog.errors import CanonicalError
+from oncelog.server.api_service import page_members
 from oncelog.server.errors import ApiError, field_error
 from oncelog.server.json_schemas import (
     NO_NUL,
@@ -88,32 +89,29 @@ _BATCH_DECODER: Final = msgspec.json.Decoder(_BatchJson)
 def decode_write(body: bytes) -> Write:
     """Decode the body of a write. Raises ApiError."""
     decoded = _decode(body, _WRITE_DECODER)
-    return _to_write(decoded, tuple(decoded.operations), "operations")
+    return _to_write(decoded, decoded.operations)
 
 
 def decode_batch(body: bytes) -> Write:
     """Decode the body of a batch: one write of all its operations. Raises ApiError."""
     decoded = _decode(body, _BATCH_DECODER)
-    scopes = [(item.organization, item.vault) for item in decoded.writes]
-    check_one_scope((decoded.organization, decoded.vault), scopes)
-    check_batch_operations([len(item.operations) for item in decoded.writes])
-    operations = tuple(item for write in decoded.writes for item in write.operations)
-    return _to_write(decoded, operations, "operations", is_batch=True)
+    return _to_write(decoded, merge_operations(decoded), is_batch=True)
 
 
-def check_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> None:
-    """Raise ApiError if a write names another scope than its batch (LG-17)."""
-    for index, other in enumerate(others):
-        if other not in (("", ""), scope):
-            raise field_error(f"writes[{index}]", "must have the scope of the batch, or no scope")
+def merge_operations(batch: Any) -> list[Any]:
+    """Return the operations of all writes of a batch, decoded from JSON or from a gRPC message.
 
-
-def check_batch_operations(counts: list[int]) -> None:
-    """Raise ApiError for a batch without writes, or a write without operations."""
-    if not counts:
+    Raises ApiError for a batch without writes, and for a write that has no operations or names another scope than its
+    batch (LG-17).
+    """
+    if not batch.writes:
         raise field_error("writes", "must hold at least one")
-    if 0 in counts:
-        raise field_error(f"writes[{counts.index(0)}].operations", "must hold at least one")
+    for index, write in enumerate(batch.writes):
+        if (write.organization, write.vault) not in (("", ""), (batch.organization, batch.vault)):
+            raise field_error(f"writes[{index}]", "must have the scope of the batch, or no scope")
+        if not write.operations:
+            raise field_error(f"writes[{index}].operations", "must hold at least one")
+    return [operation for write in batch.writes for operation in write.operations]
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -135,7 +133,7 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def _to_write(
-    decoded: _WriteJson | _BatchJson, operations: tuple[OperationJson, ...], path: str, *, is_batch: bool = False
+    decoded: _WriteJson | _BatchJson, operations: Sequence[OperationJson], *, is_batch: bool = False
 ) -> Write:
     if decoded.sequence > INTEGER_MAX:
         raise field_error("sequence", f"must be at most {INTEGER_MAX} in JSON")
@@ -146,7 +144,7 @@ def _to_write(
             decoded.client_id,
             decoded.sequence,
             decode_key(decoded.idempotency_key),
-            operations_from_json(operations, path),
+            operations_from_json(operations),
             is_batch,
         )
     except CanonicalError as error:
@@ -229,9 +227,7 @@ def encode_entity(found: Members) -> bytes:
 
 def encode_page(page: Members) -> bytes:
     """Encode a page of entities or relationships, with the members that the pages of all APIs share."""
-    following = page["next_page_token"]
-    next_after = {"next_after": following} if following else {}
-    return encode_members({**page, "has_more": bool(following), **next_after})
+    return encode_members({**page, **page_members(page["next_page_token"])})
 
 
 def encode_entities(page: Members) -> bytes:

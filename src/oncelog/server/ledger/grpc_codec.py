@@ -9,7 +9,7 @@ from oncelog.engine.read_results import Proven
 from oncelog.errors import CanonicalError
 from oncelog.ledger.operation_codec import decode_operation, encode_operation
 from oncelog.ledger.v1 import ledger_pb2 as pb
-from oncelog.server.ledger.codec import check_batch_operations, check_one_scope
+from oncelog.server.ledger.codec import merge_operations
 from oncelog.server.ledger.service import value_error
 from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteSuccess, to_header_members
 
@@ -23,10 +23,7 @@ def decode_write(message: pb.WriteRequest) -> Write:
 
 def decode_batch(message: pb.BatchWriteRequest) -> Write:
     """Decode a batch: one write of all its operations. Raises ApiError."""
-    scopes = [(item.organization, item.vault) for item in message.writes]
-    check_one_scope((message.organization, message.vault), scopes)
-    check_batch_operations([len(item.operations) for item in message.writes])
-    return _to_write(message, [item for write in message.writes for item in write.operations], is_batch=True)
+    return _to_write(message, merge_operations(message), is_batch=True)
 
 
 def _to_write(

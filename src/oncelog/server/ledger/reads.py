@@ -37,6 +37,7 @@ from oncelog.server.ledger.service import (
 )
 from oncelog.server.ledger.values import Members, to_header_members
 from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome
+from oncelog.server.messages import new_decoder
 from oncelog.storage.store import RelationshipQuery, ScopedBlock
 
 
@@ -90,12 +91,6 @@ def _token_field(decoder: msgspec.json.Decoder[Any], first: tuple[str, ...]) -> 
     return Field(name="after", check=check, default=first, message_name="page_token")
 
 
-def _check_tx_id(tx_id: str, name: str) -> str:
-    if parse_tx_id(tx_id) is None:
-        raise field_error(name, "must have 16 hexadecimal digits, in lower case")
-    return tx_id
-
-
 def _check_height(height: int, name: str) -> int:
     if height < 1:
         raise field_error(name, f"must be at least 1, not {height}")
@@ -123,7 +118,7 @@ ENTITY_POSITION: Final = msgspec.json.Decoder(tuple[str])
 ENTITY_AFTER: Final = _token_field(ENTITY_POSITION, ("",))
 RELATIONSHIP_AFTER: Final = _token_field(msgspec.json.Decoder(tuple[str, str, str]), ("", "", ""))
 LIMIT: Final = Field(name="limit", check=lambda limit, _: limit, default=0, message_name="page_size")
-TX_ID: Final = Field(name="tx_id", check=_check_tx_id)
+TX_ID: Final = Field(name="tx_id", check=new_decoder(parse_tx_id, "must have 16 hexadecimal digits, in lower case"))
 IDEMPOTENCY_KEY: Final = Field(name="idempotency_key", check=_check_idempotency_key, default=b"")
 HEIGHT: Final = Field(name="height", check=_check_height)
 
