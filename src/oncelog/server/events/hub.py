@@ -104,13 +104,8 @@ class EventsHub:
     def expect_reply(self, reply: PendingReply) -> None:
         """Note the events of a reply before they are submitted."""
         reply.queue.append(reply)
-        pending_replies = self._pending_replies
         for key, fingerprint in reply.expected_keys:
-            replies = pending_replies.get(key)
-            if replies is None:
-                pending_replies[key] = [(fingerprint, reply)]
-            else:
-                replies.append((fingerprint, reply))
+            self._pending_replies.setdefault(key, []).append((fingerprint, reply))
 
     def settle_reply(self, reply: PendingReply) -> None:
         """Write a reply whose outcome (`frame`, `position`) is known, once its position has been delivered.
