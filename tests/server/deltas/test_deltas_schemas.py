@@ -121,8 +121,8 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
         ('{"shop": {"no name": {}}}', "shop: 'no name' is no name"),
         ('{"shop": {"t": {"1": "text"}}}', "shop.t: '1' is no name"),
         ('{"shop": {}, "shop": {}}', "twice"),
-        ('{"": {}}', "'' is no name of a gateway"),
-        ('{"e\u0301": {}}', "is no name of a gateway: gateway: must be in NFC"),
+        ('{"": {}}', "'' is not a valid name of a gateway"),
+        ('{"e\u0301": {}}', "is not a valid name of a gateway: gateway: must be in NFC"),
     ],
 )
 async def test_invalid_schema_file_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:

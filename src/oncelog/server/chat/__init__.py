@@ -1,1 +1,1 @@
-"""The Chat API."""
+"""The Chat API: WebSocket sessions and HTTP. See docs/chat.md."""

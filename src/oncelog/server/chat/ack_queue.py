@@ -1,6 +1,7 @@
-"""Acknowledgements on their way into the log: one at a time for a user and chat, and while it is, only the newest wait.
+"""Queue of acknowledgements: the log gets one at a time for each user and chat.
 
-A client acknowledges what it gets, message by message. Of ten that come while a commit is under way nine say nothing.
+A client acknowledges message by message. Of the acknowledgements that arrive during a commit, only the highest is
+submitted next, because it covers the others.
 """
 
 from collections.abc import Callable
@@ -16,25 +17,25 @@ from oncelog.server.chat.service import refusal_error
 from oncelog.server.errors import BUSY_RETRY_AFTER_MS, ApiError, to_api_error
 
 PENDING_ACKS_MAX: Final = 1000
-"""For one user and chat. Each may turn out to be beyond the chat's end, and then those below it still hold."""
+"""Queued acknowledgements for one user and chat. If the log refuses the highest, the others still count."""
 
 
 class PendingAck(Struct, eq=False, gc=False):
-    """An acknowledgement, and who is told if it is refused."""
+    """An acknowledgement, and the callback for a refusal."""
 
     sequence: int
     on_refused: Callable[[ApiError], None]
 
 
 class AckQueue:
-    """One for a server."""
+    """The acknowledgements of a server."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._batches: dict[tuple[str, str], _AckBatch] = {}
 
     def submit(self, scope: str, user_id: str, pending: PendingAck) -> None:
-        """Acknowledges all up to a sequence, now or together with what comes until it is its turn."""
+        """Submit an acknowledgement, now or together with others after the current commit."""
         batch = self._batches.get((scope, user_id))
         if batch is not None:
             batch.enqueue(pending)
@@ -44,7 +45,7 @@ class AckQueue:
             self.flush(batch)
 
     def flush(self, batch: "_AckBatch") -> None:
-        """Sends the highest of those that wait, or ends the flight."""
+        """Submit the highest queued acknowledgement, or remove the batch if nothing is queued."""
         while batch.queued:
             batch.in_flight, batch.queued = batch.queued, []
             highest = max(ack.sequence for ack in batch.in_flight)
@@ -60,7 +61,7 @@ class AckQueue:
 
 
 class _AckBatch:
-    """Of one user in one chat. It is a `VerdictSink` of the committer's."""
+    """The acknowledgements of one user in one chat, as a `VerdictSink` of the committer."""
 
     __slots__ = ("_acks", "in_flight", "queued", "scope", "user_id")
 
@@ -74,10 +75,10 @@ class _AckBatch:
     def enqueue(self, pending: PendingAck) -> None:
         self.queued.append(pending)
         if len(self.queued) > PENDING_ACKS_MAX:
-            # The lowest says least. It may be covered by another; but nobody could tell its sender later if it is not.
+            # Refuse the lowest. A higher one may cover it, but the sender could not be notified later if none does.
             lowest = min(self.queued, key=lambda ack: ack.sequence)
             self.queued.remove(lowest)
-            message = f"more than {PENDING_ACKS_MAX} acknowledgements of this chat wait to be kept"
+            message = f"more than {PENDING_ACKS_MAX} acknowledgements of this chat are queued"
             lowest.on_refused(ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
 
     def done(self) -> bool:
@@ -92,7 +93,10 @@ class _AckBatch:
         self._acks.flush(self)
 
     def apply_verdict(self, verdict: Verdict) -> None:
-        """Nobody is told of success. Of those beyond the end everybody is, and the others are asked for again."""
+        """Finish the submitted acknowledgements.
+
+        Success has no answer. Acknowledgements beyond the end of the chat are refused; the others are queued again.
+        """
         submitted, self.in_flight = self.in_flight, []
         if not isinstance(verdict, Refused):
             return
@@ -103,7 +107,7 @@ class _AckBatch:
         self.queued.extend(ack for ack in submitted if ack.sequence <= verdict.current)
 
     def fail(self, error: ApiError) -> None:
-        """Nobody can tell what became of them."""
+        """Fail the submitted acknowledgements, whose outcome is unknown."""
         submitted, self.in_flight = self.in_flight, []
         _notify(submitted, error)
 

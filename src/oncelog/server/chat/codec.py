@@ -1,7 +1,7 @@
 """Codec of the Chat API: messages, verdicts and errors as bytes.
 
-A message is stored as bytes and served as bytes: its content is spliced into what is around it. One broadcast is one
-frame, whatever the number of its readers.
+A message is stored and served as bytes: the encoder splices the stored content into the message. All readers of a
+broadcast share one frame.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,13 +41,13 @@ _ERROR_CODES: Final = {
 }
 """Names of common error codes in the Chat API. Other codes keep their name, in capitals."""
 CLOSING_CODES: Final = frozenset({error_codes.AUTH_FAILED, error_codes.SLOW_CONSUMER})
-"""After one of these errors the connection ends."""
+"""Error codes that end the connection."""
 _MISMATCH: Final = ',"content_mismatch":true'
 _ERASED: Final = ',"erased":true'
 
 
 def get_code(error: ApiError) -> str:
-    """An error's code on this wire."""
+    """Return the code of an error in the Chat API."""
     return _ERROR_CODES.get(error.code, error.code.upper())
 
 
@@ -56,7 +56,7 @@ def get_code(error: ApiError) -> str:
 
 @lru_cache(maxsize=1024)
 def format_time(time_ms: int) -> str:
-    """A log time as ISO 8601 has it, in UTC with milliseconds (CH-10). All of a group commit have one."""
+    """Format a log time in ISO 8601, in UTC with milliseconds (CH-10). Cached: the messages of a commit share it."""
     seconds, ms = divmod(time_ms, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
 
@@ -67,7 +67,7 @@ def _format_uuid(key: bytes) -> str:
 
 
 def _encode_members(record: Record) -> bytes:
-    """The members of a message, without the braces (CH-10)."""
+    """Encode the members of a message, without the braces (CH-10)."""
     content = b'"content":null,"content_type":null,"erased":true' if record.erased else record.body[1:-1]
     head = (
         f'"message_id":"{format_message_id(record.lane, record.position)}",'
@@ -79,12 +79,12 @@ def _encode_members(record: Record) -> bytes:
 
 
 def encode_message(record: Record) -> bytes:
-    """A message in a page."""
+    """Encode a message in a page."""
     return b"{%b}" % _encode_members(record)
 
 
 def encode_message_frame(record: Record) -> bytes:
-    """A message as all who follow its chat get it."""
+    """Encode the broadcast of a message."""
     return encode_frame(b'{"type":"message",%b}' % _encode_members(record))
 
 
@@ -106,7 +106,7 @@ class MessagePage(Struct, frozen=True):
 
 
 def encode_sent(send: Send, verdict: Committed | Replayed) -> bytes:
-    """Encode the answer to a message, without the braces. Its id is a UUID, which needs no escapes."""
+    """Encode the answer to a message, without the braces. The id is a UUID, which needs no escapes."""
     receipt = verdict.receipt
     assert receipt is not None  # noqa: S101 - the record of a known key has a sequence
     is_known = isinstance(verdict, Replayed)
@@ -133,24 +133,24 @@ def encode_batch(scope: str, page: MessagePage) -> bytes:
 
 
 def encode_reply(kind: str, members: bytes, request_id: str | None) -> bytes:
-    """An answer as a frame; with the id of the request, if that had one."""
+    """Encode an answer as a frame, with the id of the request if the request has one."""
     request_member = b"" if request_id is None else b'"request_id":%b,' % orjson.dumps(request_id)
     return encode_frame(b'{"type":"%b",%b%b}' % (kind.encode(), request_member, members))
 
 
 def encode_connected(user_id: str, epoch: str, heartbeat_ms: int) -> bytes:
-    """The answer to `connect`, without the braces."""
+    """Encode the answer to `connect`, without the braces."""
     return orjson.dumps({"user_id": user_id, "epoch": epoch, "heartbeat_ms": heartbeat_ms})[1:-1]
 
 
 def to_error_members(error: ApiError) -> dict[str, Any]:
-    """What an error says. `status` is HTTP's alone."""
+    """Return the members of an error. The detail `status` is for HTTP only."""
     details = {name: value for name, value in error.details.items() if name != "status"}
     return {"code": get_code(error), "message": error.message, **details}
 
 
 def encode_error_frame(error: ApiError, request_ids: Mapping[str, str] | None = None) -> bytes:
-    """An error, and what it is about: the ids that were sent."""
+    """Encode an error as a frame, with the ids of the request."""
     return encode_frame(orjson.dumps({"type": "error", **to_error_members(error), **(request_ids or {})}))
 
 
@@ -159,11 +159,11 @@ PROBLEM_DIALECT: Final = ProblemDialect(
 )
 
 
-# --- what others do -----------------------------------------------------------------------------------
+# --- notifications ------------------------------------------------------------------------------------
 
 
 def encode_delivery_frame(chat_id: str, user_id: str, sequence: int) -> bytes:
-    """How far a member has received a chat."""
+    """Encode the watermark of a member: the sequence up to which the member has received a chat."""
     return encode_frame(
         f'{{"type":"delivery","chat_id":{encode_json_text(chat_id)},"user_id":{encode_json_text(user_id)},'
         f'"last_acked_sequence":{sequence}}}'.encode()
@@ -171,10 +171,7 @@ def encode_delivery_frame(chat_id: str, user_id: str, sequence: int) -> bytes:
 
 
 def encode_membership_frame(chat_id: str, change: MemberChange) -> bytes:
-    """Return the frame that tells of a member that was added, removed or got another role.
-
-    A returning member keeps its watermark.
-    """
+    """Encode the change of a member: added, removed, or with another role. A returning member keeps its watermark."""
     frame = {"type": "membership", "chat_id": chat_id, "user_id": change.member, "present": change.present}
     if change.present:
         frame["last_acked_sequence"] = change.acknowledged
@@ -184,7 +181,7 @@ def encode_membership_frame(chat_id: str, change: MemberChange) -> bytes:
 
 
 def encode_closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
-    """Told before a planned close."""
+    """Encode the frame that precedes a planned close."""
     return encode_frame(
         orjson.dumps({"type": "connection_closing", "reason": reason, "reconnect_delay_ms": reconnect_delay_ms})
     )
@@ -198,7 +195,7 @@ Members = dict[str, Any]
 
 
 def to_chat(scope: str, newest: int, page: MemberPage) -> Members:
-    """Return a chat with a page of its members, the role of each, and how far it has received the chat."""
+    """Return a chat with a page of its members, their roles and watermarks."""
     return {
         "chat_id": parse_chat_scope(scope),
         "last_sequence": newest,
@@ -211,7 +208,7 @@ def to_chat(scope: str, newest: int, page: MemberPage) -> Members:
 
 
 def to_chats(page: MembershipPage, may_read: Callable[[str], bool]) -> Members:
-    """Return a page of chats as one of their members sees them, without those that it may not read."""
+    """Return a page of the chats of a member, without chats that the member may not read."""
     return {
         "chats": [
             {
@@ -253,7 +250,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "NewMessage": messages.new_message.to_schema(),
         "Sent": with_optional(
             object_schema(
-                client_message_id={**UUID4, "description": "As it was sent."},
+                client_message_id={**UUID4, "description": "The id as the client sent it."},
                 chat_id=TEXT_SCHEMA,
                 message_id=MESSAGE_ID,
                 sequence=positive_integer_schema(),
@@ -270,12 +267,12 @@ def build_schemas(limits: ApiLimits) -> Schema:
                 chat_id=TEXT_SCHEMA,
                 messages={"type": "array", "maxItems": limits.page_messages_max, "items": schema_ref("Message")},
                 has_more={"type": "boolean"},
-                next_sequence={**integer_schema("As `next_after`."), "deprecated": True},
-                next_after=integer_schema("Read on after this."),
-                last_sequence=integer_schema("The newest of the chat."),
+                next_sequence={**integer_schema("The same value as `next_after`."), "deprecated": True},
+                next_after=integer_schema("`after` of the next page."),
+                last_sequence=integer_schema("Sequence of the newest message of the chat."),
             ),
-            next_before=integer_schema("Read on before this."),
-            cursor_ahead={"const": True, "description": "The cursor is beyond the chat's end."},
+            next_before=integer_schema("`before` of the next page."),
+            cursor_ahead={"const": True, "description": "The cursor is beyond the end of the chat."},
         ),
         "Acknowledgement": _acknowledgement_schema(),
         "Acknowledged": object_schema(chat_id=TEXT_SCHEMA, changed={"type": "boolean"}),
@@ -284,7 +281,9 @@ def build_schemas(limits: ApiLimits) -> Schema:
 
 def _member_schema() -> Schema:
     return object_schema(
-        user_id=TEXT_SCHEMA, last_acked_sequence=integer_schema("All up to this was received."), role=ROLE
+        user_id=TEXT_SCHEMA,
+        last_acked_sequence=integer_schema("The member has received all messages up to this sequence."),
+        role=ROLE,
     )
 
 
@@ -295,7 +294,7 @@ def _message_schema() -> Schema:
         sequence=positive_integer_schema(),
         sender_id=TEXT_SCHEMA,
         client_message_id=UUID4,
-        content={"type": ["string", "null"], "description": "null if it was erased."},
+        content={"type": ["string", "null"], "description": "null after an erasure."},
         content_type={"type": ["string", "null"]},
         created_at=_TIME,
     )
@@ -303,7 +302,7 @@ def _message_schema() -> Schema:
 
 
 def _acknowledgement_schema() -> Schema:
-    older = object_schema(last_acked_seq=integer_schema("The same under an older name."))
+    older = object_schema(last_acked_seq=integer_schema("Older name of `last_acked_sequence`."))
     return {
         "anyOf": [
             ChatMessages.acknowledgement.to_schema(),

@@ -1,4 +1,4 @@
-"""The Chat API over HTTP and JSON: chats, members, history, delivery state; and messages, for bots and curl."""
+"""The Chat API over HTTP and JSON: chats, members, history and delivery state, and messages for bots and curl."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -38,8 +38,8 @@ class ChatEndpoints:
         limit = service.page_sizes.to_parameter()
         after_chat = Parameter(name="after", schema=_or_empty(CHAT_ID), parse=_parse_chat_id, default="")
         after_user = Parameter(name="after", schema=_or_empty(USER_ID), parse=_parse_user_id, default="")
-        after = integer_schema("Messages behind this sequence.")
-        before = integer_schema("Messages right before this sequence. Not beside `after`.")
+        after = integer_schema("Cursor: the page has the messages after this sequence.")
+        before = integer_schema("The page has the messages directly before this sequence. Excludes `after`.")
         read = partial(Endpoint, api="chat", method="GET")
         write = partial(Endpoint, api="chat", method="POST")
         member = (_CHAT_PARAMETER, _USER_PARAMETER)
@@ -52,8 +52,8 @@ class ChatEndpoints:
                 name="connectChat",
                 summary="Chat over a WebSocket",
                 description=(
-                    "A WebSocket (docs/reference/chat.md): the first frame authenticates; then the connection sends, "
-                    "syncs, acknowledges and delivers messages. A plain request gets 426."
+                    "A WebSocket (docs/chat.md). The first frame authenticates the client. Then the client sends, "
+                    "syncs and acknowledges messages, and receives new ones live. A plain request gets 426."
                 ),
                 handle=_require_upgrade,
                 responses={
@@ -66,10 +66,11 @@ class ChatEndpoints:
             write(
                 path=_CHATS,
                 name="createChat",
-                summary="Make a chat",
+                summary="Create a chat",
                 description=(
-                    "The caller becomes its first member and its owner. The owners of an existing chat can add "
-                    "members with this; other callers get 403. If two callers create it at once, one of them does."
+                    "The caller becomes the first member and owner of the chat. The owners of an existing chat can add "
+                    "members with this request; other callers get 403. Of two concurrent callers, one creates the "
+                    "chat."
                 ),
                 body=RequestBody(
                     schema="NewChat",
@@ -78,16 +79,16 @@ class ChatEndpoints:
                 ),
                 handle=self._create,
                 responses={
-                    200: schema_response("Chat", "It was there, and has these members too."),
-                    201: schema_response("Chat", "It was made."),
+                    200: schema_response("Chat", "The chat existed and now has these members."),
+                    201: schema_response("Chat", "The chat was created."),
                 },
                 errors=(507,),
             ),
             read(
                 path=_CHATS,
                 name="listChats",
-                summary="List one's chats",
-                description="By their ids.",
+                summary="List the chats of the caller",
+                description="A page of chats in the order of their ids.",
                 parameters=(after_chat, limit),
                 handle=lambda call: service.list_chats(call.principal, call["after"], call["limit"]),
                 responses={200: schema_response("Chats", "A page.")},
@@ -96,7 +97,7 @@ class ChatEndpoints:
                 path=_CHAT,
                 name="getChat",
                 summary="Read a chat and its members",
-                description="Members by their ids, in pages.",
+                description="The chat, with a page of its members in the order of their ids.",
                 parameters=(_CHAT_PARAMETER, after_user, limit),
                 authorize=self._authorize_read,
                 handle=lambda call: service.load_chat(call.scope, call.principal, call["after"], call["limit"]),
@@ -109,10 +110,10 @@ class ChatEndpoints:
                 name="addMember",
                 summary="Add a member, or set its role",
                 description=(
-                    "For owners. Without a body, or without `role`, a new member is added as a plain member, and the "
-                    "role of an existing member stays. The last owner cannot become a plain member: 409. With "
-                    "`only_if_member` a user that is not a member is refused with 403 instead of added. A repeated "
-                    "request changes nothing."
+                    "For owners. Without a body or without `role`, the server adds a new user as a plain member and "
+                    "keeps the role of an existing member. The last owner cannot become a plain member: 409. With "
+                    "`only_if_member`, a user that is not a member gets 403 and is not added. A repeated request "
+                    "changes nothing."
                 ),
                 body=RequestBody(
                     schema="NewMember",
@@ -130,10 +131,10 @@ class ChatEndpoints:
                 parameters=member,
                 method="DELETE",
                 name="removeMember",
-                summary="Remove a member, or oneself",
+                summary="Remove a member",
                 description=(
-                    "For owners; every member may remove itself. When the last owner leaves, the member that joined "
-                    "first becomes an owner. A repeated request changes nothing."
+                    "For owners. Every member may also leave the chat. When the last owner leaves, the member that "
+                    "joined first becomes an owner. A repeated request changes nothing."
                 ),
                 authorize=self._authorize_write,
                 handle=lambda call: service.remove_member(call.scope, call["user_id"], call.principal),
@@ -144,9 +145,9 @@ class ChatEndpoints:
                 name="getMessages",
                 summary="Read messages",
                 description=(
-                    "Without `after` and `before` the newest messages. Messages of a page are in ascending order. "
-                    "Forwards go on with `after` = `next_after`, backwards with `before` = `next_before`, while "
-                    "`has_more`."
+                    "Without `after` and `before`, the page has the newest messages. A page is in ascending order. To "
+                    "read forwards, repeat with `after` = `next_after`, and backwards with `before` = `next_before`, "
+                    "while `has_more`."
                 ),
                 parameters=(
                     _CHAT_PARAMETER,
@@ -165,9 +166,9 @@ class ChatEndpoints:
                 name="sendMessage",
                 summary="Send a message",
                 description=(
-                    "After any failure send it again under its id: what is known gets the answer that it had, and "
-                    "nothing is written. Another content, content type or sender under the same id is told "
-                    "(`content_mismatch`)."
+                    "After any failure, send the message again with the same id. A known message gets its first answer "
+                    "again, and nothing is written. `content_mismatch` reports another content, content type or sender "
+                    "under the same id."
                 ),
                 parameters=(_CHAT_PARAMETER,),
                 body=RequestBody(
@@ -178,8 +179,8 @@ class ChatEndpoints:
                 authorize=self._authorize_write,
                 handle=self._send,
                 responses={
-                    200: schema_response("Sent", "It is known, and this is its answer."),
-                    201: schema_response("Sent", "It is in the chat, durably."),
+                    200: schema_response("Sent", "The first answer to a known message."),
+                    201: schema_response("Sent", "The message is durable."),
                 },
                 errors=(507,),
             ),
@@ -187,27 +188,27 @@ class ChatEndpoints:
                 path=f"{_CHAT}/messages/{{message_id}}",
                 name="getMessage",
                 summary="Look a message up by its id",
-                description="By its `message_id` or `client_message_id`: whether it is in the chat, and whether a "
-                "retry is still answered; with the proof of its record.",
+                description="By its `message_id` or `client_message_id`: whether the message is in the chat, and "
+                "whether a retry still gets the first answer. Includes the proof of the record.",
                 parameters=(
                     _CHAT_PARAMETER,
                     path_parameter(
                         "message_id",
                         {"anyOf": [MESSAGE_ID, UUID4]},
-                        "Id of the message, or its sender's id for it.",
+                        "`message_id` or `client_message_id` of the message.",
                         _MESSAGE_EXAMPLE,
                     ),
                 ),
                 authorize=self._authorize_read,
                 handle=lambda call: service.find_message(call.scope, call["message_id"], call.principal),
-                responses={200: schema_response("MessageOutcome", "What became of it.")},
+                responses={200: schema_response("MessageOutcome", "Outcome of the message.")},
                 errors=(404,),
             ),
             read(
                 path=f"{_CHAT}/delivery",
                 name="getDelivery",
-                summary="Read how far each member is",
-                description="Members by their ids, in pages.",
+                summary="Read the watermarks of the members",
+                description="A page of members in the order of their ids.",
                 parameters=(_CHAT_PARAMETER, after_user, limit),
                 authorize=self._authorize_read,
                 handle=self._get_delivery,
@@ -217,8 +218,8 @@ class ChatEndpoints:
                 path=f"{_CHAT}/ack",
                 name="acknowledge",
                 summary="Acknowledge messages",
-                description="Says that all up to a sequence was received. It never moves back; beyond the chat's end "
-                "it gets 409.",
+                description="Moves the watermark of the caller up to a sequence. The watermark never moves back. A "
+                "sequence beyond the end of the chat gets 409.",
                 parameters=(_CHAT_PARAMETER,),
                 body=RequestBody(
                     schema="Acknowledgement",
@@ -227,7 +228,7 @@ class ChatEndpoints:
                 ),
                 authorize=self._authorize_read,
                 handle=lambda call: service.acknowledge(call.scope, call.body, call.principal),
-                responses={200: schema_response("Acknowledged", "It is kept.")},
+                responses={200: schema_response("Acknowledged", "The watermark is durable.")},
                 errors=(409,),
             ),
         ]
@@ -286,7 +287,7 @@ async def _require_upgrade(_: Call) -> web.StreamResponse:
 
 
 def _or_empty(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "string", "maxLength": 0}], "description": "`next_after` of the page before."}
+    return {"anyOf": [schema, {"type": "string", "maxLength": 0}], "description": "`next_after` of the previous page."}
 
 
 def _parse_chat_id(text: str, name: str) -> str:
@@ -297,7 +298,7 @@ def _parse_user_id(text: str, name: str) -> str:
     return decode_user_id(text, name) if text else ""
 
 
-_CHAT_PARAMETER: Final = path_parameter("chat_id", CHAT_ID, "Which chat. In NFC.", "tea")
+_CHAT_PARAMETER: Final = path_parameter("chat_id", CHAT_ID, "Id of the chat, in NFC.", "tea")
 _USER_PARAMETER: Final = path_parameter(
-    "user_id", USER_ID, "Who: `user:…`, or `client:…` of an API key.", "user:ben", decode_user_id
+    "user_id", USER_ID, "The user: `user:…`, or `client:…` of an API key.", "user:ben", decode_user_id
 )

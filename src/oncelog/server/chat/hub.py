@@ -1,8 +1,8 @@
-"""Fan-out of the Chat API: every message reaches the members of its chat that are connected here, once and in order.
+"""Fan-out of the Chat API: delivers each message once and in order to the connected members of its chat.
 
-The hub listens to all lanes of streams (delivery is by position, never by verdict), and to changes of members, which
-come by revision in the same way. So it makes no difference on which server somebody sends, is made a member, is
-removed or acknowledges. A broadcast is encoded once. Whoever sent a message has its answer, and not the message too.
+The hub listens to all lanes of streams and delivers by position, never by verdict. It also listens to changes of
+members, which arrive by revision. Changes from other servers therefore arrive in the same way as those of this server.
+The hub encodes a broadcast once. The sender of a message receives the answer instead of the broadcast.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ PAGE_CHATS: Final = 1000
 
 
 class ChatReader(SendQueueOwner, Protocol):
-    """One connection, as far as the hub is concerned."""
+    """The part of a connection that the hub uses."""
 
     @property
     def user_id(self) -> str:
-        """Who it is of."""
+        """Return the user of the connection."""
 
     def may_follow(self, scope: str) -> bool:
-        """Whether its grants have the chat, and it wants to be told."""
+        """Return whether the connection is live and its grants include the chat."""
 
     def fail(self, error: Exception) -> None:
-        """Tell the client of an error, and close the connection."""
+        """Send an error to the client, and close the connection."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class _User:
     joining_count: int = 0
     """Devices that are about to join."""
     chats: set[str] = field(default_factory=set)
-    """All chats of the user, at most `live_chats_max`. A user with more is one of `ChatHub.lookups`: then these
-    are the chats that were looked up and used last."""
+    """All chats of the user, at most `live_chats_max`. For a user with more chats, which is one of `ChatHub.lookups`,
+    these are the chats that were looked up and used last."""
     is_loaded: bool = False
     pending_changes: dict[str, bool] = field(default_factory=dict)
     """Changes of memberships while the chats are being loaded."""
@@ -69,11 +69,11 @@ class _LaneListener:
         self.fail = partial(hub.fail_lane, number)
 
     def close(self) -> None:
-        """As `Listener` says: those who are connected have been told by the server."""
+        """As `Listener` says. The server closes the connections itself."""
 
 
 class ChatHub:
-    """One for a server. All of it happens on the event loop's thread."""
+    """The hub of a server. All methods run on the thread of the event loop."""
 
     def __init__(self, log: Log, limits: ApiLimits, counts: Counts, on_fail: Callable[[Exception], None]) -> None:
         self._log = log
@@ -85,19 +85,19 @@ class ChatHub:
         self._start_lock = asyncio.Lock()
         self._users: dict[str, _User] = {}
         self._live: dict[str, set[ChatReader]] = {}
-        """Whom a message of a chat reaches."""
+        """Connections that follow a chat."""
         self._senders: dict[tuple[str, bytes], tuple[ChatReader, bytes]] = {}
-        """Of messages that are on their way, with what they say."""
+        """Sender and body of each message that is being committed."""
         self._deliveries: dict[str, dict[str, int]] = {}
-        """What members have acknowledged and others have not been told yet, by chat."""
+        """Watermarks that are not broadcast yet, by chat and member."""
         self._delivery_timer: asyncio.TimerHandle | None = None
         self.lookups = MemberLookups(log, limits, self)
         self.coalescer = WriteCoalescer()
 
-    # --- who is connected
+    # --- connections
 
     async def join(self, reader: ChatReader) -> None:
-        """From now on the reader gets what happens in its chats. Raises what the store raises."""
+        """Deliver messages and changes in the chats of the reader from now on. Raises the errors of the store."""
         await self._start_listening()
         name = reader.user_id
         user = self._users.setdefault(name, _User())
@@ -107,7 +107,7 @@ class ChatHub:
                 if user.load_task is None or user.load_task.done():
                     user.load_task = asyncio.get_running_loop().create_task(self._load_chats(name, user))
                 await asyncio.shield(user.load_task)
-            # Nothing is awaited between the last change that was told and this.
+            # There is no await between the last applied change and this, so the reader misses none.
             user.readers.add(reader)
             for scope in user.chats:
                 self._follow(reader, scope)
@@ -116,7 +116,7 @@ class ChatHub:
             self._remove_if_idle(name, user)
 
     def leave(self, reader: ChatReader) -> None:
-        """And from now on nothing."""
+        """Stop the delivery to the reader."""
         user = self._users.get(reader.user_id)
         if user is None or reader not in user.readers:
             return
@@ -126,7 +126,7 @@ class ChatHub:
         self._remove_if_idle(reader.user_id, user)
 
     def refresh_reader(self, reader: ChatReader) -> None:
-        """Its grants have changed."""
+        """Apply changed grants of the reader."""
         user = self._users.get(reader.user_id)
         if user is not None and reader in user.readers:
             for scope in user.chats:
@@ -139,7 +139,7 @@ class ChatHub:
             self.lookups.remove_user(name)
 
     async def _load_chats(self, name: str, user: _User) -> None:
-        """Load the chats of a user with the changes that come meanwhile, none if they exceed `live_chats_max`."""
+        """Load the chats of a user and apply concurrent changes. Above `live_chats_max`, use look-ups instead."""
         chats: set[str] = set()
         after, has_more = "", True
         chats_max = self._limits.live_chats_max
@@ -171,7 +171,7 @@ class ChatHub:
     # --- listening
 
     async def _start_listening(self) -> None:
-        """Listens to all lanes of streams, once somebody is there who wants to hear: others need not be read for."""
+        """Listen to all lanes of streams. The first live reader starts this, so a server without readers reads none."""
         lanes = self._log.settings.lanes
         if len(self._lanes) == lanes and self._is_member_listener:
             return
@@ -185,7 +185,7 @@ class ChatHub:
                     self._lanes.add(lane)
 
     def fail_lane(self, lane: int, error: Exception) -> None:
-        """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
+        """As `Listener` says. The server closes all connections, because their deliveries would have gaps."""
         self._lanes.discard(lane)
         self._senders.clear()
         self._on_fail(error)
@@ -193,11 +193,11 @@ class ChatHub:
     # --- messages
 
     def expect_message(self, scope: str, key: bytes, body: bytes, reader: ChatReader) -> None:
-        """The reader sends this message, and gets an answer: it need not be told what it says."""
+        """Note a message before it is submitted, so that its sender does not receive the broadcast."""
         self._senders.setdefault((scope, key), (reader, body))
 
     def cancel_expected(self, scope: str, key: bytes, reader: ChatReader) -> None:
-        """It was not committed for this reader."""
+        """Forget a message that was not committed for this reader."""
         sender = self._senders.get((scope, key))
         if sender is not None and sender[0] is reader:
             del self._senders[scope, key]
@@ -252,7 +252,7 @@ class ChatHub:
                 self.lookups.add_change(scope, change.member, frame)
 
     def _set_chat(self, name: str, user: _User, scope: str, *, present: bool) -> None:
-        """Note that a user was added to a chat or removed, and let the user's devices follow it or not."""
+        """Apply an addition or removal of a user, and let the devices of the user follow or leave the chat."""
         if not user.is_loaded:
             user.pending_changes[scope] = present
             return
@@ -269,7 +269,7 @@ class ChatHub:
             self._remove_chat(user, scope)
 
     def _move_to_lookups(self, name: str, user: _User) -> None:
-        """Move a user that gets too many chats to the look-ups."""
+        """Use look-ups for a user that now exceeds `live_chats_max`."""
         followed = list(user.chats)
         for scope in followed:
             self._remove_chat(user, scope)
@@ -285,7 +285,7 @@ class ChatHub:
         for reader in user.readers:
             self._unfollow(reader, scope)
 
-    # --- users that are looked up
+    # --- results of look-ups
 
     def send_missed(
         self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
@@ -321,7 +321,7 @@ class ChatHub:
                 reader.fail(error)
 
     def _broadcast_deliveries(self) -> None:
-        """One frame for each member that has acknowledged something, all of a chat's together."""
+        """Send one frame per changed watermark; the frames of a chat go out together."""
         self._delivery_timer = None
         deliveries, self._deliveries = self._deliveries, {}
         for scope, acknowledged in deliveries.items():
@@ -333,5 +333,5 @@ class ChatHub:
 
 
 def _is_sent_by(record: Record, reader: ChatReader, body: bytes) -> bool:
-    """Whether it is what the reader has sent: another server may have committed something else under that id."""
+    """Return whether the reader sent this record. Another server may have committed other content under the id."""
     return record.actor == reader.user_id and record.body == body

@@ -1,12 +1,13 @@
 """Live delivery to users with more chats than the hub keeps in memory.
 
-The hub keeps the chats of a user with at most `live_chats_max` of them. Other users can add a user to any number of
-chats, so that limit must not decide which chats are delivered. For users above it the hub asks the store, once per
-chat, which of them are members of the chat that a message is in, and keeps the answers for the chats used last.
+The hub keeps the chats of each user with at most `live_chats_max` chats. Other users can add a user to any number of
+chats, so this limit must not decide which chats are delivered. For users above the limit, the hub queries the store
+once per chat for the members among these users, and caches the answers of the chats used last.
 
-While an answer is missing, only the range of the messages is kept, and not the messages: their size must not use up
-memory, nor a limit that other users share. The members that the store finds get the messages of that range from the
-store, and follow the chat from then on. A user that connects is looked up alone: answers for other users stay valid.
+While an answer is missing, the hub keeps the range of the new messages instead of the messages, because their size
+must use up neither memory nor a limit that users share. The found members receive the messages of the range from the
+store and follow the chat from then on. A user that connects is looked up separately, and the cached answers for other
+users stay valid.
 """
 
 import asyncio
@@ -25,91 +26,92 @@ from oncelog.server.limits import ApiLimits
 logger: Final = logging.getLogger("oncelog.doors")
 
 QUERY_PAIRS_MAX: Final = 1000
-"""Pairs of chat and user that one query of the store asks for; a single chat may have more."""
+"""Pairs of chat and user in one query of the store. A single chat may have more pairs."""
 PARALLEL_READS_MAX: Final = 8
-"""Chats whose missed messages are read at the same time, one page each. The other chats wait for the next round."""
+"""Chats whose missed messages are read concurrently, one page each. The other chats wait for the next round."""
 PENDING_MAX: Final = 100_000
-"""Chats, changes of members and own messages that wait for answers, about 30 MB. More mean that the store hangs."""
+"""Chats, changes of members and senders that wait for answers, about 30 MB. A higher number means that the store
+hangs."""
 UNFOLLOWED_FACTOR: Final = 10
-"""Chats without such members that are remembered, in multiples of `live_chats_max`: one dict entry each."""
+"""Cached chats without members among the users, in multiples of `live_chats_max`. Each is one dict entry."""
 
 
 class LookupReceiver(Protocol):
-    """Receives the results; the hub."""
+    """The hub, which receives the results."""
 
     def send_missed(
         self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
     ) -> None:
-        """Send messages to members, to each those after a sequence.
+        """Send to each member the messages after a sequence, except to the connection that sent the message.
 
-        The connection that sent a message does not get it; `senders` has it by sequence.
+        `senders` has these connections by sequence.
         """
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """Send changes of members, each with the user that it is about, and let these users follow the chat."""
+        """Send changes of members, each with its user, and let the named users follow the chat."""
 
     def unfollow_chat(self, scope: str) -> None:
-        """Let no user that is looked up follow the chat any more."""
+        """Let all looked-up users leave the chat."""
 
     def disconnect_users(self, names: Collection[str], error: Exception) -> None:
-        """Disconnect users that missed something: they connect again and sync."""
+        """Disconnect users that missed messages. Their clients reconnect and sync."""
 
 
 @dataclass(slots=True)
 class _PendingChat:
-    """What happened in a chat since an answer is missing."""
+    """Messages and changes of a chat that are not delivered yet."""
 
     after: int = 0
-    """Sequence before the first message that is still to be sent."""
+    """Sequence before the first message to send."""
     last: int = 0
     """Sequence of the newest message; 0 without messages."""
     senders: dict[int, object] = field(default_factory=dict)
     changes: list[tuple[str, bytes]] = field(default_factory=list)
     queried: dict[str, int] = field(default_factory=dict)
-    """The users that the query asks for, with their numbers."""
+    """Users in the query, with their numbers."""
     covered: int = 0
     """Number of the newest user when the query began."""
     queried_last: int = 0
-    """`last` when the query began: a user that connected later needs the messages after it."""
+    """`last` when the query began. A user that connected later needs the messages after it."""
     queried_changes: int = 0
     membership_changes: dict[str, bool] = field(default_factory=dict)
-    """Users that were added (True) or removed since the query began, which may not have seen that."""
+    """Users that were added (True) or removed since the query began. The answer may not include these changes."""
     members: set[str] = field(default_factory=set)
-    """The answer. These users get the missed messages."""
+    """Answer of the store: the users that receive the missed messages."""
     received: dict[str, int] = field(default_factory=dict)
-    """Sequence up to which a user got the messages before it was added to the users that are looked up."""
+    """Sequence up to which a user received the messages before it moved to the look-ups."""
 
     @property
     def size(self) -> int:
-        """What counts towards `PENDING_MAX`."""
+        """Return the number that counts towards `PENDING_MAX`."""
         return 1 + len(self.senders) + len(self.changes)
 
 
 class MemberLookups:
-    """The connected users of one hub that have more chats than it keeps, and the answers of the store."""
+    """Look-ups for the connected users of a hub that have too many chats to keep."""
 
     def __init__(self, log: Log, limits: ApiLimits, receiver: LookupReceiver) -> None:
         self._log = log
         self._limits = limits
         self._receiver = receiver
         self.users: dict[str, int] = {}
-        """Numbered in the order in which they were added. An answer is valid for all users up to a number."""
+        """Users with ascending numbers. An answer is valid for all users up to a number."""
         self._last_number = 0
         self._newest = 0
         """Highest number of `users`."""
         self._followed: OrderedDict[str, int] = OrderedDict()
-        """Chats with members among `users` and the number up to which that is known, least recently used first."""
+        """Chats with members among `users`, and the user number up to which the answer is valid; an LRU cache."""
         self._unfollowed: OrderedDict[str, int] = OrderedDict()
         """The same for chats without members among `users`."""
         self._unanswered: dict[str, _PendingChat] = {}
         """Chats without an answer."""
         self._missed: dict[str, _PendingChat] = {}
-        """Chats with an answer, whose members have not got all messages yet. No chat is in both."""
+        """Chats with an answer and missed messages. No chat is in both dicts."""
         self._size = 0
         self._task: asyncio.Task[None] | None = None
 
     def add_user(self, name: str, followed: Iterable[str] = ()) -> None:
-        """Look up chats for this user too, which followed some chats until now. No answer is valid for it yet."""
+        """Add a user, with the chats that it has followed so far. No cached answer is valid for the new user."""
         self._last_number += 1
         self.users[name] = self._newest = self._last_number
         for scope in followed:
@@ -118,7 +120,7 @@ class MemberLookups:
                 chat.received[name] = chat.last
 
     def remove_user(self, name: str) -> None:
-        """Forget a user that is not connected any more."""
+        """Remove a user that has disconnected."""
         self.users.pop(name, None)
         self._newest = next(reversed(self.users.values()), 0)
         if not self.users:
@@ -129,7 +131,7 @@ class MemberLookups:
     # --- chats with an answer
 
     def is_covered(self, scope: str) -> bool:
-        """Return whether all users that are members of the chat follow it. Marks the chat as used."""
+        """Return whether all members among the users follow the chat. Marks the chat as used."""
         for known in (self._followed, self._unfollowed):
             if scope in known:
                 known.move_to_end(scope)
@@ -137,7 +139,7 @@ class MemberLookups:
         return False
 
     def set_member(self, scope: str, name: str, *, present: bool) -> bool:
-        """Take a change of a user's membership into account. Return whether the user is to follow the chat now."""
+        """Apply a change of the membership of a user. Return whether the user follows the chat from now on."""
         number, covered = self.users[name], self._get_covered(scope)
         if number > covered:
             self._record_change(scope, name, present=present)
@@ -163,7 +165,7 @@ class MemberLookups:
             (members.add if present else members.discard)(name)
 
     def _evict_least_used(self) -> None:
-        """Keep the number of answers within the limits. A chat with missed messages stays until they are sent."""
+        """Evict answers above the limits. A chat with missed messages stays until they are sent."""
         chats_max = self._limits.live_chats_max
         for known, limit in ((self._followed, chats_max), (self._unfollowed, UNFOLLOWED_FACTOR * chats_max)):
             for scope in list(islice(known, max(0, len(known) - limit))):
@@ -175,7 +177,7 @@ class MemberLookups:
     # --- chats without an answer
 
     def add_message(self, scope: str, sequence: int, sender: object | None) -> None:
-        """Send a message to the members of a chat that is not covered, except to the connection that sent it."""
+        """Add a message of a chat that is not covered, to be sent to the members except the sender."""
         chat = self._get_pending(scope)
         if not chat.last:
             chat.after = chat.queried_last = sequence - 1
@@ -186,7 +188,7 @@ class MemberLookups:
         self._start()
 
     def add_change(self, scope: str, member: str, frame: bytes) -> None:
-        """Send a change of a member to the other members of a chat that is not covered."""
+        """Add a change of a member of a chat that is not covered, to be sent to the other members."""
         self._get_pending(scope).changes.append((member, frame))
         self._size += 1
         self._start()
@@ -220,7 +222,7 @@ class MemberLookups:
             self._task = None
 
     async def _query_members(self) -> None:
-        """Ask which users that have no answer yet are members of the chats that have waited longest."""
+        """Query the members of the chats that have waited longest, among the users without an answer."""
         newest = self._newest
         chats: dict[str, _PendingChat] = {}
         pairs: list[tuple[str, str]] = []
@@ -245,7 +247,7 @@ class MemberLookups:
                     self._finish(scope, chat)
 
     async def _send_page(self, scope: str, chat: _PendingChat) -> None:
-        """Send the next page of missed messages. After the last one the members follow the chat."""
+        """Send the next page of missed messages. After the last page the members follow the chat."""
         upto = chat.last
         if chat.after < upto and chat.members:
             try:
@@ -263,10 +265,10 @@ class MemberLookups:
             if chat.after >= chat.last or not chat.members:
                 self._finish(scope, chat)
             else:
-                self._missed[scope] = self._missed.pop(scope)  # the other chats are next
+                self._missed[scope] = self._missed.pop(scope)  # behind the other chats
 
     def _select_connected(self, chat: _PendingChat) -> dict[str, int]:
-        """Return the members that have not disconnected since the query began, with what they have received."""
+        """Return the members that are still connected, with the sequence that each has received."""
         names = [name for name in chat.members if self.users.get(name) == chat.queried[name]]
         return {name: chat.received.get(name, 0) for name in names}
 

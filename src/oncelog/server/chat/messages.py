@@ -1,6 +1,6 @@
-"""Messages that the Chat API receives, over a WebSocket and over HTTP: their fields, and how they are decoded.
+"""Messages that the Chat API receives over WebSockets and HTTP: their fields and their decoders.
 
-A member that is repeated is an error: clients and servers could disagree on which one counts.
+A repeated member is an error, because clients and servers could disagree on which one counts.
 """
 
 import re
@@ -73,7 +73,7 @@ class Connect(Struct, frozen=True):
     token: str | None
     device_id: str
     is_live: bool
-    """Whether the connection is to receive what happens in its chats."""
+    """Whether the connection receives messages and changes of its chats live."""
     request_id: str | None = None
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class Send(_OfChat, frozen=True, gc=False):
     """A message to be sent."""
 
     client_message_id: str
-    """As the client wrote it."""
+    """The id as the client sent it."""
     key: bytes
     body: bytes
     request_id: str | None = None
@@ -111,14 +111,14 @@ class SyncRequest(_OfChat, frozen=True):
 
 
 class Ack(_OfChat, frozen=True, gc=False):
-    """The client has received all messages of a chat up to a sequence."""
+    """Acknowledges all messages of a chat up to a sequence."""
 
     sequence: int
     request_id: str | None = None
 
 
 class Ping(Struct, frozen=True):
-    """A check that the server answers."""
+    """Checks that the server answers."""
 
     request_id: str | None = None
 
@@ -131,15 +131,15 @@ Frame = Connect | Send | SyncRequest | Ack | Ping
 
 @lru_cache(maxsize=8192)
 def decode_chat_id(chat_id: str, path: str) -> str:
-    """Return the stream of a chat. Raises ApiError for a text that no chat can have as its id. Cached: ids repeat."""
+    """Return the stream of a chat. Raises ApiError for a text that cannot be the id of a chat. Cached: ids repeat."""
     if not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise field_error(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
     if "/" in chat_id or CONTROL_CHARACTER.search(chat_id) or not is_storable(chat_id):
         raise field_error(path, "must have no slash and no control characters")
-    if chat_id in (".", ".."):  # HTTP clients remove them from a path
+    if chat_id in (".", ".."):  # HTTP clients remove these segments from a path
         raise field_error(path, "must not be . or ..")
     if not chat_id.isascii() and nfc(chat_id) != chat_id:
-        # Grants are compared in NFC: two spellings of a name would be two chats with the same rights.
+        # Grants are compared in NFC, so two spellings of a name would be two chats with the same rights.
         raise field_error(path, "must be in NFC")
     return chat_scope(chat_id)
 
@@ -156,7 +156,7 @@ def decode_user_id(value: JsonValue, path: str) -> str:
 
 
 def decode_message_key(client_message_id: str) -> bytes:
-    """Return the key of a message by its sender's id, in a path. Raises ApiError."""
+    """Return the key of a message for its `client_message_id` in a path. Raises ApiError."""
     try:
         key = parse_uuid(client_message_id)
     except CanonicalError:
@@ -171,7 +171,7 @@ def _decode_chat(value: JsonValue, path: str) -> str:
 
 
 def _decode_client_message_id(value: JsonValue, path: str) -> tuple[str, bytes]:
-    """Return the id as it was written, and its key."""
+    """Return the id as it was sent, and its key."""
     text = decode_text(value, path)
     key = parse_uuid(text, path)
     if not is_message_key(key):
@@ -210,7 +210,7 @@ _CHAT: Final = Field(name="chat_id", decode=_decode_chat, is_required=True)
 _CLIENT_MESSAGE_ID: Final = Field(
     name="client_message_id",
     decode=_decode_client_message_id,
-    schema={**UUID4, "description": "A UUID of version 4, the sender's."},
+    schema={**UUID4, "description": "A UUID of version 4 that the sender chooses."},
     is_required=True,
 )
 _CONTENT_TYPE_FIELD: Final = Field(
@@ -222,14 +222,14 @@ _CONTENT_TYPE_FIELD: Final = Field(
         "type": "string",
         "maxLength": CONTENT_TYPE_CHARACTERS_MAX,
         "pattern": f"^{_CONTENT_TYPE}$",
-        "description": "text/plain if it is not said.",
+        "description": "Default: text/plain.",
     },
     default=CONTENT_TYPE_DEFAULT,
 )
 _ACKED: Final = Field(
     name="last_acked_sequence",
     decode=decode_number,
-    schema=integer_schema("All up to this was received."),
+    schema=integer_schema("The client has received all messages up to this sequence."),
     is_required=True,
     previous_name="last_acked_seq",
 )
@@ -260,7 +260,7 @@ class ChatMessages:
         Field(name="role", decode=_decode_role, schema=ROLE),
         Field(name="only_if_member", decode=decode_boolean, schema={"type": "boolean"}, default=False),
     )
-    """Role (None: keep it), and whether a user that is not a member is refused instead of added."""
+    """Role (None keeps it), and whether a user that is not a member is refused instead of added."""
     acknowledgement: Final = Message(int, _ACKED)
 
     def __init__(self, limits: ApiLimits) -> None:
@@ -279,7 +279,7 @@ class ChatMessages:
             Field(
                 name="chat_id",
                 decode=_decode_chat,
-                schema={**CHAT_ID, "description": "Without it the server makes one. In NFC."},
+                schema={**CHAT_ID, "description": "Id of the chat, in NFC. Default: the server generates one."},
             ),
             Field(
                 name="members",
@@ -288,7 +288,7 @@ class ChatMessages:
                 default=[],
             ),
         )
-        """Stream and first members of a chat."""
+        """Stream and first members of a new chat."""
         self._frames: dict[str, Message[Any]] = {
             "connect": _CONNECT,
             "send_message": Message(_build_send, _CLIENT_MESSAGE_ID, content, _CONTENT_TYPE_FIELD, _CHAT),
@@ -316,7 +316,7 @@ class ChatMessages:
         return [decode_user_id(user, f"{path}[{index}]") for index, user in enumerate(users)]
 
     def decode_new_message(self, body: bytes, _: object = None) -> Send:
-        """Decode the body of a request to send a message. It names no chat. Raises ApiError."""
+        """Decode the body of a request to send a message. The path has the chat. Raises ApiError."""
         members = decode_object(parse_json(body), "$")
         with _refuse_invalid_message():
             return self.new_message.decode(members, "$", "")
@@ -346,10 +346,10 @@ class ChatMessages:
         return frame
 
     def decode_fast(self, data: bytes) -> Send | None:
-        """Decode a plain message, or return None; then `decode_frame` gives the same, or the error.
+        """Decode a plain message; return None for any other frame, which `decode_frame` decodes.
 
-        A message is plain if nothing in it is escaped: then an unknown or repeated member changes the number of
-        colons. Most frames of a busy server are plain messages.
+        A plain message has no escapes and no unknown or repeated members, which would change the number of colons. The
+        result equals that of `decode_frame`. Most frames of a busy server are plain messages.
         """
         if b"\\" in data:
             return None
@@ -379,7 +379,7 @@ class ChatMessages:
 
 @contextmanager
 def _refuse_invalid_message() -> Iterator[None]:
-    """Give all faults of a message but its length one code (CH-3, CH-10)."""
+    """Translate all errors of a message except its length to one code (CH-3, CH-10)."""
     try:
         yield
     except ApiError as error:

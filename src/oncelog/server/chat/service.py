@@ -1,8 +1,7 @@
 """The Chat API without its transport: authorization and requests to the log.
 
-Nothing is decided here: whether a message is new or known, who is a member and how far a watermark moves, `core.plan`
-says. Who is no member of a chat, or has no grant for it, gets one and the same answer, whether there is such a chat or
-not (CH-9).
+`core.plan` decides whether a message is new, whether a user is a member, and how far a watermark moves. A principal
+without membership or grant receives the same answer for existing and unknown chats (CH-9).
 """
 
 import secrets
@@ -71,12 +70,12 @@ class ChatService(ApiService):
     # --- rights
 
     def check_writable(self, scope: str, principal: Principal) -> None:
-        """Raise ApiError without the grant to write, the same that a stranger gets."""
+        """Raise ApiError without the grant to write: the same error as for an unknown chat."""
         if not principal.grants.may_write(scope):
             raise membership_error()
 
     def check_readable(self, scope: str, principal: Principal) -> None:
-        """Raise ApiError without the grant to read, the same that a stranger gets."""
+        """Raise ApiError without the grant to read: the same error as for an unknown chat."""
         if not principal.grants.may_read(scope):
             raise membership_error()
 
@@ -106,7 +105,7 @@ class ChatService(ApiService):
         raise refusal_error(verdict)
 
     def count_verdict(self, verdict: Committed | Replayed) -> None:
-        """Count the outcome of a message, for the metrics."""
+        """Count the outcome of a message in the metrics."""
         if isinstance(verdict, Committed):
             self.counts.messages[COMMITTED] += 1
         else:
@@ -115,14 +114,14 @@ class ChatService(ApiService):
     # --- read
 
     async def load_membership(self, scope: str, principal: Principal) -> Membership:
-        """Return a chat as one of its members sees it. Raises ApiError for other principals."""
+        """Return the membership of the principal in a chat. Raises ApiError for principals that are not members."""
         found = await self.log.state.find_membership(scope, principal.actor)
         if found is None:
             raise membership_error()
         return found
 
     async def find_message(self, scope: str, message_id: str, principal: Principal) -> Members:
-        """Return what became of a message, by its id or its sender's. Raises ApiError if the chat has none."""
+        """Return the outcome of a message, by its id or `client_message_id`. Raises ApiError if it is unknown."""
         await self.load_membership(scope, principal)
         place = parse_message_id(message_id)
         if place is None:
@@ -136,31 +135,31 @@ class ChatService(ApiService):
         return await describe_outcome(self.log, outcome, "message", codec.encode_message)
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raise ApiError for a reader of another history (CO-40)."""
+        """Raise ApiError if the cursor of a reader belongs to another history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             message = "the epoch is another one: sync again from 0"
             raise ApiError(error_codes.HISTORY_CHANGED, message, epoch=self.log.epoch)
 
     async def load_after(self, scope: str, principal: Principal, after: int, limit: int | None) -> MessagePage:
-        """Return messages after a sequence, in order (CH-6). A cursor ahead of the chat gets none, and is told so."""
+        """Return messages after a sequence, in order (CH-6). `is_ahead` marks a cursor beyond the end of the chat."""
         newest = (await self.load_membership(scope, principal)).newest
         if after > newest:
             return MessagePage([], has_more=False, following=newest, newest=newest, is_ahead=True)
         try:
             page = await self.log.read(stream=scope, after=after, limit=self.page_sizes.clamp(limit))
-        except HistoryChangedError:  # the log was restored to an earlier state meanwhile
+        except HistoryChangedError:  # the log was restored to an earlier state after the membership was read
             return MessagePage([], has_more=False, following=0, newest=0, is_ahead=True)
         return MessagePage(self._select_messages(page.records), page.has_more, page.cursor.position, page.newest)
 
     async def load_before(self, scope: str, principal: Principal, before: int | None, limit: int | None) -> MessagePage:
-        """Return the messages right before a sequence, or the newest, in ascending order."""
+        """Return the messages directly before a sequence, or the newest messages, in ascending order."""
         newest = (await self.load_membership(scope, principal)).newest
         upto = newest if before is None else max(0, min(before - 1, newest))
         size = self.page_sizes.clamp(limit)
         records: list[Record] = []
         after = begin = await self.log.state.sequence_before(scope, upto, size + 1)
         has_more = upto > begin
-        while has_more:  # a page ends early where messages are long
+        while has_more:  # pages of long messages end early
             page = await self.log.read(stream=scope, after=after, upto=upto, limit=size)
             records += page.records
             after, has_more = page.cursor.position, page.has_more
@@ -181,7 +180,7 @@ class ChatService(ApiService):
         actor = principal.actor
         additions = [SetMember(scope, member, actor=actor) for member in dict.fromkeys(members) if member != actor]
         with translate_errors():
-            # Admitted as a whole: a chat may have more members than a tenant may make new writes at once.
+            # Admitted as a whole, because a chat may have more members than the burst of a tenant's rate.
             verdicts = await self.log.submit_many(
                 [OpenStream(scope, actor, self._new_chats_rate), *additions], Mode.ALL, is_admitted_whole=True
             )
@@ -194,13 +193,13 @@ class ChatService(ApiService):
         return codec.to_chat(scope, newest, page), is_new
 
     async def load_chat(self, scope: str, principal: Principal, after: str, limit: int | None) -> Members:
-        """Return a chat with some of its members, and how far each has received it (CH-8)."""
+        """Return a chat with a page of its members and their watermarks (CH-8)."""
         membership = await self.load_membership(scope, principal)
         page = await self.log.state.members(scope, after=after, limit=self.page_sizes.clamp(limit))
         return codec.to_chat(scope, membership.newest, page)
 
     async def list_chats(self, principal: Principal, after: str, limit: int | None) -> Members:
-        """Return chats of the principal that its grants let it read."""
+        """Return a page of the chats of the principal, without chats that its grants exclude."""
         size = self.page_sizes.clamp(limit)
         page = await self.log.state.memberships(principal.actor, prefix=CHAT_PREFIX, after=after, limit=size)
         return codec.to_chats(page, principal.grants.may_read)
@@ -208,7 +207,7 @@ class ChatService(ApiService):
     async def add_member(
         self, scope: str, member: str, principal: Principal, role: Role | None, *, only_if_member: bool = False
     ) -> Members:
-        """Add a member or set its role. The answer has no role if the member was removed meanwhile."""
+        """Add a member or set its role. The answer has no role if another request has removed the member."""
         item = SetMember(scope, member, actor=principal.actor, role=role, only_if_member=only_if_member)
         await self._apply(item)
         with translate_errors():
@@ -222,7 +221,7 @@ class ChatService(ApiService):
         return {"chat_id": parse_chat_scope(scope), "user_id": member, "present": False}
 
     async def acknowledge(self, scope: str, sequence: int, principal: Principal) -> Members:
-        """Move the watermark of the principal forward. The answer says whether it was behind."""
+        """Move the watermark of the principal forward. The answer shows whether the watermark changed."""
         changed = await self._apply(Acknowledge(scope, principal.actor, sequence))
         return {"chat_id": parse_chat_scope(scope), "changed": changed}
 
@@ -238,12 +237,12 @@ class ChatService(ApiService):
 
 
 def refusal_error(verdict: Verdict) -> ApiError:
-    """Return the error for a request that the log has refused."""
+    """Return the error for a request that the log refused."""
     if not isinstance(verdict, Refused):
         raise TypeError(f"the log answered a message of the Chat API with {verdict!r}")
     code = _ERROR_CODES.get(verdict.reason, error_codes.BAD_REQUEST)
     match verdict.reason:
-        case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal is an owner, the user is no member
+        case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal is an owner, but the user not a member
             return ApiError(code, "the user is not a member of the chat; add the user first", field="user_id")
         case Reason.NOT_A_MEMBER:
             return membership_error()

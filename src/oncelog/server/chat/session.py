@@ -23,13 +23,13 @@ from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 logger: Final = logging.getLogger("oncelog.doors")
 
 RECONNECT_DELAY_MS: Final = 1000
-"""What a client is told that is sent away and may come back."""
+"""Reconnect delay for clients that the server disconnects."""
 KNOWN_CHATS_MAX: Final = 1000
-"""Of one connection, so that grants need not be asked for each message."""
+"""Number of chats per connection whose write grants are cached."""
 
 
 class _PendingSend(PendingWrite):
-    """A `send_message` without an answer."""
+    """A `send_message` that has no answer yet."""
 
     __slots__ = ("send", "session")
 
@@ -101,7 +101,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         """Join the hub before the answer to `connect`, so that all messages sent after the answer are delivered."""
         with translate_errors():
             await self.hub.join(self)
-        if self._is_closing:  # it has disconnected meanwhile
+        if self._is_closing:  # the client has disconnected during the join
             self.hub.leave(self)
 
     async def _sync(self, request: SyncRequest) -> None:
@@ -109,7 +109,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         service.check_readable(request.scope, self._get_principal())
         await self.send_queue.drain()
         page = await service.load_after(request.scope, self._get_principal(), request.after, request.limit)
-        # After the membership: a client that is no member does not learn whether its epoch is that of the log.
+        # Check the epoch after the membership, because only members may learn whether it is that of the log.
         service.check_epoch(request.epoch)
         service.check_readable(request.scope, self._get_principal())
         self._enqueue(codec.encode_reply("message_batch", codec.encode_batch(request.scope, page), request.request_id))
@@ -139,7 +139,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         if send.scope not in self._writable:
             self._check_writable(send.scope, principal)
         self.in_flight_count += 1
-        if self._is_live:  # no other connection is sent messages, and no lane is read for one
+        if self._is_live:  # other connections receive no broadcasts
             self.hub.expect_message(send.scope, send.key, send.body, self)
         pending = _PendingSend(self, send)
         self._submit_write(pending, lambda: service.log.submit_nowait(service.to_submission(send, principal), pending))
@@ -203,7 +203,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             self.close(CloseCode.SERVER_ERROR, "unavailable")
 
     def close(self, code: int, reason: str) -> None:
-        """As the base says. A client that may reconnect gets the delay for it."""
+        """As the base says. A client that may reconnect receives the delay first."""
         if code == CloseCode.GOING_AWAY:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
         super().close(code, reason)
@@ -212,14 +212,14 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self.hub.leave(self)
 
     def _close_slow(self) -> None:
-        """It reads less than comes for it (CO-31). What it has not read is in the log, behind its cursor."""
+        """As the base says (CO-31). The client finds unread messages in the log, after its cursor."""
         if self._is_closing:
             return
         self._count_request(error_codes.SLOW_CONSUMER)
         self.on_disconnect()
-        # In place of all that waits, behind what is on its way: whoever reads on finds it there.
+        # Replaces the queued frames and follows the written ones, so that a client that reads on finds the error.
         error = ApiError(
-            error_codes.SLOW_CONSUMER, "more waits for this connection than it reads; connect again and sync"
+            error_codes.SLOW_CONSUMER, "the client reads more slowly than messages arrive; connect again and sync"
         )
         self.transport.write(
             codec.encode_error_frame(error) + codec.encode_closing_frame("slow consumer", RECONNECT_DELAY_MS)

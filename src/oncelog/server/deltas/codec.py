@@ -1,4 +1,4 @@
-"""Codec of the Deltas API: its answers and errors in JSON."""
+"""Codec of the Deltas API: answers and errors in JSON."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -58,7 +58,7 @@ def get_code(error: ApiError) -> str:
 
 
 def to_error_members(error: ApiError) -> dict[str, Any]:
-    """Return the members of an error in frames and events."""
+    """Return the members of an error in frames and server-sent events."""
     details = {shown: error.details[name] for name, shown in _DETAIL_NAMES.items() if name in error.details}
     return {"error": error.message, "code": get_code(error), **details}
 
@@ -74,7 +74,7 @@ PROBLEM_DIALECT: Final = ProblemDialect(get_code, to_error_members, {error_codes
 # --- answers ----------------------------------------------------------------------------------------------
 
 PushResult = tuple[str, int, bool]
-"""Id and sequence of a pushed delta, and whether it was known."""
+"""Id and sequence of a pushed delta, and whether the delta was known."""
 
 
 def encode_push(results: Sequence[PushResult], epoch: str, previous_epochs: Sequence[str], time_ms: int) -> bytes:
@@ -91,7 +91,7 @@ def encode_push(results: Sequence[PushResult], epoch: str, previous_epochs: Sequ
 
 
 def encode_delta(record: Record) -> bytes:
-    """Encode a delta with its sequence: the stored bytes are spliced in. An erased one is null."""
+    """Encode a delta with its sequence, splicing in the stored bytes. An erased delta is null."""
     return b"null" if record.erased else b'{"sequence":%d,%b' % (record.sequence, record.body[1:])
 
 
@@ -101,7 +101,7 @@ def encode_deltas(deltas: Iterable[Record]) -> bytes:
 
 
 def encode_pull(deltas: Iterable[Record], cursor: int, epoch: str, *, has_more: bool, is_snapshot: bool) -> bytes:
-    """Encode a page of deltas. It is empty where only a snapshot has them."""
+    """Encode a page of deltas. The page is empty if the deltas have been compacted."""
     return b'{"deltas":%b,%b"cursor":%d,"hasMore":%b,"epoch":%b}' % (
         encode_deltas(deltas),
         b'"snapshot":true,' if is_snapshot else b"",
@@ -112,7 +112,7 @@ def encode_pull(deltas: Iterable[Record], cursor: int, epoch: str, *, has_more: 
 
 
 def encode_rows(rows: Iterable[tuple[str, Row]], following: str) -> bytes:
-    """Encode a page of merged rows, without the deleted ones."""
+    """Encode a page of merged rows, without deleted rows."""
     shown = b",".join([_encode_row(*row) for row in rows if row[1].exists])
     return b'{"rows":[%b],%b}' % (shown, _encode_page_members(following))
 
@@ -129,9 +129,9 @@ def _encode_row(row_id: str, row: Row) -> bytes:
 def encode_snapshot(
     rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str, horizon: int | None
 ) -> bytes:
-    """Encode a page of rows with all that a merge needs, and the cursor to pull from when all pages have been read.
+    """Encode a page of rows with their stamps for a merge, and the cursor for the pull after the last page.
 
-    The tombstone horizon is None if no deleted row was ever dropped.
+    The tombstone horizon is None if no deleted row has been dropped.
     """
     return b'{"rows":[%b],"cursor":%d,%b,"horizon":%b,"epoch":%b}' % (
         b",".join([_encode_state(*row) for row in rows]),
@@ -164,7 +164,7 @@ def encode_compaction(compaction: Compacted) -> bytes:
 def _encode_state(table: str, row_id: str, row: Row) -> bytes:
     columns = [
         {"column": name, "value": orjson.Fragment(value), **_to_stamp(stamp)}
-        for name, (value, stamp) in sorted(row.columns.items())  # not in the order of arrival
+        for name, (value, stamp) in sorted(row.columns.items())  # by name, independent of the order of arrival
     ]
     state: dict[str, Any] = {"table": table, "rowId": row_id, "columns": columns}
     for name, stamp in (("written", row.written), ("deleted", row.deleted)):
@@ -185,8 +185,8 @@ IDENTIFIER: Final[Schema] = {
 }
 DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _HLC: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,19})$"}
-_NEXT: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "As `nextAfter`; empty at the end."}
-_ANY_JSON: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 would change, such as 2^53+1."}
+_NEXT: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "`nextAfter`; empty on the last page."}
+_ANY_JSON: Final[Schema] = {"description": "Any JSON, except integers that RFC 8785 would change, such as 2^53+1."}
 
 
 def build_schemas(limits: ApiLimits) -> Schema:
@@ -194,7 +194,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
     known = object_schema(deltaId=DELTA_ID, sequence=positive_integer_schema(), duplicate={"type": "boolean"})
     pulled = object_schema(
         deltas={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Delta")},
-        cursor=integer_schema("Read on after this."),
+        cursor=integer_schema("`since` of the next page."),
         hasMore={"type": "boolean"},
         epoch=TEXT_SCHEMA,
     )
@@ -231,18 +231,19 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "Snapshot": page_schema(
             *_PAGE_NAMES,
             rows={"type": "array", "maxItems": limits.page_events_max, "items": state},
-            cursor=integer_schema("To pull from when all pages have been read."),
+            cursor=integer_schema("`since` of the pull after the last page."),
             next=_NEXT,
             horizon={
                 "anyOf": [_HLC, {"type": "null"}],
-                "description": "Not null once compaction has dropped deleted rows: a row that no page has is deleted.",
+                "description": "Not null after compaction has dropped deleted rows. Then a row that is in no page is "
+                "deleted.",
             },
             epoch=TEXT_SCHEMA,
         ),
         "Compaction": {
             "oneOf": [
                 _compaction_schema(upto=integer_schema("The last sequence to compact.")),
-                _compaction_schema(keep=integer_schema("How many of the newest to keep.")),
+                _compaction_schema(keep=integer_schema("Number of the newest deltas to keep.")),
             ]
         },
         "Compacted": _compaction_result_schema(),
@@ -252,26 +253,26 @@ def build_schemas(limits: ApiLimits) -> Schema:
 def _compaction_schema(**which: Schema) -> Schema:
     return with_optional(
         {**object_schema(**which), "additionalProperties": False},
-        tombstoneAgeMs=integer_schema("Drop rows that were deleted this long ago. Default: `limits.tombstone_age_ms`."),
-        after={**TEXT_SCHEMA, "description": "`nextAfter` of the answer before. Nothing else."},
-        page={**TEXT_SCHEMA, "deprecated": True, "description": "As `after`."},
+        tombstoneAgeMs=integer_schema("Drop rows deleted at least this long ago. Default: `limits.tombstone_age_ms`."),
+        after={**TEXT_SCHEMA, "description": "`nextAfter` of the previous answer. No other value is valid."},
+        page={**TEXT_SCHEMA, "deprecated": True, "description": "Previous name of `after`."},
     )
 
 
 def _compaction_result_schema() -> Schema:
     consumer = object_schema(
-        consumer=TEXT_SCHEMA, cursor=integer_schema(), lag=integer_schema("How many deltas it has not read.")
+        consumer=TEXT_SCHEMA, cursor=integer_schema(), lag=integer_schema("Number of deltas that it has not read.")
     )
-    next_after = {**TEXT_SCHEMA, "description": "If there are more rows to read: send it as `after`."}
+    next_after = {**TEXT_SCHEMA, "description": "`after` of the next request, if there are more rows."}
     schema = object_schema(
-        compacted=integer_schema("Deltas whose bodies were dropped."),
+        compacted=integer_schema("Number of deltas whose bodies were dropped."),
         upto=integer_schema(),
         hasMore={"type": "boolean"},
-        droppedRows=integer_schema("Deleted rows that were dropped."),
+        droppedRows=integer_schema("Number of deleted rows that were dropped."),
         next=_NEXT,
         heldBy={
             "anyOf": [consumer, {"type": "null"}],
-            "description": "The slowest named consumer, if deleted rows stay because it has not read them.",
+            "description": "The slowest named consumer, if deleted rows remain because it has not read them.",
         },
     )
     return with_optional(schema, nextAfter=next_after)
@@ -286,9 +287,9 @@ def _new_delta_schema(limits: ApiLimits) -> Schema:
         op={"enum": [op.value for op in Op]},
         table=IDENTIFIER,
         rowId={**name, "maxLength": ROW_ID_CHARACTERS_MAX},
-        clientId={**name, "maxLength": NAME_CHARACTERS_MAX, "description": "That of the credential."},
-        columns={"type": "array", "maxItems": ROW_COLUMNS_MAX, "items": column, "description": "Each column once."},
-        hlc={**_HLC, "description": "64 bits: 48 of milliseconds, 16 of counter."},
+        clientId={**name, "maxLength": NAME_CHARACTERS_MAX, "description": "Client of the credential."},
+        columns={"type": "array", "maxItems": ROW_COLUMNS_MAX, "items": column, "description": "No column twice."},
+        hlc={**_HLC, "description": "Hybrid logical clock of 64 bits: 48 for milliseconds, 16 for a counter."},
     )
 
 

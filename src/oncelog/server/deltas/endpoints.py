@@ -64,12 +64,12 @@ _GATEWAY: Final = {
     "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
 }
 _GATEWAY_PARAMETER: Final = path_parameter(
-    "gateway", _GATEWAY, "Which gateway. In NFC, without control characters, and neither `.` nor `..`.", "shop"
+    "gateway", _GATEWAY, "Name of the gateway, in NFC, without control characters, and not `.` or `..`.", "shop"
 )
 _CURSOR_PARAMETERS: Final = (
     Parameter(
         name="since",
-        schema={**integer_schema("The cursor: deltas after it. A `sequence`, or a `cursor`."), "default": 0},
+        schema={**integer_schema("Cursor: a `sequence` or `cursor`. The answer has later deltas."), "default": 0},
         parse=parse_number,
         default=0,
     ),
@@ -92,7 +92,7 @@ class DeltasEndpoints:
 
         after = Parameter(
             name="after",
-            schema=_row_id_schema("Rows behind this one: `nextAfter` of the page before."),
+            schema=_row_id_schema("`nextAfter` of the previous page: the page has the rows after this one."),
             parse=_parse_row_id,
             default="",
         )
@@ -110,13 +110,13 @@ class DeltasEndpoints:
                 name="pushDeltas",
                 summary="Push deltas",
                 description=(
-                    "All deltas are taken, or none. One that the gateway knows is acknowledged again and changes "
-                    "nothing, so after any failure push everything again that has no answer."
+                    "The gateway commits all deltas or none. A known delta is acknowledged again and changes nothing, "
+                    "so after any failure push all unanswered deltas again."
                 ),
                 body=RequestBody(schema="Push", decode=keep, example={"deltas": [_DELTA_EXAMPLE]}),
                 authorize=lambda call: service.check_writable(call["gateway"], call.principal),
                 handle=lambda call: service.push(call.scope, call.body, call.principal),
-                responses={200: schema_response("Pushed", "What became of each delta, in the order of the request.")},
+                responses={200: schema_response("Pushed", "Outcome of each delta, in the order of the request.")},
                 errors=(409, 422, 507),
             ),
             read(
@@ -124,9 +124,9 @@ class DeltasEndpoints:
                 name="pullDeltas",
                 summary="Read deltas",
                 description=(
-                    "In the order of arrival at the gateway, which never changes. Ask again with `since` = `cursor` "
-                    "while `hasMore`. With `snapshot` the deltas have been compacted: read the snapshot, and go on "
-                    "from its cursor."
+                    "Deltas in the order of their arrival, which never changes. Repeat with `since` = `cursor` while "
+                    "`hasMore`. With `snapshot`, the deltas have been compacted: read the snapshot, then pull from its "
+                    "cursor."
                 ),
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, limit),
                 handle=lambda call: service.pull(call.scope, call["since"], call["limit"], call["epoch"]),
@@ -137,10 +137,11 @@ class DeltasEndpoints:
                 path=f"{PATH}rows/{{table}}",
                 name="getRows",
                 summary="Read the rows of a table",
-                description="Those that exist, merged, by `rowId`. A page may be empty though there are more.",
+                description="A page of the existing rows, merged, in the order of `rowId`. A page may be empty and "
+                "still have a next one.",
                 parameters=(
                     _GATEWAY_PARAMETER,
-                    path_parameter("table", IDENTIFIER, "Of which table.", "products", _parse_table),
+                    path_parameter("table", IDENTIFIER, "Name of the table.", "products", _parse_table),
                     after,
                     limit,
                     row_id,
@@ -154,25 +155,29 @@ class DeltasEndpoints:
                 path=f"{PATH}deltas/{{deltaId}}",
                 name="getDelta",
                 summary="Look a delta up by its id",
-                description="Whether it was committed, and where; with the proof of its record.",
+                description="Whether the delta was committed, and its sequence. Includes the proof of the record.",
                 parameters=(
                     _GATEWAY_PARAMETER,
                     path_parameter("deltaId", DELTA_ID, "Id of the delta.", _DELTA_ID_EXAMPLE, _parse_delta_id),
                 ),
                 handle=lambda call: service.find_delta(call.scope, call["deltaId"]),
-                responses={200: schema_response("DeltaOutcome", "What became of it.")},
+                responses={200: schema_response("DeltaOutcome", "Outcome of the delta.")},
                 errors=(404,),
             ),
             read(
                 path=f"{PATH}snapshot",
                 name="getSnapshot",
                 summary="Read all rows with their stamps",
-                description="For whoever's cursor is older than the compaction: all pages, then a pull from `cursor`.",
+                description="For readers whose cursor is older than the compaction: read all pages, then pull from "
+                "`cursor`.",
                 parameters=(
                     _GATEWAY_PARAMETER,
                     Parameter(
                         name="after",
-                        schema={**TEXT_SCHEMA, "description": "`nextAfter` of the page before. Nothing else."},
+                        schema={
+                            **TEXT_SCHEMA,
+                            "description": "`nextAfter` of the previous page. No other value is valid.",
+                        },
                         default="",
                         previous_name="page",
                     ),
@@ -189,10 +194,11 @@ class DeltasEndpoints:
                 name="followDeltas",
                 summary="Follow deltas",
                 description=(
-                    "Server-sent events. First `connected`, with the epoch; then every delta after the cursor, and "
-                    "those to come. The id of each is its `sequence`, so a browser resumes by itself where it was. An "
-                    "event `snapshot` says that the cursor is older than the compaction, an event `error` why the "
-                    "server ends the stream. The same address is a WebSocket too (docs/reference/deltas.md)."
+                    "Server-sent events. The first is `connected`, with the epoch; then every delta after the cursor, "
+                    "and new deltas as they are committed. The id of a delta is its `sequence`, so browsers resume "
+                    "automatically. An event `snapshot` means that the cursor is older than the compaction. An event "
+                    "`error` gives the reason why the server ends the stream. The same path also serves a WebSocket "
+                    "(docs/deltas.md)."
                 ),
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resume_parameter("sequence")),
                 handle=self._follow,
@@ -206,14 +212,14 @@ class DeltasEndpoints:
                 name="compactDeltas",
                 summary="Compact a gateway",
                 description=(
-                    "Drops the bodies of old deltas, then rows that were deleted long ago; rows that exist, ids and "
-                    f"hashes stay. One request compacts at most {COMPACT_DELTAS_MAX} deltas and reads at most "
-                    f"{COMPACT_ROWS_MAX} rows: ask again while `hasMore` is true or there is a `nextAfter`."
+                    "Drops the bodies of old deltas, then rows that were deleted long ago. Existing rows, ids and "
+                    f"hashes remain. One request compacts at most {COMPACT_DELTAS_MAX} deltas and reads at most "
+                    f"{COMPACT_ROWS_MAX} rows. Repeat it while `hasMore` is true or there is a `nextAfter`."
                 ),
                 body=RequestBody(schema="Compaction", decode=keep, example={"keep": 1000}),
                 authorize=lambda call: service.check_compactable(call["gateway"], call.principal),
                 handle=lambda call: service.compact(call.scope, call.body, call.principal.actor),
-                responses={200: schema_response("Compacted", "How far it is.")},
+                responses={200: schema_response("Compacted", "Progress of the compaction.")},
             ),
         ]
 

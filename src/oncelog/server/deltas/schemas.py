@@ -1,7 +1,6 @@
-"""Schemas of tables: which a gateway knows, which columns they have, and of what type.
+"""Schemas of tables: the tables of each gateway, with their columns and types.
 
-They are asked for new deltas only, inside the decision: what has been committed stays acknowledged, whatever they say
-now.
+The plan validates only new deltas. A retry of a committed delta is acknowledged even if the schema has changed.
 """
 
 from collections.abc import Mapping
@@ -28,13 +27,13 @@ _FRACTION_BYTES: Final = frozenset(b".eE")
 
 
 class Column(Struct, frozen=True):
-    """What a column can hold."""
+    """The type of a column."""
 
     type: str
     nullable: bool
 
     def find_problem(self, value: bytes) -> str | None:
-        """What is wrong with a value in canonical form; None if nothing is."""
+        """Return the fault of a value in canonical form; None for a valid value."""
         kind = _get_type(value)
         if kind == "null":
             return None if self.nullable or self.type == "json" else f"must be {self.type}, not null"
@@ -68,7 +67,7 @@ class TableSchemas:
             return None
         tables = self._by_scope.get(submission.scope, self._by_scope.get(ANY_GATEWAY))
         if tables is None:
-            return None  # one with no tables at all is another thing: it takes nothing
+            return None  # without an entry in the file; an entry without tables refuses every delta
         columns = tables.get(delta.table)
         if columns is None:
             return f"table: {delta.table!r} is not one that the gateway knows"
@@ -83,7 +82,7 @@ class TableSchemas:
 
 
 def decode_schemas(text: bytes, source: str) -> dict[str, Tables]:
-    """The tables of each gateway's stream. Raises SettingsError."""
+    """Return the tables of each gateway, by stream. Raises SettingsError."""
     try:
         gateways = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, str]]])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -103,7 +102,7 @@ def decode_schemas(text: bytes, source: str) -> dict[str, Tables]:
 
 
 def combine_validators(first: Validate | None, second: Validate | None) -> Validate | None:
-    """What both of them say; the first objection."""
+    """Return a validator that runs both validators and returns the first fault."""
     if first is None or second is None:
         return first or second
     return lambda submission: first(submission) or second(submission)
@@ -112,13 +111,13 @@ def combine_validators(first: Validate | None, second: Validate | None) -> Valid
 def _parse_scope(gateway: str, source: str) -> str:
     try:
         return parse_gateway(gateway)
-    except ApiError as error:  # nobody could ever push to it
-        raise SettingsError(f"{source}: {gateway!r} is no name of a gateway: {error.message}") from error
+    except ApiError as error:  # a push to such a gateway would be refused
+        raise SettingsError(f"{source}: {gateway!r} is not a valid name of a gateway: {error.message}") from error
 
 
 def _check_name(name: str, location: str) -> str:
     if not is_identifier(name):
-        raise SettingsError(f"{location}: {name!r} is no name of a table or column")
+        raise SettingsError(f"{location}: {name!r} is not a valid name of a table or column")
     return name
 
 
@@ -132,7 +131,7 @@ def _parse_column(kind: str, location: str) -> Column:
 
 
 def _get_type(value: bytes) -> str:
-    """Of a value in canonical form: its first byte says it."""
+    """Return the type of a value in canonical form, by its first byte."""
     first = value[0]
     if first in _NUMBER_STARTS:
         return "number" if _FRACTION_BYTES.intersection(value) else "integer"

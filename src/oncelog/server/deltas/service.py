@@ -1,7 +1,6 @@
 """The Deltas API without its transport: authorization, requests to the log, and results from verdicts.
 
-Nothing is decided here. A push is read, and its ids are made again; what of it is new, known or refused, `core.plan`
-says.
+The service decodes a push and computes its ids. `core.plan` decides which deltas are new, known or refused.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ from oncelog.server.lookups import describe_outcome, load_outcome
 from oncelog.server.metrics import Counts
 
 COMPACT_GRANT: Final = "compact"
-"""Ends the name of a gateway's stream in a grant to compact the gateway."""
+"""Suffix of the stream of a gateway in a grant to compact the gateway."""
 COMMITTED: Final = "committed"
 KNOWN: Final = "known"
 KNOWN_UNDER_ANOTHER_OP: Final = "known_under_another_op"
@@ -77,10 +76,10 @@ class DeltasService(ApiService):
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
         super().__init__(log, auth_gate, limits=limits, counts=counts)
         per_second = limits.new_events_per_second_max
-        # A push is taken as a whole: a smaller burst than its size would refuse a large push forever.
+        # The log admits a push as a whole. A burst below the size of a push would refuse large pushes forever.
         self._rate = new_rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX))
         self._previous_epochs: tuple[str, ...] | None = None
-        """Epochs that this history continues."""
+        """Epochs that this history continues; None until they are read."""
 
     # --- rights
 
@@ -119,13 +118,13 @@ class DeltasService(ApiService):
             len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
         )
         if plain is None:
-            # A push in another spelling is answered from memory too: it waits neither for a commit nor for room.
+            # Memory answers a push in another spelling too, so that it waits neither for a commit nor for capacity.
             known = self.log.recall(DELTAS, scope, [submission.key for submission in submissions])
             if known is not None:
                 return self._to_known_results(deltas, known)
         verdicts = await self.log.submit_many(submissions, Mode.ALL)
         if verdicts and isinstance(verdicts[0], Refused):
-            raise _refusal_error(verdicts, deltas, submissions)  # all are refused, or none
+            raise _refusal_error(verdicts, deltas, submissions)  # the log refuses all or none
         return self._to_results(deltas, verdicts)
 
     def _to_submissions(
@@ -142,7 +141,7 @@ class DeltasService(ApiService):
         return decoded.deltas, submissions
 
     def _to_known_results(self, deltas: Sequence[DeltaJson], known: Sequence[Remembered]) -> list[PushResult]:
-        """Return the results of a push that memory knows."""
+        """Return the results of a push that is in memory."""
         other_op = sum(
             [receipt.fingerprint != encode_op(delta.op) for receipt, delta in zip(known, deltas, strict=True)]
         )
@@ -192,7 +191,7 @@ class DeltasService(ApiService):
         await self._read(scope, since, upto=since, limit=1)
 
     async def follow(self, scope: str, since: int) -> AsyncGenerator[Sequence[Record] | None, None]:
-        """Yield deltas after a sequence, then those to come. Yields None, and ends, where only a snapshot has them."""
+        """Yield deltas after a sequence, then new ones. Yields None and ends if the next deltas have been compacted."""
         async with aclosing(self.log.follow_several(stream=scope, after=since)) as batches:
             async for records in batches:
                 deltas, is_snapshot = split_at_compaction(records)
@@ -208,14 +207,14 @@ class DeltasService(ApiService):
     async def _check_tombstones(self, scope: str, since: int) -> None:
         """Raise ApiError if the snapshot may lack a tombstone that the reader has not read.
 
-        The reader may have a row whose tombstone was dropped, so it must replace its rows by the snapshot. Clients of
-        all versions do that for this code. A reader without rows, at 0, has nothing to replace.
+        The reader may hold a row whose tombstone was dropped, so it must replace its rows by those of the snapshot.
+        Clients of all versions do so after this code. A reader at 0 has no rows to replace.
         """
         newest, horizon = await self.log.state.newest_and_horizon(scope)
         if since and horizon is not None:
             reason = (
                 "is older than the compaction, which has dropped deleted rows; replace all rows by those of the "
-                "snapshot, and go on from its cursor"
+                "snapshot, and continue from its cursor"
             )
             raise self._history_error("since", reason, newest=newest, snapshot=True)
 
@@ -229,15 +228,15 @@ class DeltasService(ApiService):
         return codec.encode_rows(rows, rows[-1][0] if page.has_more else "")
 
     async def find_delta(self, scope: str, delta_id: str) -> Mapping[str, Any]:
-        """Return what became of a delta. Raises ApiError if the gateway has no such delta."""
+        """Return the outcome of a delta. Raises ApiError if the gateway has no such delta."""
         outcome = await load_outcome(self.log, "deltaId", bytes.fromhex(delta_id), policy=DELTAS, scope=scope)
         return await describe_outcome(self.log, outcome, "delta", codec.encode_delta)
 
     async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> bytes:
-        """Return a page of all rows, deleted ones too, with the cursor of the first page: rows may be newer than it.
+        """Return a page of all rows, with deleted ones, and the cursor of the first page. Rows may be newer than it.
 
-        Raises ApiError if tombstones were dropped since the first page: a reader that misses one of them would restore
-        its row with an older delta behind the cursor.
+        Raises ApiError if tombstones were dropped since the first page: without such a tombstone, an older delta after
+        the cursor would restore the row.
         """
         state = self.log.state
         if page_token:
@@ -255,7 +254,7 @@ class DeltasService(ApiService):
     # --- compaction
 
     async def compact(self, scope: str, body: bytes, actor: str) -> bytes:
-        """Drop the bodies of old deltas, then old deleted rows; at most as many as one request may."""
+        """Drop the bodies of old deltas, then old deleted rows, up to the limits of one request."""
         request = _decode_compact(body)
         with translate_errors():
             compacted = await self.log.compact(
@@ -267,7 +266,7 @@ class DeltasService(ApiService):
 
     def _check_epoch(self, epoch: str | None) -> None:
         if epoch and epoch != self.log.epoch:
-            reason = "is that of another history; read the snapshot, and go on from its cursor"
+            reason = "is that of another history; read the snapshot, and continue from its cursor"
             raise self._history_error("epoch", reason)
 
     def _history_error(self, field: str, reason: str, **details: Any) -> ApiError:
@@ -278,17 +277,17 @@ class DeltasService(ApiService):
         try:
             return await self.log.read(stream=scope, after=since, **bounds)
         except HistoryChangedError as error:
-            reason = f"must be at most {error.newest}, the newest; read the snapshot, and go on from its cursor"
+            reason = f"must be at most {error.newest}, the newest; read the snapshot, and continue from its cursor"
             raise self._history_error("since", reason, newest=error.newest) from error
 
 
 async def _run_long(size: int, function: Callable[[], T]) -> T:
-    """Call a function, in a thread if its input is long, because other requests must not wait for it."""
+    """Call a function; in a thread if its input is long, because other requests must not wait for it."""
     return await asyncio.to_thread(function) if size > LONG_FRAME_BYTES else function()
 
 
 def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:
-    """Return the deltas of a push with their ids, which are computed here (DE-3). Raises ApiError."""
+    """Return the deltas of a push with their ids, which the server computes itself (DE-3). Raises ApiError."""
     if plain is not None and has_canonical_columns(plain.deltas):
         return plain
     try:
@@ -307,7 +306,7 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
 
 
 def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
-    """Raise ApiError for too many deltas, and for one of another client than `own_client` (None: any client)."""
+    """Raise ApiError for too many deltas, and for a delta of another client than `own_client` (None allows any)."""
     if len(deltas) > PUSH_DELTAS_MAX:
         reason = f"must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
         raise field_error("deltas", reason, error_codes.TOO_LARGE, limit=PUSH_DELTAS_MAX)
@@ -320,7 +319,7 @@ def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None
 
 
 def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
-    """Return the deltas up to the first one without a body, and whether there is such a delta."""
+    """Return the deltas before the first one without a body, and whether there is such a delta."""
     deltas: list[Record] = []
     for record in records:
         if record.policy != DELTAS.name:
@@ -343,23 +342,23 @@ def parse_gateway(name: str) -> str:
 def _refusal_error(
     verdicts: Sequence[Verdict], deltas: Sequence[DeltaJson], submissions: Sequence[Submission]
 ) -> ApiError:
-    """Return the error for the delta at fault; the others were not decided."""
+    """Return the error for the refused delta. The log did not decide the others."""
     index, refused = next(
         (index, verdict)
         for index, verdict in enumerate(verdicts)
         if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED
     )
-    if refused.field == "items":  # the log takes fewer at once
+    if refused.field == "items":  # the log accepts fewer items in one request
         return field_error("deltas", refused.message.removeprefix("items "), error_codes.TOO_LARGE)
-    if refused.reason is Reason.MALFORMED and refused.field == "body":  # all are refused, because one is too long
+    if refused.reason is Reason.MALFORMED and refused.field == "body":  # one delta is too long
         index = max(range(len(submissions)), key=lambda place: count_payload_bytes(submissions[place]))
         return ApiError(error_codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
     reason = refused.reason
     if reason is Reason.UNSTORABLE and len(deltas) > 1:
-        # The store does not say which delta. Clients of all versions divide a push with this code and no index.
+        # The store does not name the delta. Clients of all versions split a push after this code without an index.
         advice = (
-            f"the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer at a time: pushed "
-            "alone, the delta at fault is refused with its index"
+            f"the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer deltas at a time: a "
+            "push of the faulty delta alone is refused with its index"
         )
         return field_error("deltas", advice, error_codes.TOO_LARGE)
     if reason in RETRYABLE_CODES:

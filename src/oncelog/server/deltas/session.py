@@ -26,7 +26,7 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 
 class Connect(Struct, frozen=True, forbid_unknown_fields=True):
-    """The first frame, and the only one that has a meaning."""
+    """The first frame, and the only one that the server decodes."""
 
     type: str
     since: int = 0
@@ -38,7 +38,7 @@ _CONNECT_DECODER: Final = msgspec.json.Decoder(Connect)
 
 
 class DeltasSession(WebSocketSession[Connect | None, None]):
-    """One connection of the Deltas API. Frames after the first one are ignored, and decoded as None."""
+    """One connection of the Deltas API. Frames after the first are decoded as None and ignored."""
 
     api: ClassVar = "deltas"
     transport_name: ClassVar = "ws"
@@ -79,7 +79,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         return connect
 
     def receive_binary(self) -> None:
-        """Refuse a binary first frame. Later frames are ignored, as text is."""
+        """Refuse a binary first frame. Later frames are ignored, like text."""
         if self.principal is None:
             message = "the first frame must be a connect message, in JSON"
             self._send_error(ApiError(error_codes.BAD_REQUEST, message))
@@ -98,7 +98,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         self._scope = service.check_readable(self._parse_gateway_name(), principal)
         self.principal = principal
         await service.check_cursor(self._scope, request.since, request.epoch)
-        if self._is_closing:  # it has ended meanwhile
+        if self._is_closing:  # the connection has ended during the checks
             return
         self._count_request("ok")
         self._follow_task = asyncio.get_running_loop().create_task(self._follow(request.since))
@@ -111,7 +111,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
     # --- frames out
 
     async def _follow(self, since: int) -> None:
-        """Send deltas until the connection ends, or only a snapshot has the next ones."""
+        """Send deltas until the connection ends or the next deltas have been compacted."""
         try:
             await self._send(b'{"type":"connected","epoch":%b}' % msgspec.json.encode(self.service.log.epoch))
             async with aclosing(self.service.follow(self._scope, since)) as batches:
@@ -127,7 +127,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
             self.close(CloseCode.SERVER_ERROR, "")
 
     async def _send(self, message: bytes) -> None:
-        """Send a message, and wait until the client has read enough. Raises TimeoutError after two heartbeats."""
+        """Send a message, and wait until the transport has room. Raises TimeoutError after two heartbeats."""
         self.send_queue.put(encode_frame(message))
         self.send_queue.flush()
         async with asyncio.timeout(self._slow_after_s):
@@ -142,7 +142,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
     # --- the end
 
     def refuse_silence(self) -> None:
-        """As the base says. The client gets an error frame first."""
+        """As the base says. The client receives an error frame first."""
         self._send_error(ApiError(error_codes.BAD_REQUEST, "no connect message arrived in time"))
 
     def _may_continue(self, principal: Principal) -> bool:
@@ -153,9 +153,9 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         self._send_error(to_api_error(error, UNREADABLE))
 
     def on_disconnect(self) -> None:
-        """As the base says. With unsent data the client does not read, and is cut off (CO-31).
+        """As the base says. Aborts the connection of a client that does not read its data (CO-31).
 
-        aiohttp closes a connection that answers no pings, but only when all that waits for it has been sent.
+        aiohttp closes a connection that does not answer pings, but only after it has sent all buffered data.
         """
         is_slow = not self._is_closing and self.transport.count_buffered_bytes() > 0
         super().on_disconnect()

@@ -1,1 +1,1 @@
-"""The web chat at `/chat`: files for browsers, and what serves them. In development mode only."""
+"""The web chat at `/chat`: the files for browsers and their endpoints, in development mode only."""

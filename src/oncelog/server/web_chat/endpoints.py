@@ -1,6 +1,6 @@
-"""Serves the web chat: a handful of files by their names, under a policy that lets nothing else run.
+"""Serves the static files of the web chat, with a content security policy that allows no other code.
 
-The page is a client as any other: what it does goes through the Chat API. There is nothing here to decide.
+The page is a client of the Chat API like any other, so this module authorizes nothing.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ PATH: Final = "/chat"
 STATIC_DIRECTORY: Final = Path(__file__).parent / "static"
 PAGE_NAME: Final = "index.html"
 FILE_LIST_NAME: Final = "files.json"
-"""What the page's worker keeps, so that the page can be loaded while the server is away."""
+"""List of the files that the service worker caches, so that the page loads while the server is unreachable."""
 _CONTENT_TYPES: Final = {
     ".css": "text/css",
     ".html": "text/html",
@@ -24,27 +24,27 @@ _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "worker-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
-        # A string that somebody wrote cannot become HTML or a script, even by a mistake of ours.
+        # The text of a user cannot become HTML or a script, even if the page has a bug.
         "require-trusted-types-for 'script'; trusted-types oncelog-worker"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # Asked for each time, so that a page and its modules are of one version.
+    # Browsers revalidate every file, so that the page and its modules have the same version.
     "Cache-Control": "no-cache",
-    # The worker's file is below the page's own path.
+    # The file of the service worker is below the path of the page, which needs a wider scope.
     "Service-Worker-Allowed": PATH,
 }
 
 
 class WebChat:
-    """What is served is found out once: no name of a request becomes a path."""
+    """The files of the web chat. They are listed once at start, so a name in a request never becomes a path."""
 
     def __init__(self) -> None:
         self._files = {path.name: path for path in sorted(STATIC_DIRECTORY.iterdir()) if path.suffix in _CONTENT_TYPES}
 
     def add_routes(self, app: web.Application) -> None:
-        """Adds the page to a server."""
+        """Add the routes of the page to a server."""
         app.router.add_get(PATH, self._serve_page)
         app.router.add_get(f"{PATH}/", self._redirect)
         app.router.add_get(f"{PATH}/{{name}}", self._serve_file)
@@ -53,7 +53,7 @@ class WebChat:
         return _new_file_response(self._files[PAGE_NAME])
 
     async def _redirect(self, request: web.Request) -> web.StreamResponse:
-        """What somebody typed with a slash. Without it the page's own addresses hold."""
+        """Redirect to the path without a trailing slash, because the relative addresses of the page depend on it."""
         location = f"{PATH}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else PATH
         return web.Response(status=308, headers={**_HEADERS, "Location": location})
 
