@@ -53,7 +53,7 @@ class WebChat:
         return _new_file_response(self._files[PAGE_NAME])
 
     async def _redirect(self, request: web.Request) -> web.StreamResponse:
-        """Redirect to the path without a trailing slash, because the relative addresses of the page depend on it."""
+        """Redirect to the path without a trailing slash, which is the address of the page."""
         location = f"{PATH}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else PATH
         return web.Response(status=308, headers={**_HEADERS, "Location": location})
 

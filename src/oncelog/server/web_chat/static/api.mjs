@@ -1,19 +1,19 @@
-// What is asked over HTTP: chats, members, older messages. In development mode a name is a credential.
+// Client of the Chat API over HTTP: chats, members and older messages. In development mode a name is a credential.
 
-// The lobby has a keeper, who made it, greets and lets everybody in. That is no rule of the server's: a chat is open to its
-// members alone, and one of them has to let others in. The page asks the keeper in the keeper's own name, which works only
-// where a plain name is a credential, in development mode.
+// The keeper is the user that creates the lobby, greets visitors and adds them as members. The server has no such rule: only
+// a member can add users to a chat. The page sends these requests under the name of the keeper, which works only in
+// development mode.
 export const LOBBY = "lobby";
 export const KEEPER = "doorkeeper";
 const GREETINGS = [
-  // Their ids are fixed, so that they are there once, however many visitors come first at the same time.
+  // Fixed ids commit each greeting once, even if several visitors create the lobby at the same time.
   [
     "6f1d7a52-0c7e-4b57-9a55-3f3b1c1e0a01",
-    "Welcome to the lobby. Open a second window as somebody else, and write to each other.",
+    "Welcome to the lobby. Open a second window under another name, and write messages in both.",
   ],
   [
     "6f1d7a52-0c7e-4b57-9a55-3f3b1c1e0a02",
-    "Then make the network bad, or stop the server, and go on writing: nothing gets lost, and nothing comes twice.",
+    "Then choose a bad network or stop the server, and continue writing: no message is lost, and none arrives twice.",
   ],
 ];
 
@@ -28,18 +28,18 @@ export class ApiError extends Error {
 const path = (...parts) => `/v1/chats${parts.map((part) => `/${encodeURIComponent(part)}`).join("")}`;
 
 export class Api {
-  // `tell` gets every question with its answer, for the panel.
+  // `tell` receives every request with its answer, for the panel.
   constructor(name, tell = () => {}) {
     this.name = name;
     this.tell = tell;
   }
 
-  // All chats of ours.
+  // Return all chats of the visitor.
   async chats() {
     return this.#pages(path(), "chats");
   }
 
-  // All members of a chat, with the role of each and the last sequence that it has.
+  // Return all members of a chat with their roles and watermarks.
   async members(chatId) {
     return this.#pages(path(chatId, "delivery"), "members");
   }
@@ -52,23 +52,23 @@ export class Api {
     await this.#call("PUT", path(chatId, "members", user));
   }
 
-  // An owner removes a member; every member may remove itself.
+  // Owners can remove members, and every member can leave.
   async removeMember(chatId, user) {
     await this.#call("DELETE", path(chatId, "members", user));
   }
 
-  // The server refuses a user that has left meanwhile.
+  // The server refuses a user that is no longer a member.
   async makeOwner(chatId, user) {
     await this.#call("PUT", path(chatId, "members", user), { role: "owner", only_if_member: true });
   }
 
-  // The messages below a sequence, the newest of them.
+  // Return the newest messages below a sequence.
   async before(chatId, sequence, limit) {
     const query = new URLSearchParams({ before: String(sequence), limit: String(limit) });
     return (await this.#call("GET", `${path(chatId, "messages")}?${query}`)).messages;
   }
 
-  // The keeper lets one in, and makes the lobby if there is none.
+  // Add the visitor to the lobby as the keeper. Creates the lobby if it does not exist.
   async enterLobby() {
     const lobby = await this.create(LOBBY, [`user:${this.name}`], KEEPER);
     if (lobby.last_sequence > 0) return;

@@ -1,8 +1,8 @@
-// Elements. Text is only ever put in as text: nothing here, or anywhere in this page, reads a string as HTML.
+// Functions for DOM elements. The whole page inserts strings as text and never parses them as HTML.
 
 export const byId = (id) => document.getElementById(id);
 
-// An element with properties, attributes (with a hyphen, or `role`), data and children; a string is text.
+// Create an element with properties, attributes (names with a hyphen, and `role`), data and children. Strings become text.
 export const el = (tag, { data = {}, ...given } = {}, ...children) => {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {
@@ -23,7 +23,7 @@ const PATHS = {
   failed: ["M8 4.4v4.4", "M8 11.4v.2", "M8 14.2A6.2 6.2 0 1 0 8 1.8a6.2 6.2 0 0 0 0 12.4z"],
 };
 
-// A mark beside a message. It has no name: what it says stands beside it for those who do not see it.
+// Create the mark of a message. It is hidden from screen readers, because a text next to it has the same meaning.
 export const icon = (name) => {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 16 16");
@@ -36,12 +36,12 @@ export const icon = (name) => {
   return svg;
 };
 
-// Sets what differs, so that what is the same is not read out again, and keeps its focus.
+// Set a text only if it differs, so that screen readers do not repeat it and the element keeps its focus.
 export const setText = (element, text) => {
   if (element.textContent !== text) element.textContent = text;
 };
 
-// The children of a list, one for each entry, made once and moved where they belong; `keyOf` and what makes and updates them.
+// Return a function that draws the entries of a list. It creates an element for each key once, then moves and updates it.
 export const keyed = (list, keyOf, make, update) => {
   const known = new Map();
   return (entries) => {
@@ -66,5 +66,5 @@ export const keyed = (list, keyOf, make, update) => {
   };
 };
 
-// A colour of its own for each name: one of eight, which the style sheet has for light and dark.
+// Return the colour of a name: one of eight, which the style sheet defines for light and dark.
 export const hueOf = (name) => [...name].reduce((sum, character) => (sum * 31 + character.codePointAt(0)) % 997, 7) % 8;

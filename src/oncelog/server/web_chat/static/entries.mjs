@@ -1,12 +1,12 @@
-// What a chat looks like: messages in their order, then what waits; each with its mark. No I/O.
+// Entries of a chat for display: messages in order, then unsent messages, each with its mark. No I/O.
 
 export const PENDING = "pending";
-export const SENT = "sent"; // the server has it
-export const REACHED = "reached"; // some of the others have it
-export const DELIVERED = "delivered"; // all of them
+export const SENT = "sent"; // committed by the server
+export const REACHED = "reached"; // received by some of the other members
+export const DELIVERED = "delivered"; // received by all other members
 export const FAILED = "failed";
 
-// `silent` are members who never acknowledge anything, such as the doorkeeper of the lobby.
+// `silent` has members that never acknowledge messages, such as the keeper of the lobby.
 export const entriesOf = (protocol, chatId, silent = new Set()) => {
   const room = protocol.rooms.get(chatId);
   const others = room ? [...room.members].filter(([user]) => user !== protocol.me && !silent.has(user)) : [];
@@ -53,7 +53,7 @@ const noteOf = (protocol, id) => protocol.outbox.notes.get(id) ?? { attempts: 0,
 
 const markOf = (having, of) => (of && having === of ? DELIVERED : having ? REACHED : SENT);
 
-// For people: a mark has to be read, and not only seen.
+// Return the text of a mark, for tooltips and screen readers.
 export const markText = ({ mark, having, of }) =>
   ({
     [PENDING]: "waiting to be sent",

@@ -1,4 +1,4 @@
-// Puts the page together: who the visitor is, what is kept, the protocol, and what is shown.
+// Connects the parts of the page: the name of the visitor, the store, the protocol and the views.
 import { Api, ApiError, KEEPER, LOBBY } from "./api.mjs";
 import { byId, setText } from "./dom.mjs";
 import { entriesOf, nameOf } from "./entries.mjs";
@@ -34,7 +34,7 @@ const start = async (name, asked) => {
   const protocol = new Protocol({ token: name, deviceId, random: Math.random, newId: () => crypto.randomUUID() });
   protocol.restore(restored);
 
-  // --- the network, good or bad; a reload keeps it as it is
+  // --- the simulated network; a reload keeps its mode
 
   const kept = JSON.parse(sessionStorage.getItem("oncelog-network") ?? "{}");
   const network = { mode: kept.mode ?? "good", rates: { ...BAD, ...kept.rates } };
@@ -49,7 +49,7 @@ const start = async (name, asked) => {
   };
   byId("rates").addEventListener("change", keepNetwork);
 
-  // That it looks again and again is not worth a line each time.
+  // The panel omits successful polls.
   const api = new Api(name, (told) => (told.method !== "GET" || told.status >= 400) && panel.tell(told));
   const shell = new Shell({
     protocol,
@@ -64,19 +64,19 @@ const start = async (name, asked) => {
 
   // --- chats
 
-  let enteredEpoch = null; // another log has another lobby
+  let enteredEpoch = null; // a log with another epoch has another lobby
   const ask = async (what) => {
     notice("");
     try {
       await what();
     } catch (error) {
       const isAway = error instanceof TypeError;
-      notice(isAway ? "The server is away. Try again when it is back." : error.message);
+      notice(isAway ? "The server is unreachable. Try again later." : error.message);
     }
   };
   const look = () => shell.do((one) => one.look());
 
-  // The chat that the address names: the keeper lets us into the lobby; any other is ours if nobody was first.
+  // Enter the chat in the address: the keeper adds the visitor to the lobby, and other chats are created if they are new.
   const enter = async (chatId) => {
     try {
       if (chatId === LOBBY) await api.enterLobby();
@@ -93,7 +93,7 @@ const start = async (name, asked) => {
     if (enteredEpoch === protocol.epoch) return;
     enteredEpoch = protocol.epoch;
     for (const chatId of new Set([LOBBY, asked])) {
-      if (!ours.has(chatId)) enter(chatId).catch(() => (enteredEpoch = null)); // the server has gone again
+      if (!ours.has(chatId)) enter(chatId).catch(() => (enteredEpoch = null)); // the server is unreachable again
     }
   };
 
@@ -122,7 +122,7 @@ const start = async (name, asked) => {
     remove: (user) => ask(() => api.removeMember(protocol.openRoom, user)).then(look),
     makeOwner: (user) => ask(() => api.makeOwner(protocol.openRoom, user)).then(look),
   });
-  const seen = new Map(); // the last sequence that was looked at, by chat
+  const seen = new Map(); // chat → the last sequence that the visitor has seen
 
   const draw = () => {
     const chatId = protocol.openRoom;
@@ -162,7 +162,7 @@ const start = async (name, asked) => {
     return { chatId: id, last: entries.at(-1), unread, isOpen };
   };
 
-  // What others have written is read out, but not what was there before.
+  // Screen readers announce new messages of other members, but not the messages that were there before.
   const announced = new Map();
   const announceNew = (chatId, entries) => {
     const room = protocol.rooms.get(chatId);

@@ -1,19 +1,19 @@
-// What has been written and has no answer yet, in the order in which it was written. No I/O.
+// Messages without an answer, in the order in which the visitor wrote them. No I/O.
 //
-// A message keeps its id from the keystroke to the answer, through reloads and however often it is sent: that is what lets
-// the server know it again. Of each chat one is under way at a time, so that they are committed in the order of writing.
+// A message keeps its id until it is answered, across reloads and retries, so that the server recognises retries. The outbox
+// sends one message per chat at a time, so that the server commits messages in the order of writing.
 
 export class Outbox {
   constructor() {
     this.items = [];
-    this.notes = new Map(); // how each fared on this page, answered ones too: id → {attempts, isDuplicate}
+    this.notes = new Map(); // id → {attempts, isDuplicate} of each message on this page, also after the answer
   }
 
   restore(items) {
     this.items = items.sort((a, b) => a.place - b.place).map(fresh);
   }
 
-  // A new message, as it is to be kept.
+  // Add a new message, and return it in the form for the store.
   write(id, chatId, content, now) {
     const place = (this.items.at(-1)?.place ?? 0) + 1;
     const written_at = new Date(now).toISOString();
@@ -36,7 +36,7 @@ export class Outbox {
     return this.items.length < before;
   }
 
-  // Those whose turn it is, in chats that `isReady`.
+  // Return the messages to send now, one for each chat that `isReady`.
   due(now, isReady) {
     const busy = new Set();
     const found = [];
@@ -60,16 +60,16 @@ export class Outbox {
     if (note && isDuplicate) note.isDuplicate = true;
   }
 
-  // The connection is another one: everything may be sent at once.
+  // After the end of a connection, allow all messages to be sent at once.
   lost() {
     for (const item of this.items) item.dueAt = item.attempts = 0;
   }
 }
 
-// An item with what only this page needs to know of it.
+// Add the state that is not stored to an item.
 const fresh = (item) => ({ ...item, dueAt: 0, attempts: 0 });
 
-// An item as it is kept.
+// Return an item in the form for the store.
 export const kept = ({ client_message_id, chat_id, content, written_at, place, failed }) => ({
   client_message_id,
   chat_id,

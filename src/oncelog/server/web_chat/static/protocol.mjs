@@ -1,31 +1,31 @@
-// The client's side of the chat protocol, without I/O: frames, answers, times and keystrokes go in; frames to send, changes to
-// keep and wishes come out (`take`). Whoever drives it keeps the changes before it sends the frames: what is sent must be
-// known after a crash, and what is acknowledged as delivered must be there (CH-12).
+// The client side of the chat protocol, without I/O. Inputs are frames, answers, times and keystrokes. `take` returns the
+// outputs: frames to send, changes to store, and wishes. The caller stores the changes before it sends the frames, because
+// sent messages must be known and acknowledged messages must be stored after a crash (CH-12).
 import { Outbox, kept } from "./outbox.mjs";
 import { Room } from "./room.mjs";
 
 export const LIMITS = {
-  connectMs: 3000, // until `connected` must have come
-  silenceMs: 20_000, // a connection on which nothing comes for so long, though we ask, is dead
-  probeMs: 2000, // how long the open chat may be quiet before it is asked whether that is so
-  lookMs: 4000, // how often the list of chats and their members are looked at
-  gapMs: 120, // how long a gap may be before we ask what is in it: what was overtaken comes by itself
-  syncMs: 1200, // until a question without an answer is asked again
-  sendMs: 500, // until a message without an answer is sent again; doubled each time, up to
+  connectMs: 3000, // timeout for `connected`
+  silenceMs: 20_000, // without any frame for this long, despite probes, the connection is dead
+  probeMs: 2000, // interval without frames after which the open chat is synced
+  lookMs: 4000, // interval between polls of the chats and their members
+  gapMs: 120, // delay before a sync for a gap, in which overtaken messages arrive
+  syncMs: 1200, // timeout of a sync before it is repeated
+  sendMs: 500, // timeout of a sent message before it is sent again; doubled at each retry, up to
   sendMsMax: 3000,
-  pauseMs: 200, // before a new connection; doubled each time, up to
+  pauseMs: 200, // delay before a reconnect; doubled at each failure, up to
   pauseMsMax: 3000,
-  history: 200, // messages of a chat that is new here
-  page: 100,
+  history: 200, // messages to load of a chat that this client does not know
+  page: 100, // messages in a sync page
 };
 const FINAL = new Set(["NOT_A_MEMBER", "INVALID_MESSAGE", "MESSAGE_TOO_LARGE", "INVALID_REQUEST"]);
 
 export class Protocol {
-  // `random` gives numbers from 0 to 1, `newId` UUIDs of version 4.
+  // `random` returns numbers from 0 to 1, `newId` UUIDs of version 4.
   constructor({ token, deviceId, random, newId, limits = {} }) {
     this.token = token;
     this.deviceId = deviceId;
-    this.me = `user:${token}`; // as the server will say; what waits is shown before it has
+    this.me = `user:${token}`; // the name in `connected`, for the display of unsent messages before it arrives
     this.epoch = null;
     this.state = "offline"; // off, offline, connecting, catching up, live, refused
     this.problem = "";
@@ -35,8 +35,8 @@ export class Protocol {
     this.limits = { ...LIMITS, ...limits };
     this.random = random;
     this.newId = newId;
-    this.connectAt = 0; // the next time we try
-    this.announcedMs = 0; // how long the server wants us to stay away
+    this.connectAt = 0; // time of the next attempt to connect
+    this.announcedMs = 0; // reconnect delay that the server announced
     this.failures = 0;
     this.since = 0;
     this.heardAt = 0;
@@ -47,14 +47,14 @@ export class Protocol {
 
   #out = { frames: [], changes: [], wants: new Set() };
 
-  // What is to be done: keep the changes, then send the frames; `wants` is to connect, to close, to look.
+  // Return and clear the outputs: store the changes, then send the frames. `wants` has requests to connect, close or poll.
   take() {
     const taken = this.#out;
     this.#out = { frames: [], changes: [], wants: new Set() };
     return taken;
   }
 
-  // What an earlier page has kept.
+  // Restore the state that an earlier page has stored.
   restore({ epoch = null, rooms = [], outbox = [] }) {
     this.epoch = epoch;
     for (const room of rooms) this.rooms.set(room.chat_id, new Room(room.chat_id, room));
@@ -108,7 +108,7 @@ export class Protocol {
     return Math.min(most, least * 2 ** (failures - 1)) * (0.75 + this.random() / 2);
   }
 
-  // --- what the user does
+  // --- actions of the user
 
   submit(chatId, content, now) {
     const item = this.outbox.write(this.newId(), chatId, content, now);
@@ -117,7 +117,7 @@ export class Protocol {
     return item.client_message_id;
   }
 
-  // Once more, a message that was refused. It keeps its id: perhaps it was taken after all.
+  // Send a refused message again. It keeps its id, because an earlier attempt may have been committed.
   again(id, now) {
     const item = this.outbox.find(id);
     if (!item) return;
@@ -126,7 +126,7 @@ export class Protocol {
     this.#flush(now);
   }
 
-  // Chats or members have changed, by our own doing: not to wait for the server to tell.
+  // Poll chats and members at once, after a change by this client.
   look() {
     this.#out.wants.add("chats");
     if (this.rooms.has(this.openRoom)) this.#out.wants.add(`members ${this.openRoom}`);
@@ -136,9 +136,9 @@ export class Protocol {
     if (this.outbox.remove(id)) this.#out.changes.push({ kind: "sent", id });
   }
 
-  // --- what the server says over HTTP
+  // --- answers over HTTP
 
-  // All chats of ours, with how far they and we are.
+  // Apply the list of all chats of the user, with their last sequences and the user's watermarks.
   listed(chats, now) {
     this.lookedAt = now;
     for (const { chat_id: chatId, last_sequence: last, last_acked_sequence: acked } of chats) {
@@ -160,7 +160,7 @@ export class Protocol {
     this.#flush(now);
   }
 
-  // Members of a chat, with the role of each and the last sequence that it has.
+  // Apply the members of a chat, with their roles and watermarks.
   described(chatId, members) {
     const room = this.rooms.get(chatId);
     if (!room) return;
@@ -171,7 +171,7 @@ export class Protocol {
     this.#keep(room);
   }
 
-  // A page of older messages.
+  // Apply a page of older messages.
   recalled(chatId, messages, floor) {
     const room = this.rooms.get(chatId);
     if (!room) return;
@@ -224,7 +224,7 @@ export class Protocol {
       for (const message of frame.messages) this.#add(room, messageOf(message), now);
       room.lastSequence = Math.max(room.lastSequence, frame.last_sequence ?? 0);
       const from = room.syncs.get(frame.request_id);
-      if (from === undefined) return; // a second copy, or an answer that we did not wait for
+      if (from === undefined) return; // a second copy, or an answer to an earlier connection
       room.syncs.delete(frame.request_id);
       const before = room.cursor;
       room.cover(from, frame.next_sequence, frame.has_more, now);
@@ -238,7 +238,7 @@ export class Protocol {
       if (!item) return; // a second copy
       this.#sent(item);
       const room = this.rooms.get(frame.chat_id);
-      // Under an id that was used before the first content stays, and that comes from the server.
+      // The server keeps the first content of an id. The client reads that content from the server.
       if (!room || frame.content_mismatch) return;
       const { message_id, sequence, created_at, chat_id, client_message_id } = frame;
       const said = { content: item.content, content_type: "text/plain", sender_id: this.me };
@@ -249,7 +249,7 @@ export class Protocol {
       const room = this.rooms.get(chatId);
       if (!room) return;
       this.#acked(room, user, acked);
-      // Somebody has what we have not: it was lost on its way to us.
+      // Another member has a message that this client lacks, so its frame was lost.
       if (acked > room.cursor) room.gapSince ??= now;
     },
 
@@ -290,13 +290,13 @@ export class Protocol {
 
   #add(room, message, now) {
     const item = this.outbox.find(message.client_message_id);
-    if (item && item.chat_id === message.chat_id) this.#sent(item); // the answer was lost, but here it is
+    if (item && item.chat_id === message.chat_id) this.#sent(item); // the message replaces the lost answer
     if (!room.add(message, now)) return;
     this.#out.changes.push({ kind: "message", message });
     this.#keep(room);
   }
 
-  // How far a member is. It never goes back, whatever overtakes what.
+  // Raise the watermark of a member. Frames may overtake each other, so a lower value is ignored.
   #acked(room, user, sequence) {
     if (sequence <= (room.members.get(user) ?? -1)) return;
     room.members.set(user, sequence);
@@ -327,14 +327,14 @@ export class Protocol {
     this.#sync(fresh, now);
   }
 
-  // The server's log is another one than before: nothing that came from it counts. What waits is ours, and stays.
+  // Start again with another log: forget everything from the previous log, and keep the unsent messages.
   #beginAnew(epoch) {
     for (const chatId of [...this.rooms.keys()]) this.#leave(chatId);
     this.epoch = epoch;
     this.#out.changes.push({ kind: "meta", key: "epoch", value: epoch });
   }
 
-  // --- what time brings
+  // --- timers
 
   tick(now) {
     const { connectMs, silenceMs, probeMs, lookMs } = this.limits;
@@ -359,14 +359,14 @@ export class Protocol {
     }
   }
 
-  // It has been quiet. If the last message was lost, nothing else tells.
+  // Sync the open chat after a quiet interval, because only a sync reveals that the last message was lost.
   #probe(room, now) {
     this.probedAt = now;
     if (room) this.#sync(room, now, true);
     else this.#send({ type: "ping" });
   }
 
-  // Questions without an answer are asked again, and gaps asked about.
+  // Repeat syncs without an answer, and sync chats with gaps.
   #mend(now) {
     const { syncMs, gapMs } = this.limits;
     for (const room of this.rooms.values()) {
@@ -376,7 +376,7 @@ export class Protocol {
     }
   }
 
-  // Tells the server how far we are, and ourselves whether we have caught up.
+  // Send acknowledgements, and update whether the client has caught up.
   #settle(now) {
     if (!this.isConnected) return;
     const rooms = [...this.rooms.values()];
@@ -418,7 +418,7 @@ export class Protocol {
   }
 }
 
-// The fields of a message (CH-10), without those of its frame.
+// Return the fields of a message (CH-10) without those of its frame.
 const messageOf = ({ message_id, chat_id, sequence, sender_id, client_message_id, content, content_type, created_at }) => ({
   message_id,
   chat_id,

@@ -1,28 +1,28 @@
-// One chat as a client knows it: what has come, up to where it is whole, and how far everybody has come. No I/O.
+// One chat as the client knows it: its messages, its members and their watermarks. No I/O.
 //
-// `cursor` is the sequence up to which everything is known, `shownTo` the one up to which it is shown: while a catch-up
-// takes several pages the second stays where it was, so that nobody sees half of it (CH-12). What comes beyond a gap is
-// held until the server has said what belongs into the gap. A gap alone is no error: the server may have one too.
+// All messages up to `cursor` are known, and those up to `shownTo` are shown. During a catch-up of several pages `shownTo`
+// does not move, so that the page never shows a part of it (CH-12). Messages after a gap are held until the server has
+// answered a sync for the gap. A gap is not an error, because the sequences of the server may have gaps too.
 
 export class Room {
   constructor(chatId, { cursor = 0, floor = 0, messages = [], members = [] } = {}) {
     this.chatId = chatId;
     this.cursor = cursor;
-    this.floor = floor; // what is below was not asked for: older than anybody wants to see at once
+    this.floor = floor; // older messages up to this sequence have not been requested
     this.shownTo = cursor;
     this.lastSequence = cursor;
     this.messages = new Map(messages.map((message) => [message.sequence, message]));
-    this.members = new Map(members); // user → the last sequence that they have
-    this.roles = new Map(); // user → owner or member, as the server said last; not stored
+    this.members = new Map(members); // user → watermark
+    this.roles = new Map(); // user → owner or member, as in the last answer; not stored
     this.isCaughtUp = false; // on this connection
     this.gapSince = null;
-    this.syncs = new Map(); // what was asked and has no answer yet: request id → the sequence asked from
+    this.syncs = new Map(); // request id → cursor of each sync without an answer
     this.askedAt = -Infinity;
-    this.acked = 0; // what we have told the server on this connection
+    this.acked = 0; // the last acknowledgement on this connection
     this.ackedAt = -Infinity;
   }
 
-  // The connection is another one: what was asked on the one before gets no answer.
+  // Reset the state of the connection. Requests of an earlier connection get no answer.
   lost() {
     this.isCaughtUp = false;
     this.gapSince = null;
@@ -31,7 +31,7 @@ export class Room {
     this.acked = 0;
   }
 
-  // A message came, live or as an answer. Says whether it is new.
+  // Add a message, from a broadcast or an answer. Return whether it is new.
   add(message, now) {
     this.lastSequence = Math.max(this.lastSequence, message.sequence);
     if (message.sequence <= this.floor || this.messages.has(message.sequence)) return false;
@@ -40,14 +40,14 @@ export class Room {
     return true;
   }
 
-  // A page of a catch-up: all between `from` and `to` has come with it.
+  // Apply a page of a catch-up, which has all messages from `from` to `to`.
   cover(from, to, hasMore, now) {
-    if (from > this.cursor) return; // asked before this room began anew
+    if (from > this.cursor) return; // the request is older than this room, which has restarted
     this.isCaughtUp = !hasMore;
     this.#advance(Math.max(this.cursor, to), now);
   }
 
-  // Older messages, which were asked for by hand.
+  // Add older messages that the visitor requested.
   prepend(messages, floor) {
     for (const message of messages) this.messages.set(message.sequence, message);
     this.floor = floor;
@@ -57,7 +57,7 @@ export class Room {
     return [...this.messages.keys()].filter((sequence) => sequence > this.cursor).length;
   }
 
-  // What is shown, in its order. One's own message is, as soon as it is acknowledged, also beyond a gap (CH-1).
+  // Return the shown messages in order. An acknowledged message of the visitor is shown even after a gap (CH-1).
   shown(me) {
     return [...this.messages.values()]
       .filter((message) => message.sequence <= this.shownTo || message.sender_id === me)
@@ -74,9 +74,9 @@ export class Room {
   }
 }
 
-// Eight digits that are the same in two windows if both show the same messages in the same order.
+// Return eight digits that are equal in two windows if both show the same messages in the same order.
 export const fingerprint = (messages) => {
-  let hash = 0x811c9dc5; // FNV-1a: not against forgers, but quick, and short enough to compare by eye
+  let hash = 0x811c9dc5; // FNV-1a: not secure against forgery, but fast, and short enough to compare by eye
   for (const { sequence, message_id: id, content } of messages) {
     for (const character of `${sequence} ${id} ${content}\n`) {
       hash = Math.imul(hash ^ character.codePointAt(0), 0x01000193) >>> 0;
@@ -85,10 +85,10 @@ export const fingerprint = (messages) => {
   return hash.toString(16).padStart(8, "0");
 };
 
-// The shortest leap after a restore (CO-12): no message has the numbers that it passes over.
+// The shortest leap after a restore (CO-12), whose skipped numbers belong to no message.
 const LEAP_MIN = 1_000_000;
 
-// How many numbers between the first and the last are not there.
+// Count the missing numbers between the first and the last.
 const missingIn = (sequences) =>
   [...new Set(sequences)]
     .sort((a, b) => a - b)
@@ -97,7 +97,7 @@ const missingIn = (sequences) =>
       return [sum + (skipped < LEAP_MIN ? skipped : 0), sequence];
     }, [0, null])[0];
 
-// What a visitor wants to know of a bad network: whether anything is missing, and whether anything is there twice.
+// Return the facts for the panel: whether a message is missing, and whether one is there twice.
 export const audit = (messages) => {
   const sequences = messages.map(({ sequence }) => sequence);
   const ids = new Set(messages.map(({ client_message_id: id }) => id));

@@ -1,11 +1,11 @@
-// The protocol with its socket, its store and its clock. Nothing is decided here.
+// Runs the protocol with a socket, a store and a clock. The protocol makes all decisions.
 import { ApiError } from "./api.mjs";
 import { GOOD, Line } from "./network.mjs";
 
 const TICK_MS = 50;
 
 export class Shell {
-  // `changed` is called when there is something new to show, `tell` with every frame and what the network did to it.
+  // The shell calls `changed` when the views are out of date, and `tell` with every frame and its fate in the network.
   constructor({ protocol, store, api, url, rates, changed, tell, trouble }) {
     Object.assign(this, { protocol, store, api, url, rates, changed, tell, trouble });
     this.socket = null;
@@ -20,7 +20,7 @@ export class Shell {
     this.do((protocol, now) => protocol.tick(now));
   }
 
-  // Lets the protocol do something, and then does what it wants.
+  // Call a method of the protocol, then carry out its outputs.
   do(what) {
     const result = what(this.protocol, Date.now());
     const { frames, changes, wants } = this.protocol.take();
@@ -36,7 +36,7 @@ export class Shell {
       try {
         if (changes.length) await this.store.save(changes);
       } catch (error) {
-        this.trouble(`This browser cannot keep messages: ${error.message ?? error}`);
+        this.trouble(`This browser cannot store messages: ${error.message ?? error}`);
       }
       if (socket === this.socket) for (const frame of frames) lines[0]?.carry(frame);
     });
@@ -86,7 +86,7 @@ export class Shell {
 
   // --- HTTP
 
-  // One question of a kind at a time. What was wanted meanwhile is asked once more: the answer may be from before.
+  // Run one request of a kind at a time. A wish during the request repeats it, because the answer may be out of date.
   #look(want) {
     if (this.looking.has(want)) {
       this.looking.set(want, true);
@@ -114,7 +114,7 @@ export class Shell {
       }
       this.changed();
     } catch (error) {
-      // The server is away, which the socket tells as well, or we are not a member any more, which the list of chats tells.
+      // The socket also reports an unreachable server, and the list of chats also reports the end of a membership.
       if (!(error instanceof ApiError || error instanceof TypeError)) throw error;
     }
   }

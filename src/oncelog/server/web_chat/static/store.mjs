@@ -1,8 +1,8 @@
-// What a visitor's page keeps in IndexedDB: the outbox, chats and messages. One database a name, so that several visitors can
-// share a browser.
+// Storage of a visitor in IndexedDB: the outbox, chats and messages. Each name has a separate database, so that several
+// visitors can share a browser.
 
 const VERSION = 1;
-export const KEPT = 1000; // messages of a chat; older ones can be asked for again
+export const KEPT = 1000; // stored messages per chat; the page can request older ones again
 
 const done = (request) =>
   new Promise((resolve, reject) => {
@@ -22,7 +22,7 @@ const opened = async (name) => {
   return done(request);
 };
 
-// All messages of a chat, or those up to a sequence.
+// Return the key range of the messages of a chat, or of those up to a sequence.
 const ofChat = (chatId, upTo = Infinity) => IDBKeyRange.bound([chatId, 0], [chatId, upTo]);
 
 const WRITE = {
@@ -47,7 +47,7 @@ export class Store {
     this.database = database;
   }
 
-  // All of it, as `Protocol.restore` takes it.
+  // Load the state for `Protocol.restore`.
   async load() {
     const { tables } = this.#begin("readonly");
     const [epoch, deviceId, rooms, messages, outbox] = await Promise.all([
@@ -63,7 +63,7 @@ export class Store {
     return { epoch: epoch ?? null, deviceId, rooms: restored, outbox };
   }
 
-  // In one transaction, on the disk when it returns.
+  // Save changes in one transaction, which is durable when the promise resolves.
   async save(changes) {
     const { transaction, tables } = this.#begin("readwrite");
     const finished = new Promise((resolve, reject) => {

@@ -1,4 +1,4 @@
-// Before anything is drawn: light or dark, if the visitor has chosen one; else it is as the system has it.
+// Set the chosen theme before the first paint. Without a choice, the style sheet follows the system.
 (() => {
   const chosen = localStorage.getItem("oncelog-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

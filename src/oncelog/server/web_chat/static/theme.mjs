@@ -1,4 +1,4 @@
-// The button for light and dark: as the system has it, then the one, then the other.
+// The theme button, which switches between the theme of the system, light and dark.
 import { byId } from "./dom.mjs";
 
 const KEY = "oncelog-theme";

@@ -1,4 +1,4 @@
-// The list of chats, and the head of the open one.
+// The list of chats, and the heading of the open chat.
 import { byId, el, keyed, setText } from "./dom.mjs";
 import { nameOf } from "./entries.mjs";
 
@@ -18,7 +18,7 @@ export class ChatsView {
     this.fill = keyed(byId("chat-list"), ({ chatId }) => chatId, make, update);
   }
 
-  // Each with its id, its last entry, how many are unread, and whether it is open.
+  // Each chat has its id, its last entry, the number of unread entries, and whether it is open.
   draw(chats) {
     this.fill(chats);
   }
@@ -36,7 +36,7 @@ const update = (item, { last, unread, isOpen }) => {
 
 const MANY = 4;
 
-// Who is in it, besides us.
+// Return the text that names the other members of a chat.
 export const membersText = (members, me, silent) => {
   const others = [...members].filter((user) => user !== me && !silent.has(user)).map(nameOf);
   if (!others.length) return "Nobody else is here yet";

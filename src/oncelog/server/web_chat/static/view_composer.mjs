@@ -1,7 +1,7 @@
-// Where one writes. What is half written in one chat waits there while one looks into another.
+// The input for messages. It keeps a draft for each chat.
 import { byId, setText } from "./dom.mjs";
 
-const BYTES_MAX = 4096; // of a message (CH-10)
+const BYTES_MAX = 4096; // longest message (CH-10)
 const HEIGHT_PX_MAX = 160;
 const KEYS = "Enter sends, Shift+Enter is a new line";
 
@@ -19,7 +19,7 @@ export class Composer {
     });
     this.text.addEventListener("input", () => this.#fit());
     this.text.addEventListener("keydown", (event) => {
-      // While a character is being composed (Japanese, Chinese, Korean), Enter ends that.
+      // During the composition of a character (Japanese, Chinese, Korean), Enter ends the composition.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       byId("compose").requestSubmit();

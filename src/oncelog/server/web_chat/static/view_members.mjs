@@ -5,7 +5,7 @@ import { nameOf } from "./entries.mjs";
 export const OWNER = "owner";
 
 export class MembersView {
-  // `remove` and `makeOwner` get a user.
+  // `remove` and `makeOwner` receive a user.
   constructor({ remove, makeOwner }) {
     const button = (className, text, act) => {
       const made = el("button", { type: "button", className }, text);

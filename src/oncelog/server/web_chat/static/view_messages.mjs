@@ -2,17 +2,17 @@
 import { byId, el, hueOf, icon, keyed, setText } from "./dom.mjs";
 import { FAILED, markText, nameOf } from "./entries.mjs";
 
-const NEAR_PX = 80; // who has scrolled up further than this stays there
+const NEAR_PX = 80; // within this distance from the end, the list scrolls to new messages
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
 export class MessagesView {
-  // `again` and `discard` get the id of a message that was refused.
+  // `again` and `discard` receive the id of a refused message.
   constructor({ again, discard }) {
     this.list = byId("messages");
     this.scroll = byId("scroll");
     this.act = { again, discard };
     this.unfolded = new Set();
-    this.current = null; // the key of the message that Tab goes to
+    this.current = null; // the key of the message that receives the focus with Tab
     this.chatId = null;
     this.list.addEventListener("keydown", (event) => this.#move(event));
     this.list.addEventListener("focusin", ({ target }) => this.#setCurrent(target.closest("li")?.dataset.id));
@@ -35,7 +35,7 @@ export class MessagesView {
     if (isAtEnd) this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
-  // One wants to see what one has written.
+  // Scroll to the end, to show the message that the visitor has just written.
   toEnd() {
     this.scroll.scrollTop = this.scroll.scrollHeight;
   }
@@ -119,7 +119,7 @@ export class MessagesView {
   }
 
   #details(item, { key, sequence, messageId, sender, at, isMine, having, attempts, isDuplicate }) {
-    const repeated = isDuplicate ? ", and the server said that it had it already" : "";
+    const repeated = isDuplicate ? ", and the server answered that it already had it" : "";
     const facts = [
       ["sequence", sequence ?? "none yet"],
       ["message_id", messageId ?? "none yet"],
@@ -136,7 +136,7 @@ export class MessagesView {
     list.replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
   }
 
-  // --- the keyboard: one stop for Tab, arrows from message to message
+  // --- the keyboard: Tab stops once in the list, arrow keys move between messages
 
   #setCurrent(key) {
     if (!key || key === this.current) return;

@@ -1,4 +1,4 @@
-// Behind the scenes: the network's switch, what holds of the open chat, and frames as they go.
+// The panel “Behind the scenes”: the simulated network, the facts of the open chat, and the frames of the connection.
 import { byId, el, keyed, setText } from "./dom.mjs";
 import { nameOf } from "./entries.mjs";
 import { BAD } from "./network.mjs";
@@ -14,7 +14,7 @@ const RATES = [
 const percent = (value) => `${Math.round(value * 100)} %`;
 
 export class PanelView {
-  // `chose` gets good, bad or off; `rates` is changed in place.
+  // `chose` receives good, bad or off. The sliders change `rates` in place.
   constructor({ chose, rates = { ...BAD } }) {
     this.rates = rates;
     this.counts = { dropped: 0, doubled: 0, reordered: 0, frames: 0 };
@@ -68,7 +68,7 @@ export class PanelView {
     this.fillMarks(members.map(([user, acked]) => ({ user, acked, last, isMe: user === me })));
   }
 
-  // A frame, or a request over HTTP.
+  // Show a frame, or a request over HTTP.
   tell(told) {
     if (told.frame) {
       this.counts.frames += 1;
@@ -136,7 +136,7 @@ const line = (arrow, direction, title, badges, fields, isDropped = false) =>
     el("code", {}, short(fields)),
   );
 
-// One line of JSON; a page of messages is told by its numbers.
+// Encode fields as one line of JSON, with the sequences of messages in place of the messages.
 const short = (fields) => {
   const { messages, token, ...rest } = fields;
   const numbers = messages?.map(({ sequence }) => sequence);

@@ -1,12 +1,12 @@
-// Who comes, and how the page stays when the server goes.
+// The name of the visitor, the panel at start, and the service worker that keeps the page available offline.
 import { KEEPER } from "./api.mjs";
 import { byId, setText } from "./dom.mjs";
 
 const NAME = /^[A-Za-z0-9._-]{1,64}$/;
 const NAMES = ["ann", "bob", "eve", "kim", "leo", "mia", "noa", "sam", "tom", "zoe"];
-const PANEL_WIDTH_PX = 1100; // from then on there is room for it
+const PANEL_WIDTH_PX = 1100; // narrowest window that opens with the panel
 
-// The visitor's name and chat; without a name, the page asks for one.
+// Return the name and the chat in the address. Without a valid name, show the form for one and return null.
 export const welcome = () => {
   const asked = new URLSearchParams(location.search);
   const name = asked.get("name") ?? "";
@@ -44,12 +44,12 @@ const preparePanel = () => {
   show(innerWidth >= PANEL_WIDTH_PX);
 };
 
-// A worker keeps the page's files: it can be loaded again while the server is away. Browsers that know trusted types are
-// told not to take any string for a script's address but this one.
+// Register the service worker, which caches the files of the page for times when the server is unreachable. With trusted
+// types, the browser accepts no other script address than this one.
 export const keepPage = () => {
   const address = "/chat/worker.js";
   const policy = globalThis.trustedTypes?.createPolicy("oncelog-worker", { createScriptURL: () => address });
   navigator.serviceWorker?.register(policy ? policy.createScriptURL(address) : address, { scope: "/chat" }).catch(() => {
-    // Without it everything works but loading the page while the server is away.
+    // Without a service worker, only loading the page while the server is unreachable fails.
   });
 };

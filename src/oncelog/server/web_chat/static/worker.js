@@ -1,7 +1,7 @@
-// Keeps the page's own files, so that it can be loaded while the server is away. What the server has is always newer.
+// Service worker: caches the files of the page for times when the server is unreachable. The server always comes first.
 const CACHE = "oncelog-chat";
 
-// Only while the server is away; a page is one file for all names and chats.
+// Fetch a file, or answer from the cache if the server is unreachable. The page is one file for all names and chats.
 const answer = async (request) => {
   const cache = await caches.open(CACHE);
   const key = new URL(request.url).pathname;
