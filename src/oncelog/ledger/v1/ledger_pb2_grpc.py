@@ -95,21 +95,21 @@ class LedgerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Write(self, request, context):
-        """Commits a transaction once, however often it is sent.
+        """Commits a transaction once, even if the client sends it several times.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchWrite(self, request, context):
-        """Several writes of one scope as one transaction: all or nothing, one sequence.
+        """Commits several writes of one scope as one transaction with one sequence: all of them or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetClientState(self, request, context):
-        """Where a client stands in a scope.
+        """Returns the state of a client in a scope.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,14 +122,14 @@ class LedgerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEntities(self, request, context):
-        """In the order of their keys, page by page.
+        """Returns entities in the order of their keys, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRelationships(self, request, context):
-        """In the order of resource, relation and subject, page by page.
+        """Returns relationships in the order of resource, relation and subject, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,21 +148,21 @@ class LedgerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetBlock(self, request, context):
-        """A block of the scope's lane, with the scope's own transactions in it.
+        """Returns a block of the scope's lane, with the transactions of the scope.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetProof(self, request, context):
-        """All that `oncelog.proof.verify` needs to know about a transaction.
+        """Returns the document of a transaction that `oncelog.proof.verify` needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchBlocks(self, request, context):
-        """Every block of the scope's lane after a height, and those to come, each once and in order.
+        """Sends every block of the scope's lane after a height, then new blocks, each once and in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
