@@ -1,1 +1,1 @@
-"""The Chat API: WebSocket sessions and HTTP. See docs/chat.md."""
+"""The Chat API: WebSocket sessions and HTTP. See docs/reference/chat.md."""

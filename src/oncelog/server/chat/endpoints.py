@@ -52,7 +52,7 @@ class ChatEndpoints:
                 name="connectChat",
                 summary="Chat over a WebSocket",
                 description=(
-                    "A WebSocket (docs/chat.md). The first frame authenticates the client. Then the client sends, "
+                    "A WebSocket (docs/reference/chat.md). The first frame authenticates the client. Then the client sends, "
                     "syncs and acknowledges messages, and receives new ones live. A plain request gets 426."
                 ),
                 handle=_require_upgrade,

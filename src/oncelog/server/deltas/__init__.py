@@ -1,1 +1,1 @@
-"""The Deltas API: push, pull, rows, snapshots, live delivery and compaction. See docs/deltas.md."""
+"""The Deltas API: push, pull, rows, snapshots, live delivery and compaction. See docs/reference/deltas.md."""

@@ -198,7 +198,7 @@ class DeltasEndpoints:
                     "and new deltas as they are committed. The id of a delta is its `sequence`, so browsers resume "
                     "automatically. An event `snapshot` means that the cursor is older than the compaction. An event "
                     "`error` gives the reason why the server ends the stream. The same path also serves a WebSocket "
-                    "(docs/deltas.md)."
+                    "(docs/reference/deltas.md)."
                 ),
                 parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resume_parameter("sequence")),
                 handle=self._follow,
