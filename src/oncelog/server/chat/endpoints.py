@@ -52,8 +52,8 @@ class ChatEndpoints:
                 name="connectChat",
                 summary="Chat over a WebSocket",
                 description=(
-                    "A WebSocket (docs/reference/chat.md). The first frame authenticates the client. Then the client sends, "
-                    "syncs and acknowledges messages, and receives new ones live. A plain request gets 426."
+                    "A WebSocket (docs/reference/chat.md). The first frame authenticates the client. Then the client "
+                    "sends, syncs and acknowledges messages, and receives new ones live. A plain request gets 426."
                 ),
                 handle=_require_upgrade,
                 responses={
