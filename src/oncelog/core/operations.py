@@ -1,4 +1,4 @@
-"""Operations on the entities and relationships of a scope, and the conditions they may carry.
+"""Operations on the entities and relationships of a scope, and their conditions.
 
 Operations without a condition have the same members in JSON (`transactions.OperationJson`).
 """
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Must(Enum):
-    """What a condition demands of the entity before it is set."""
+    """What a condition requires of the entity before the operation sets it."""
 
     NOT_EXIST = "not_exist"
     EXIST = "exist"
@@ -18,7 +18,7 @@ class Must(Enum):
 
 
 class Condition(Struct, frozen=True):
-    """A demand on an entity, with the version or value that it names."""
+    """Condition on an entity, with the expected version or value."""
 
     must: Must
     version: int = 0
@@ -26,7 +26,7 @@ class Condition(Struct, frozen=True):
 
 
 class SetEntity(Struct, frozen=True):
-    """Sets an entity. From `expires_at_ms` (log time) on it counts as absent."""
+    """Sets an entity. The entity expires at `expires_at_ms` (log time)."""
 
     key: str
     value: bytes
@@ -35,7 +35,7 @@ class SetEntity(Struct, frozen=True):
 
 
 class DeleteEntity(Struct, frozen=True, forbid_unknown_fields=True):
-    """Deletes an entity, if it exists."""
+    """Deletes an entity if it exists."""
 
     key: str
 
@@ -49,25 +49,26 @@ class _RelationshipOperation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Relate(_RelationshipOperation, frozen=True):
-    """Creates a relationship, unless it exists."""
+    """Creates a relationship if it does not exist."""
 
 
 class Unrelate(_RelationshipOperation, frozen=True):
-    """Deletes a relationship, if it exists."""
+    """Deletes a relationship if it exists."""
 
 
 Operation = SetEntity | DeleteEntity | Relate | Unrelate
 
 
 class Entity(Struct, frozen=True):
-    """An entity as it stands. Its version is the stream sequence of its last change."""
+    """Current state of an entity. Its version is the stream sequence of its last change."""
 
     value: bytes
     version: int
     expires_at_ms: int | None = None
     erased: bool = False
-    """The value was erased with the record that set it, and is empty here. The entity exists, with its version."""
+    """Whether the value was erased with the record that set it. The entity still exists, with its version and an empty
+    value."""
 
     def is_live(self, log_time_ms: int) -> bool:
-        """False once it has expired."""
+        """Return whether the entity has not expired."""
         return self.expires_at_ms is None or log_time_ms < self.expires_at_ms

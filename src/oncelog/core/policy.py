@@ -1,6 +1,6 @@
-"""Policies: what identifies a write, how long that is remembered, and what a second write under it is told.
+"""Policies: identity, order, retention and reuse of one kind of write.
 
-A policy is a frozen value. Five are built in, one for each API; an application declares its own the same way:
+A policy is a frozen value. Each API has a built-in policy; an application declares its policies in the same way:
 
     payments = Policy(
         name="payments",
@@ -10,7 +10,7 @@ A policy is a frozen value. Five are built in, one for each API; an application 
         retention=kept_for(hours=24),
     )
 
-One that contradicts itself raises PolicyError right there, not when the first write comes.
+The constructor raises PolicyError for a contradiction between the fields.
 """
 
 import re
@@ -23,17 +23,17 @@ from msgspec import Struct, structs
 from oncelog.errors import PolicyError
 
 RESTORE_POLICY: Final = "oncelog.restore"
-"""Stands in restore records where others name a policy."""
+"""Policy name of restore records (core/rules/leaps.py)."""
 AUDIT_POLICY: Final = "oncelog.audit"
-"""The same in audit records (core/rules/audit.py)."""
+"""Policy name of audit records (core/rules/audit.py)."""
 FOLD_POLICY: Final = "oncelog.fold"
-"""The same in fold records (core/rules/compaction.py)."""
+"""Policy name of fold records (core/rules/compaction.py)."""
 INTERNAL_POLICIES: Final = frozenset({RESTORE_POLICY, AUDIT_POLICY, FOLD_POLICY})
-"""Policies of internal records (core/internal_records.py). Nothing can be submitted under them."""
+"""Policy names of internal records (core/internal_records.py). Submissions cannot use them."""
 NAME_CHARACTERS_MAX: Final = 64
 KEY_BYTES_MAX: Final = 255
 TTL_MS_MAX: Final = 100 * 366 * 86_400_000
-"""A hundred years: beyond it, say FOREVER."""
+"""A hundred years. For longer retention use FOREVER."""
 
 _BUILT_IN_BY_NAME: Final[dict[str, "Policy"]] = {}
 _NAME: Final = re.compile(rf"[a-z][a-z0-9_.-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
@@ -45,48 +45,48 @@ def _check(condition: bool, message: str) -> None:
 
 
 class Identity(Enum):
-    """Where the key comes from."""
+    """Origin of the key."""
 
     GIVEN = "given"
-    """The caller chose it, so two different writes may come under one key."""
+    """The caller chooses the key, so two different writes can have the same key."""
     DERIVED = "derived"
-    """It is a hash of what the write says, so another write has another key."""
+    """The key is a hash of the content, so different writes have different keys."""
 
 
 class Order(Enum):
-    """Which order a record gets its place in, besides its position in the lane."""
+    """Order of the records besides their positions in the lane."""
 
     LANE = "lane"
-    """The position itself, in lane 0: one order over the whole log."""
+    """Position order only, in lane 0: one order over the whole log."""
     STREAM = "stream"
-    """A dense sequence from 1 in the stream that the scope names."""
+    """A sequence from 1 without gaps, in the stream that the scope names."""
 
 
 STREAM: Final = Order.STREAM
-"""Python 3.11 takes long to find an enum's member, and the decision asks for this one with every item."""
+"""Constant because Python 3.11 is slow to look up an enum member, and every decision compares with it."""
 
 
 class OnReuse(Enum):
-    """What a write is told that comes under a known key and says something else."""
+    """Answer to a write with a known key and other content."""
 
     REFUSE = "refuse"
-    """That the key is taken: nothing was written."""
+    """Refuse the write."""
     REPLAY = "replay"
-    """The first write's answer, with a mark that the content differs: the first one stays."""
+    """Return the answer of the first write, marked as a mismatch."""
 
 
 class Forget(Enum):
-    """When a remembered key is forgotten."""
+    """When the log forgets a key."""
 
     NEVER = "never"
     AT_AGE = "at_age"
-    """As soon as it is as old as its time to live, by log time."""
+    """When the age of the key reaches its time to live, by log time."""
     AT_EVICTION = "at_eviction"
-    """At the first eviction, a fixed log position, at which it is older than its time to live."""
+    """At the first eviction (a fixed log position) after its time to live."""
 
 
 class Retention(Struct, frozen=True):
-    """How long a key is remembered. Made by FOREVER, kept_for and evicted_after."""
+    """How long the log remembers a key. FOREVER, kept_for and evicted_after create the values."""
 
     forget: Forget
     ttl_ms: int = 0
@@ -102,7 +102,8 @@ class Retention(Struct, frozen=True):
             )
 
     def remembers(self, since_ms: int, log_time_ms: int, eviction_time_ms: int) -> bool:
-        """False if what was last seen at `since_ms` has been forgotten, at that log time and last eviction."""
+        """Return whether state last seen at `since_ms` is still remembered, at a log time and after the last eviction.
+        """
         if self.forget is Forget.NEVER:
             return True
         if self.forget is Forget.AT_AGE:
@@ -114,37 +115,37 @@ FOREVER: Final = Retention(Forget.NEVER)
 
 
 def kept_for(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
-    """Remembered for that long after creation, by log time."""
+    """Keep keys for this time after their creation, by log time."""
     return Retention(Forget.AT_AGE, _to_ms(days, hours, seconds, ms))
 
 
 def evicted_after(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
-    """Remembered until an eviction finds it older than that."""
+    """Keep keys until an eviction finds them older than this."""
     return Retention(Forget.AT_EVICTION, _to_ms(days, hours, seconds, ms))
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """What a kind of write promises. See the module's text for how to declare one."""
+    """Rules of one kind of write. The docstring of the module has an example."""
 
     name: str
     key_bytes: tuple[int, int]
-    """Shortest and longest key."""
+    """Minimum and maximum length of a key."""
     order: Order
     on_reuse: OnReuse
     retention: Retention
     identity: Identity = Identity.GIVEN
     zero_key: bool = True
-    """Whether a key of nothing but zero bytes is a key."""
+    """Whether a key may consist of zero bytes only."""
     client_sequence: bool = False
-    """Each client numbers its writes in a scope 1, 2, 3…; keys are the client's own and may be left out."""
+    """Each client numbers its writes in a scope 1, 2, 3…; each client has separate keys and may omit them."""
     leased: bool = False
-    """A key can be claimed before its write is known, so that one caller at a time works on it."""
+    """A caller can claim a key before it submits the write, so that one caller at a time works on it."""
     members_only: bool = False
     """Only members of the stream may write."""
     entities: bool = False
-    """Writes carry operations on entities and relationships, and must carry one."""
+    """Writes must carry at least one operation on an entity or relationship."""
     rows: bool = False
-    """Writes carry a row delta, and must carry it."""
+    """Writes must carry a row delta."""
 
     def __post_init__(self) -> None:
         _check(
@@ -162,7 +163,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         )
 
     def _check_types(self) -> None:
-        """Check the types, because the decision compares by identity: the text "refuse" is not OnReuse.REFUSE."""
+        """Check the types exactly: `plan` compares members by identity, and the text "refuse" is not OnReuse.REFUSE."""
         for field, kind in _FIELD_TYPES.items():
             value = getattr(self, field)
             _check(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}")
@@ -172,7 +173,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         )
 
     def _list_rules(self) -> Sequence[tuple[bool, str]]:
-        """Return the rules for combinations of fields: whether the policy keeps each, and what to say if not."""
+        """Return the rules for combinations of fields: whether the policy satisfies each, and the error message."""
         shortest, longest = self.key_bytes
         numbers_writes = self.client_sequence
         is_derived = self.identity is Identity.DERIVED
@@ -283,12 +284,12 @@ CHAT: Final = Policy(
 
 
 def build_ledger_policy(ttl_ms: int) -> Policy:
-    """Return LEDGER with another time to live, for a log that is created with it. Raises PolicyError."""
+    """Return LEDGER with another time to live, for a new log. Raises PolicyError."""
     return structs.replace(LEDGER, retention=evicted_after(ms=ttl_ms))
 
 
 def is_ledger(policy: Policy) -> bool:
-    """Return whether a policy is LEDGER, apart from its time to live."""
+    """Return whether a policy equals LEDGER apart from its time to live."""
     if policy.name != "ledger" or policy.retention.forget is not Forget.AT_EVICTION:
         return False
     built_in = _BUILT_IN_BY_NAME.get(policy.name, policy)
@@ -296,7 +297,7 @@ def is_ledger(policy: Policy) -> bool:
 
 
 def find_retention(name: str, policies: Mapping[str, Policy]) -> Retention | None:
-    """Return how long keys under a policy are remembered; None if the policy is neither known nor internal."""
+    """Return the retention of the keys under a policy; None if the policy is neither known nor internal."""
     if name in INTERNAL_POLICIES:
         return FOREVER
     policy = policies.get(name)

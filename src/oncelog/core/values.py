@@ -1,8 +1,8 @@
-"""Values that go into `plan` and come out of it: submissions, verdicts, records and side state.
+"""Input and output values of `plan`: submissions, verdicts, records and side state.
 
-Everything here is frozen but Snapshot and Changes, which are the stores' tables: mappings from the keys below to
-the values below. Times are log time in milliseconds, and names end in their unit. None of the values can be part of a
-cycle, so the collector need not look at them (`gc=False`): a log makes and keeps many.
+All values are frozen, except for Snapshot and Changes. These hold the tables of a store: mappings from the keys below
+to the values below. Times are log time in milliseconds; names end in their unit. No value can be part of a reference
+cycle, so garbage collection skips them (`gc=False`), which matters because a log creates and keeps many.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,32 +28,33 @@ from oncelog.core.tenants import Tenants, Usage
 
 R = TypeVar("R")
 
-# --- what comes in -----------------------------------------------------------------------------------
+# --- input -------------------------------------------------------------------------------------------
 
 
 class Rate(Struct, frozen=True, gc=False):
-    """How many new writes one actor may make."""
+    """Limit of the new writes of one actor."""
 
     per_second: int
-    """In the long run."""
+    """Sustained rate."""
     burst: int
-    """At once, after a pause."""
+    """New writes at once, after a pause."""
 
 
 class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
-    """What the items have in common that name a key."""
+    """Fields of the items that name a key."""
 
     policy: Policy
     scope: str
-    """Where the key is unique. With Order.STREAM it names the stream as well."""
+    """Name space in which the key is unique. With Order.STREAM it is also the name of the stream."""
     key: bytes
 
 
 class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
-    """A write as an API hands it to the log. Its shape, its sender and the sender's rights are already checked."""
+    """A write as an API submits it to the log. The API has checked its shape, its sender and the rights of the sender.
+    """
 
     fingerprint: bytes
-    """What the write says, as a hash: equal fingerprints are equal writes."""
+    """Hash of the content: equal fingerprints mean equal writes."""
     body: bytes = b""
     actor: str = ""
     partitions: tuple[str, ...] = ()
@@ -67,27 +68,27 @@ class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
     delta: RowDelta | None = None
     holder: str = ""
     fence: int = 0
-    """The holder of the lease under which this write was made, and the number that came with it."""
+    """`holder` and `fence` of the lease under which the client made this write."""
     known_only: bool = False
     """Answer the submission only if its key is stored; refuse a new write with NOT_KNOWN."""
     rate: Rate | None = None
-    """The limit of the actor's new writes: in the log where the order is the lane, else in the stream.
+    """Limit of the actor's new writes: per stream, or over the whole log if the order is the lane.
 
-    A new write takes one of what it allows. Work under a lease takes none: it was let in when it was claimed.
+    A new write takes one token. Work under a lease takes none, because the claim took it.
     """
     stream_rate: Rate | None = None
-    """The limit of all new writes in the stream, whoever makes them. The actor must be named."""
+    """Limit of all new writes in the stream, by any actor. The submission must name an actor."""
 
 
 class Claim(KeyedItem, frozen=True, gc=False, kw_only=True):
-    """Asks for the right to work on a key. Answered with what became of the key if it is already known."""
+    """Requests the right to work on a key. A known key gets its stored answer."""
 
     fingerprint: bytes
     holder: str
-    """Names the caller: a claim repeated by its holder gets the same lease again."""
+    """Name of the caller. A claim that its holder repeats gets the same lease again."""
     lease_ms: int = LEASE_MS_DEFAULT
     waited_for: int = 0
-    """The fence of the lease that this caller waited for: if that work failed, it is told its error."""
+    """Fence of the lease that this caller waited for. If that work failed, the answer is its error."""
     known_only: bool = False
     """Answer the claim only if its key is stored; refuse new work with NOT_KNOWN."""
 
@@ -109,32 +110,32 @@ class Release(LeaseItem, frozen=True, gc=False, kw_only=True):
     """Gives a lease back without a result."""
 
     failure: bytes | None = None
-    """What those who wait for the work are told; None where it did not fail but was given up."""
+    """Error for the callers that wait for the work; None if the holder gave up the lease without a failure."""
     actor: str = ""
-    """An operator who releases the lease of any holder: then only the fence must be that of the lease."""
+    """Operator that releases the lease of any holder. Then only the fence must match."""
 
 
 class MemberItem(Struct, frozen=True, gc=False):
-    """What the items have in common that name a member of a stream."""
+    """Fields of the items that name a member of a stream."""
 
     scope: str
     member: str
 
 
 class OpenStream(MemberItem, frozen=True, gc=False):
-    """Creates a stream with its first member. Only members may open a stream that exists; it does not change."""
+    """Creates a stream with its first member. If the stream exists, only members may open it, and nothing changes."""
 
     rate: Rate | None = None
-    """The limit of new streams that the member opens, over all lanes. An existing stream takes none of it."""
+    """Limit of the new streams that the member opens, over all lanes. An existing stream takes no token."""
     known_only: bool = False
-    """Refuse a new stream of a client with NOT_KNOWN; answer one that exists."""
+    """Refuse a client's new stream with NOT_KNOWN; answer an existing one."""
 
 
 class Role(Enum):
-    """What a member of a stream may do (core/rules/members.py)."""
+    """Rights of a member of a stream (core/rules/members.py)."""
 
     OWNER = "owner"
-    """May also add and remove members, and name owners."""
+    """May write, add and remove members, and change roles."""
     MEMBER = "member"
 
 
@@ -143,96 +144,97 @@ class SetMember(MemberItem, frozen=True, gc=False):
 
     present: bool = True
     actor: str = ""
-    """The caller, which must be an owner unless it removes itself; empty for the application itself."""
+    """The caller: an owner, or the member that removes itself. Empty for the application."""
     role: Role | None = None
-    """The role that the member gets. None leaves that of a member as it is, and adds a plain member."""
+    """New role of the member. None keeps the role of a member, and adds a new member without ownership."""
     only_if_member: bool = False
     """Refuse a user that is not a member instead of adding it."""
     known_only: bool = False
-    """Refuse an addition or a new role by a client with NOT_KNOWN. Removals are never refused for it."""
+    """Refuse a client's addition or new role with NOT_KNOWN. Removals are always accepted."""
 
 
 class Acknowledge(MemberItem, frozen=True, gc=False):
-    """A member has received everything in the stream up to `sequence`."""
+    """A member confirms that it has received the stream up to `sequence`."""
 
     sequence: int
 
 
 class SetCursor(Struct, frozen=True, gc=False):
-    """A named consumer keeps in the log how far it has read. It moves forward only, unless it is told to rewind."""
+    """Stores how far a named consumer has read. The cursor only moves forward, unless `rewind` is set."""
 
     consumer: str
     cursor: int | None
-    """The last it has dealt with; 0 before the first. None removes the consumer."""
+    """Last position or sequence that the consumer has processed; 0 before the first. None removes the consumer."""
     scope: str = ""
-    """Empty: the cursor is a position of lane 0. Else it is a sequence of the stream of that name."""
+    """Name of the stream whose sequences the cursor counts. Empty: the cursor is a position of lane 0."""
     rewind: bool = False
-    """Take the cursor also where it is below the one that is kept."""
+    """Also accept a cursor below the stored one."""
 
 
 class Tombstone(Struct, frozen=True, gc=False):
-    """A deleted row that may be dropped, with the record of its DELETE."""
+    """A deleted row that compaction may drop, with the record of its DELETE."""
 
     table: str
     row_id: str
     deleted: Stamp
-    """The stamp of the DELETE. The row is dropped only if this is still its newest."""
+    """Stamp of the DELETE. The row is dropped only if this is still its newest stamp."""
     sequence: int
-    """The sequence of the DELETE in the stream."""
+    """Sequence of the DELETE in the stream."""
     log_time_ms: int
-    """The log time at which the DELETE was committed."""
+    """Log time of the commit of the DELETE."""
 
 
 class DropTombstones(Struct, frozen=True, gc=False):
-    """Compaction drops deleted rows of a gateway, and raises the gateway's tombstone horizon above them."""
+    """Drops deleted rows of a gateway and raises the tombstone horizon of the gateway above them."""
 
     scope: str
     tombstones: tuple[Tombstone, ...]
-    """Candidates: a row that changed since they were read stays."""
+    """Candidates. A row that has changed since they were read stays."""
     age_ms: int
-    """A DELETE must have been committed this long ago."""
+    """Minimum time since the commit of a DELETE."""
     consumers: tuple[str, ...]
-    """Named consumers of the stream. A DELETE that one of them has not read yet stays."""
+    """Named consumers of the stream. A DELETE stays until all of them have read it."""
     actor: str = ""
-    """The principal that compacts; empty for the application itself."""
+    """Principal that runs the compaction; empty for the application."""
 
 
 class FoldRows(Struct, frozen=True, gc=False):
-    """Commit a digest of rows of a gateway before compaction drops the bodies of their deltas (rules/compaction.py)."""
+    """Commits a digest of rows of a gateway before compaction drops the bodies of their deltas (rules/compaction.py).
+    """
 
     scope: str
     deltas: tuple[tuple[int, int], ...]
-    """The sequences whose bodies will be dropped, as ranges: the first and the last of each."""
+    """Sequences whose bodies compaction will drop, as ranges with their first and last sequence."""
     rows: tuple[tuple[str, str], ...]
     """Table and row id of every row that these deltas changed."""
 
 
 class Leap(Struct, frozen=True, gc=False):
-    """All numbers of the log continue above this one (core/rules/leaps.py). The only item of its batch."""
+    """Continues all numbers of the log above this one (core/rules/leaps.py). It must be the only item of its batch."""
 
     above: int
     body: bytes = b""
-    """Of the restore records."""
+    """Body of the restore records."""
 
 
 class RecordAct(Struct, frozen=True, gc=False, kw_only=True):
-    """Commits an audit record of an administrative act that happened outside of a batch (core/rules/audit.py)."""
+    """Commits an audit record of an administrative act that was not part of a batch (core/rules/audit.py)."""
 
     act: str
-    """The name of the act, such as those of `core.audit`."""
+    """Name of the act: a constant of `core.rules.audit`."""
     actor: str
     scope: str = ""
-    """The stream that the act concerns. Empty: it concerns the log, or a lane of it."""
+    """Stream that the act concerns. Empty if it concerns the log or a lane."""
     lane: int = 0
-    """The lane of the record, where no stream is named."""
+    """Lane of the record if no stream is named."""
     target: str = ""
-    """What the act was done to: a partition, a tenant, the id of a key."""
+    """Object of the act: a partition, a tenant, the id of a key."""
     details: bytes = b"{}"
     """A JSON object in canonical form."""
     time_ms: int = 0
-    """When the act happened, if the record could not be committed then; 0 is the log time of the record."""
+    """Time of the act if its record could not be committed then; 0 stands for the log time of the record."""
     key: bytes = b""
-    """Hash of the act, so that several processes that notice it record it once. Empty: it is recorded each time."""
+    """Hash of the act: several processes that notice the act record it once. Without a key, every item is recorded."""
 
 
 CompactionItem = DropTombstones | FoldRows
@@ -251,30 +253,30 @@ def is_audited(item: Item) -> TypeGuard[AuditedItem]:
 
 
 class Mode(Enum):
-    """What a refused item means for the others of its request."""
+    """Effect of a refused item on the other items of its request."""
 
     EACH = "each"
-    """Nothing: each item has its own outcome."""
+    """None: each item has a separate outcome."""
     ALL = "all"
-    """Nothing of the request happens."""
+    """One refusal undoes the whole request."""
     UNTIL_REFUSED = "until_refused"
-    """What stands before it happens, what stands behind it does not."""
+    """The items before the refusal are kept, the items after it are skipped."""
 
 
 class Request(Struct, frozen=True, gc=False):
-    """Items that one caller sent together."""
+    """Items that one caller submits together."""
 
     items: tuple[Item, ...]
     mode: Mode = Mode.EACH
     is_admitted_whole: bool = False
-    """Where a rate or quota refuses one new item, nothing of the request happens, whatever the mode.
+    """Undo the whole request if a rate or a quota refuses one new item, in every mode.
 
-    A request with more new items than the burst of a rate is admitted when its bucket is full. It has at most
+    A request with more new items than the burst of a rate is admitted when the bucket is full. It has at most
     `core.limits.WHOLE_REQUEST_ITEMS_MAX` items.
     """
 
 
-# --- what comes out: verdicts ------------------------------------------------------------------------
+# --- output: verdicts --------------------------------------------------------------------------------
 
 
 def enumerate_items(batch: Sequence[Request]) -> Iterator[tuple[int, Item]]:
@@ -283,58 +285,58 @@ def enumerate_items(batch: Sequence[Request]) -> Iterator[tuple[int, Item]]:
 
 
 class Receipt(Struct, frozen=True, gc=False):
-    """The place a write got. The same for every retry."""
+    """Place of a write. Every retry gets the same receipt."""
 
     lane: int
     position: int
     sequence: int
-    """In its stream; 0 where the policy's order is the lane."""
+    """Place in its stream; 0 if the order is the lane."""
     log_time_ms: int
     height: int
-    """Of the block that holds it."""
+    """Height of the block with the record."""
     client_sequence: int
 
 
 class Committed(Struct, frozen=True, gc=False):
-    """A new write got its place."""
+    """A new write was committed at this place."""
 
     receipt: Receipt
 
 
 class Replayed(Struct, frozen=True, gc=False):
-    """The write is known: this is its original answer, and nothing was written."""
+    """The write is known. This is its original answer; nothing was written."""
 
     receipt: Receipt | None
-    """None where the write is known to have committed but its place has been forgotten."""
+    """None if the write was committed, but the log has forgotten its place."""
     mismatch: bool = False
-    """The retry said something else; the first one stays."""
+    """The retry has other content; the log keeps the first write."""
     erased: bool = False
-    """The content has been erased since."""
+    """The content has been erased."""
 
 
 class Granted(Struct, frozen=True, gc=False):
-    """The caller may work on the key until `until_ms`, and completes it under `fence`."""
+    """The caller may work on the key until `until_ms`, and completes the work under `fence`."""
 
     fence: int
     until_ms: int
 
 
 class Applied(Struct, frozen=True, gc=False):
-    """Side state is as asked. `changed` is False where it already was."""
+    """Side state has the requested value. `changed` is False if it had that value before."""
 
     changed: bool
     count: int = 0
-    """Dropped tombstones."""
+    """Number of dropped tombstones or folded rows."""
 
 
 class Reason(Enum):
-    """Why an item was refused. Each API has one table from these to its error codes."""
+    """Reason of a refusal. Each API maps reasons to its error codes in one table."""
 
     MALFORMED = "malformed"
     NOT_A_MEMBER = "not_a_member"
     NOT_AN_OWNER = "not_an_owner"
     LAST_OWNER = "last_owner"
-    """The stream would have members and no owner."""
+    """The stream would have members, but no owner."""
     IDENTITY_REUSED = "identity_reused"
     SEQUENCE_GAP = "sequence_gap"
     SEQUENCE_REUSED = "sequence_reused"
@@ -352,53 +354,53 @@ class Reason(Enum):
     INVALID = "invalid"
     RATE_LIMITED = "rate_limited"
     QUOTA_EXCEEDED = "quota_exceeded"
-    """A tenant would have more than it may: nothing was written. Sent again it may fit, once there is room."""
+    """The write exceeds a quota of a tenant. A retry can succeed when the tenant has room again."""
     READ_ONLY = "read_only"
-    """Said by an engine that takes no new writes for now, never by the decision: nothing was written, try later."""
+    """The engine accepts no new writes for now; retry later. `plan` never returns this reason."""
     BUSY = "busy"
-    """The queue of the engine is full: nothing was written, try again later."""
+    """The queue of the engine is full; retry later. `plan` never returns this reason."""
     WRONG_SCOPE = "wrong_scope"
-    """The id of a new event belongs into another scope (`core.event_ids`): nothing was written.
+    """The id of a new event belongs in another scope (core/rules/duplicates.py).
 
-    The writer does not know the tenants of the log. A retry with its present scope is refused again.
+    The server does not know the current tenants of the log. A retry in the same scope is refused again.
     """
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
     INVALID_CURSOR = "invalid_cursor"
     NOT_PROCESSED = "not_processed"
     NOT_KNOWN = "not_known"
-    """The item is `known_only`, and the log does not know it: nothing was written. Engines translate this reason."""
+    """The item is `known_only`, and the log does not know its key. Engines translate this reason."""
     UNSTORABLE = "unstorable"
-    """The engine's answer, never the decision's: the store cannot hold this write. A retry gets the same answer."""
+    """The store cannot hold this write; a retry gets the same answer. `plan` never returns this reason."""
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """Nothing was written, and this is why."""
+    """A refusal: nothing was written."""
 
     reason: Reason
     message: str
     field: str = ""
-    """The field that is at fault; with a failed condition the entity's key."""
+    """Name of the faulty field; the key of the entity if a condition failed."""
     current: int = 0
-    """What the log has instead, as the reason says: position, sequence, version, fence or log time."""
+    """Current value in the log that the reason refers to: position, sequence, version, fence or log time."""
     value: bytes | None = None
-    """The entity's current value, or what a failed run left."""
+    """Current value of the entity, or the error of a failed run."""
     retry_after_ms: int = 0
     index: int = -1
-    """The operation at fault; with NOT_PROCESSED the item that stood in the way."""
+    """Index of the faulty operation; with NOT_PROCESSED, of the refused item."""
     tenant: str = ""
-    """Whose quota it is; `field` has its name then, and `current` what the tenant has."""
+    """Prefix of the tenant with the quota. Then `field` is the name of the quota and `current` its usage."""
     limit: int = 0
-    """Of that quota."""
+    """Value of that quota."""
 
 
 Verdict = Committed | Replayed | Granted | Applied | Refused
 NOT_KNOWN: Final = Refused(Reason.NOT_KNOWN, "the log does not know this write, and was asked for known writes only")
-"""Answer of a `known_only` item that would have to be written."""
+"""Answer to a `known_only` item with an unknown key."""
 
-# --- what is remembered ------------------------------------------------------------------------------
+# --- stored state ------------------------------------------------------------------------------------
 
 KeyIdentity = tuple[str, str, str, bytes]
-"""Policy, scope, client (only where clients number their writes, else empty), key."""
+"""Policy, scope, client (empty unless clients number their writes), key."""
 SequenceIdentity = tuple[str, str, str, int]
 """Policy, scope, client, client sequence."""
 ClientIdentity = tuple[str, str, str]
@@ -418,7 +420,10 @@ RateIdentity = tuple[str, str]
 
 
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
-    """Under what a write is remembered and leased. Where clients number their writes, their keys are their own."""
+    """Return the identity under which the log stores and leases a write.
+
+    If clients number their writes, each client has separate keys.
+    """
     policy = item.policy
     if policy.client_sequence and isinstance(item, Submission):
         return (policy.name, item.scope, item.client, item.key)
@@ -426,17 +431,17 @@ def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
 
 
 def client_identity(submission: Submission) -> ClientIdentity:
-    """Whose sequence it is."""
+    """Return the identity of the client whose sequence the submission continues."""
     return (submission.policy.name, submission.scope, submission.client)
 
 
 class Settings(Struct, frozen=True):
-    """What a log is made with and keeps for ever, so that every replay decides the same."""
+    """Settings of a log. They never change, so that every replay decides alike."""
 
     lanes: int = LANES_DEFAULT
-    """How many lanes streams are spread over, besides lane 0."""
+    """Number of lanes for streams, besides lane 0."""
     eviction_interval: int = EVICTION_INTERVAL_DEFAULT
-    """Evictions happen at the lane positions that are a multiple of this."""
+    """Keys expire by eviction at the positions of a lane that are multiples of this number."""
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, ["lanes"], highest=LANES_MAX)
@@ -444,33 +449,33 @@ class Settings(Struct, frozen=True):
 
 
 class RequestedSettings(Struct, frozen=True):
-    """Settings that a new log is made with, and that an existing log must have. None takes the default, or any."""
+    """Settings for a new log, or expected of an existing log. None stands for the default, or for any value."""
 
     lanes: int | None = None
     eviction_interval: int | None = None
 
     def to_settings(self) -> Settings:
-        """The settings of a new log. Raises SettingsError for one out of its range."""
+        """Return the settings of a new log. Raises SettingsError for a value out of range."""
         return Settings(**{name: value for name, value in structs.asdict(self).items() if value is not None})
 
 
 class LaneHead(Struct, frozen=True, gc=False):
-    """The newest of everything in a lane."""
+    """Newest numbers of a lane."""
 
     position: int = 0
     log_time_ms: int = 0
     eviction_time_ms: int = 0
-    """Log time of the last eviction: what is older than its time to live by then is absent."""
+    """Log time of the last eviction. State that was older than its time to live at this time is absent."""
     fence: int = 0
-    """The last fencing number given out; never given out again."""
+    """Last fencing number. A fencing number is never used again."""
     revision: int = 0
-    """Goes up with every batch that changed anything in the lane, side state too: who knows it knows all."""
+    """Counts the batches that changed the lane, including its side state. An equal revision means equal state."""
     height: int = 0
     block_hash: bytes = bytes(32)
 
 
 class Remembered(Struct, frozen=True, gc=False):
-    """What is kept of a committed identity."""
+    """Stored answer of a committed identity."""
 
     receipt: Receipt
     fingerprint: bytes
@@ -478,7 +483,7 @@ class Remembered(Struct, frozen=True, gc=False):
 
 
 class ClientEntry(Struct, frozen=True, gc=False):
-    """Where a client stands in a scope."""
+    """Newest write of a client in a scope."""
 
     sequence: int
     last_seen_ms: int
@@ -487,15 +492,16 @@ class ClientEntry(Struct, frozen=True, gc=False):
 
 
 class Lease(Struct, frozen=True, gc=False):
-    """Who works on a key."""
+    """Right to work on a key."""
 
     fence: int
     holder: str
-    """Empty once released."""
+    """Empty after the release."""
     until_ms: int
     fingerprint: bytes
     failed_fence: int = 0
-    """The newest lease of this key whose work failed, and how: kept when another caller claims the key."""
+    """Fence of the newest lease of this key whose work failed. It stays, with `failure`, when another caller claims the
+    key."""
     failure: bytes = b""
 
 
@@ -503,9 +509,9 @@ class Member(Struct, frozen=True, gc=False):
     """A member of a stream."""
 
     joined: int
-    """Order of joining in the stream, from 1. A returning member gets a new number."""
+    """Order of joining in the stream, from 1. A member that returns gets a new number."""
     is_owner: bool = False
-    """Whether it was named an owner. Where the roster has no owners, every member acts as one."""
+    """Whether the member was made an owner. If the roster has no owners, every member acts as an owner."""
 
 
 class Roster(Struct, frozen=True, gc=False):
@@ -513,20 +519,20 @@ class Roster(Struct, frozen=True, gc=False):
 
     members: int = 0
     owners: int | None = 0
-    """None in a stream from before roles, until an owner is named: every member acts as an owner."""
+    """None in a stream from before roles, until an owner is named. Until then every member acts as an owner."""
     joined: int = 0
-    """The last number of `Member.joined` that was given out."""
+    """Last number given to a `Member.joined`."""
 
 
 class Bucket(Struct, frozen=True, gc=False):
-    """What an actor has left of a rate."""
+    """State of a rate of one actor or stream."""
 
     full_at_us: int
-    """The log time, in microseconds, at which nothing is taken any more: from then on it counts as absent."""
+    """Log time in microseconds at which the bucket is full again. From then on it counts as absent."""
 
 
 class Record(Struct, frozen=True, gc=False):
-    """A committed submission. Immutable but for the erasure of its body."""
+    """A committed submission. It never changes, except that its body may be erased."""
 
     lane: int
     position: int
@@ -543,81 +549,81 @@ class Record(Struct, frozen=True, gc=False):
     partitions: tuple[str, ...]
     body: bytes
     erased: bool = False
-    """The body has been erased; it is empty here."""
+    """Whether the body has been erased. Then `body` is empty."""
 
     @property
     def identity(self) -> KeyIdentity:
-        """Under what it is remembered, if it has a key. Where clients number their writes, their keys are their own."""
+        """Identity under which the log stores the record, if it has a key (`key_identity`)."""
         return (self.policy, self.scope, self.client if self.client_sequence else "", self.key)
 
     @property
     def receipt(self) -> Receipt:
-        """What its first answer carried, and what every retry gets."""
+        """Receipt of the first answer and of every retry."""
         return Receipt(self.lane, self.position, self.sequence, self.log_time_ms, self.height, self.client_sequence)
 
     @property
     def remembered(self) -> Remembered:
-        """What is kept of its identity."""
+        """Entry that the log stores for the identity of the record."""
         return Remembered(self.receipt, self.fingerprint, self.erased)
 
 
 class StateTables(Struct, Generic[R]):
-    """The mappings of a log's state besides its records.
+    """Tables of the state of a log, besides its records.
 
-    `R` is the type of a removed entry: a snapshot has none, changes have None. `storage.side_state` describes the
-    tables of all but `keys` and `sequences`, which are found through the records.
+    `R` is the type of a removed entry: Never in a snapshot, None in changes. `storage.side_state` describes all tables
+    except for `keys` and `sequences`, which stores derive from the records.
     """
 
     keys: Mapping[KeyIdentity, Remembered] = field(default_factory=dict)
     sequences: Mapping[SequenceIdentity, Remembered] = field(default_factory=dict)
     clients: Mapping[ClientIdentity, ClientEntry] = field(default_factory=dict)
     streams: Mapping[str, int] = field(default_factory=dict)
-    """The newest sequence of each stream."""
+    """Newest sequence of each stream."""
     floors: Mapping[str, int | R] = field(default_factory=dict)
-    """Of streams without a write since the last leap: their next sequence is above it."""
+    """Streams without a write since the last leap: their next sequence is above the floor."""
     entities: Mapping[EntityIdentity, Entity | R] = field(default_factory=dict)
     relationships: Mapping[RelationshipIdentity, int | R] = field(default_factory=dict)
-    """The stream sequence at which each relationship was made."""
+    """Stream sequence at which each relationship was created."""
     rows: Mapping[RowIdentity, Row | R] = field(default_factory=dict)
     leases: Mapping[KeyIdentity, Lease | R] = field(default_factory=dict)
     members: Mapping[MemberIdentity, Member | R] = field(default_factory=dict)
     rosters: Mapping[str, Roster] = field(default_factory=dict)
     acknowledged: Mapping[MemberIdentity, int | R] = field(default_factory=dict)
     consumers: Mapping[ConsumerIdentity, int | R] = field(default_factory=dict)
-    """The cursor of each."""
+    """Cursor of each consumer."""
     horizons: Mapping[str, int] = field(default_factory=dict)
-    """The tombstone horizon of each gateway that has dropped tombstones, as a clock reading (`tombstones`)."""
+    """Tombstone horizon of each gateway that has dropped tombstones, as a clock reading (core/rules/compaction.py)."""
     rates: Mapping[RateIdentity, Bucket] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
-    """By the tenant's prefix."""
+    """Usage by the prefix of the tenant."""
 
 
 STATE_TABLES: Final = StateTables.__struct_fields__
-"""Names of the mappings."""
+"""Names of the tables."""
 get_state_tables: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*STATE_TABLES)
-"""Returns the attributes with these names in their order, faster than a loop."""
+"""Returns the tables of an object in the order of `STATE_TABLES`, faster than a loop."""
 
 
 class Snapshot(StateTables[Never]):
-    """What the store remembers about a batch. A mapping may hold more than the batch needs, never less."""
+    """Stored state that a batch needs. A mapping may hold more entries than the batch reads, but never fewer."""
 
     settings: Settings = Settings()
     heads: Mapping[int, LaneHead] = field(default_factory=dict)
     past_members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
-    """Members that are or were in a stream, as far as quotas need them. Stores derive it from changes of `members`."""
+    """Current and past members that quotas count. Stores derive them from the changes of `members`."""
     tenants: Tenants | None = None
-    """None where there are no quotas: then nothing is counted."""
+    """None for a log without quotas. Then no usage is counted."""
 
 
 class Changes(StateTables[None]):
-    """What to save, in one transaction. None in a mapping removes the entry."""
+    """Changes to save in one transaction. None in a mapping removes the entry."""
 
     records: list[Record] = field(default_factory=list)
     heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
-    """The number that a leap goes above; 0 without one. All streams that the log has get it as their floor."""
+    """Number that a leap goes above; 0 without a leap. It becomes the floor of all streams of the log."""
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to save. Whatever changes touches a lane, so that its head is here."""
+        """Whether there is nothing to save. Every change touches a lane, whose head is then in `heads`."""
         return not self.records and not self.heads
