@@ -1,7 +1,7 @@
-"""State of a batch while it is decided: the snapshot, overlaid with the changes of the batch so far.
+"""State of a batch during its decision: the snapshot, overlaid with the changes of the batch so far.
 
-This module decides nothing. It reads, writes, forgets by log time, and can roll back to a savepoint when a request that
-is all or nothing is refused.
+This module decides nothing. It reads and writes tables, forgets state by log time, and rolls back to a savepoint when
+the decision undoes a request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ _ABSENT: Any = object()
 
 
 class _UndoLog(Struct):
-    """While it is open, what every overlay had before each change."""
+    """Previous values of the changed entries, recorded while the log is open."""
 
     is_open: bool = False
     entries: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)
@@ -53,61 +53,61 @@ class _UndoLog(Struct):
 
 
 class Overlay(Struct, Generic[K, V]):
-    """One table of the snapshot, with changes on top."""
+    """A table of the snapshot with changes on top."""
 
     _base: Mapping[K, V]
     _undo_log: _UndoLog
     changes: dict[K, V] = field(default_factory=dict)
 
     def get(self, key: K) -> V | None:
-        """The value as this batch sees it; None if there is none."""
+        """Return the value that this batch sees; None if the entry is absent."""
         value = self.changes.get(key, _ABSENT)
         return self._base.get(key) if value is _ABSENT else value
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Yield what the store loaded and what this batch set. A removed entry has the value None."""
+        """Yield the loaded entries and those that this batch set. A removed entry has the value None."""
         for key, value in self._base.items():
             if key not in self.changes:
                 yield key, value
         yield from self.changes.items()
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value. In tables whose entries can be removed None does that."""
+        """Set the value. None removes the entry from a table that allows it."""
         if self._undo_log.is_open:
             self._undo_log.entries.append((self.changes, key, self.changes.get(key, _ABSENT)))
         self.changes[key] = value
 
 
 class LaneDraft(Struct, gc=False):
-    """A lane's head while the batch is decided."""
+    """Head of a lane during the decision of a batch."""
 
     number: int
     head: LaneHead
-    """The head before the batch."""
+    """Head before the batch."""
     log_time_ms: int
-    """Log time of the batch in this lane. It never goes back."""
+    """Log time of the batch in this lane. It is never below that of the head."""
     height: int
     position: int
     eviction_time_ms: int
     fence: int
     is_touched: bool = False
-    """Whether a record or side state of the lane has changed, so that its head is to be saved."""
+    """Whether a record or side state of the lane has changed, so that its head must be saved."""
 
     def advance_position(self) -> int:
-        """Return the position of the next record."""
+        """Move to the position of the next record and return it."""
         self.is_touched = True
         self.position += 1
         return self.position
 
     def leap(self, above: int) -> None:
-        """Position, height, fencing number and revision continue above a number, with a record at the next one."""
+        """Continue position, height, fencing number and revision above a number, with a record at the next position."""
         self.is_touched = True
         self.position = self.height = above + 1
         self.fence = above
         self.head = replace(self.head, revision=above)
 
     def remembers(self, retention: Retention, since_ms: int) -> bool:
-        """Return False if the lane has forgotten what it last saw at `since_ms`."""
+        """Return whether the lane still remembers state last seen at `since_ms`."""
         return retention.remembers(since_ms, self.log_time_ms, self.eviction_time_ms)
 
     def build_head(self) -> LaneHead:
@@ -125,53 +125,54 @@ class LaneDraft(Struct, gc=False):
 
 
 class Admission(Struct):
-    """The rates of one request that they admit as a whole or not at all.
+    """Rates of a request that is admitted as a whole.
 
-    The items of the request take their tokens first; `plan` checks `refusal` after the last one.
+    Each item of the request takes its token first. After the last item, `plan` checks `refusal`.
 
-    A bucket may be overdrawn by a request that has more new items than the burst, if the bucket was full before: no
-    waiting would ever make room for such a request. The debt is paid back before the next token.
+    A request with more new items than the burst may overdraw a bucket that was full before, because no wait would make
+    room for it. The bucket refills from the debt.
     """
 
     _full_at_us: dict[object, int] = field(default_factory=dict)
-    """When each bucket would have been full, before the request."""
+    """Time at which each bucket would have been full before the request."""
     _longest_wait_us: int = 0
     refusal: Refused | None = None
-    """The refusal with the longest wait; None while the request is admitted."""
+    """Refusal with the longest wait; None while the request is admitted."""
 
     def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
-        """Return how long the request must wait for a bucket that one of its items takes a token of.
+        """Return how long the request must wait for the token that an item takes from a bucket.
 
-        `full_at_us` is when the bucket would be full without that token, `wait_us` how long the token takes to come.
+        Without this token the bucket would be full at `full_at_us`. A single item would wait `wait_us` for the token.
         """
         return min(self._full_at_us.setdefault(bucket, full_at_us) - now_us, wait_us)
 
     def refuse(self, refusal: Refused, wait_us: int) -> None:
-        """Refuse the request, unless a longer wait is known already."""
+        """Refuse the request, unless another refusal has a longer wait."""
         if wait_us > self._longest_wait_us:
             self._longest_wait_us, self.refusal = wait_us, refusal
 
 
 class Savepoint(NamedTuple):
-    """The number of records, and copies of the lanes."""
+    """Number of records and copies of the lanes."""
 
     records: int
     lanes: dict[int, LaneDraft]
 
 
 class BatchState:
-    """All tables of a batch. Make one a batch."""
+    """Tables and lanes of one batch."""
 
     def __init__(self, snapshot: Snapshot, now_ms: int, faults: Mapping[int, Refused] | None = None) -> None:
         self.faults = faults
-        """The items that are malformed, by id; None if they have not been checked yet."""
+        """Refusals of malformed items by their index in the batch; None if `plan` must validate the items."""
         self.settings = snapshot.settings
         self._heads = snapshot.heads
         self.now_ms = now_ms
-        """Time at which the batch is proposed. Of a write it is its lane's that counts (`LaneDraft.log_time_ms`)."""
+        """Proposed time of the batch. Decisions about a write use the log time of its lane (`LaneDraft.log_time_ms`).
+        """
         self.tenants = snapshot.tenants
         self.admission: Admission | None = None
-        """Set while a request is decided that the rates admit as a whole or not at all."""
+        """Set while `plan` decides a request that is admitted as a whole."""
         self._lanes: dict[int, LaneDraft] = {}
         self._undo_log = _UndoLog()
         self.records: list[Record] = []
@@ -181,7 +182,7 @@ class BatchState:
         self.streams = Overlay(snapshot.streams, self._undo_log)
         self.floors: Overlay[str, int | None] = Overlay(snapshot.floors, self._undo_log)
         self.has_floors = bool(snapshot.floors)
-        """False in nearly all batches: then no write looks for a floor."""
+        """False in nearly all batches. Then writes skip the look-up of floors."""
         self.leap_above = 0
         self.entities: Overlay[EntityIdentity, Entity | None] = Overlay(snapshot.entities, self._undo_log)
         self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._undo_log)
@@ -199,7 +200,7 @@ class BatchState:
     # --- lanes
 
     def get_policy_lane(self, policy: Policy, scope: str) -> LaneDraft:
-        """Return the lane of a policy's writes in a scope: lane 0, the global log, unless the order is the stream."""
+        """Return the lane of the writes of a policy in a scope: the lane of the stream, or lane 0 for Order.LANE."""
         if policy.order is STREAM:
             return self.get_stream_lane(scope)
         return self._lanes.get(0) or self.get_lane(0)
@@ -209,7 +210,7 @@ class BatchState:
         return self.get_lane(compute_lane(stream, self.settings.lanes) if stream else 0)
 
     def get_lane(self, number: int) -> LaneDraft:
-        """Return a lane by its number, which must be one of the log's."""
+        """Return a lane by its number, which must exist in the log."""
         lane = self._lanes.get(number)
         if lane is None:
             head = self._heads.get(number) or LaneHead()
@@ -248,13 +249,13 @@ class BatchState:
         """Append a record at the position of its lane, which the caller has advanced."""
         self.records.append(record)
         if lane.position % self.settings.eviction_interval == 0:
-            # State that the record at an evicting position has renewed is not evicted by it.
+            # The eviction comes after the record: state that the record renewed stays.
             lane.eviction_time_ms = lane.log_time_ms
 
-    # --- all or nothing
+    # --- savepoints
 
     def savepoint(self) -> Savepoint:
-        """Begin to log changes, until `release` or `rollback`."""
+        """Start to record changes, until `release` or `rollback`."""
         self._undo_log.is_open = True
         return Savepoint(len(self.records), {number: replace(lane) for number, lane in self._lanes.items()})
 
@@ -271,7 +272,7 @@ class BatchState:
         self._lanes = savepoint.lanes
 
     def collect_changes(self) -> Changes:
-        """Return everything to be saved."""
+        """Return the changes to save."""
         tables: list[Any] = [overlay.changes for overlay in get_state_tables(self)]
         heads = {number: lane.build_head() for number, lane in self._lanes.items() if lane.is_touched}
         return Changes(*[*tables, self.records, heads, self.leap_above])

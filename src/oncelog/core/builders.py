@@ -1,4 +1,4 @@
-"""Build submissions from JSON values. Raises CanonicalError with the path of the fault."""
+"""Build submissions from JSON values. Invalid values raise CanonicalError with the path of the fault."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -13,7 +13,7 @@ from oncelog.errors import CanonicalError
 
 
 def event(
-    id: UUID | str,  # noqa: A002 - the name that it has on the wire
+    id: UUID | str,  # noqa: A002 - name in the JSON message
     event: JsonValue,
     partitions: Sequence[str],
     *,
@@ -22,7 +22,10 @@ def event(
     scope: str = "",
     expected_position: int | None = None,
 ) -> Submission:
-    """An event under the policy EVENTS: a UUID in any letter case, an object with a `type`, and where it belongs."""
+    """Build an event under the policy EVENTS.
+
+    `id` is a UUID, in upper or lower case. `event` is an object with a `type`.
+    """
     key = id.bytes if isinstance(id, UUID) else parse_uuid(id)
     normal = _normalize_partitions(partitions)
     body = _encode_event(event)
@@ -39,7 +42,7 @@ def event(
     )
 
 
-def write(  # noqa: PLR0913 - the fields of a submission, by their names
+def write(  # noqa: PLR0913 - the fields of a submission, all named
     policy: Policy,
     scope: str,
     key: bytes | str | UUID,
@@ -51,10 +54,10 @@ def write(  # noqa: PLR0913 - the fields of a submission, by their names
     expected_sequence: int | None = None,
     expected_position: int | None = None,
 ) -> Submission:
-    """A write under a policy of one's own: two are equal if their bodies have one canonical form.
+    """Build a write under a policy of the application. Two writes are equal if their bodies have the same canonical
+    form.
 
-    A text as the key is its UTF-8 bytes, a UUID its 16. What the policy asks for beyond this (operations, a row delta,
-    a lease) is to be set on a Submission itself.
+    A text key is encoded in UTF-8, a UUID as its 16 bytes. Operations, row deltas and leases are fields of Submission.
     """
     canonical_body = canonical_at(body, "$.body")
     return Submission(
@@ -72,9 +75,9 @@ def write(  # noqa: PLR0913 - the fields of a submission, by their names
 
 
 def parse_uuid(value: JsonValue, path: str = "$.id") -> bytes:
-    """The 16 bytes of a UUID in its text form, letters in any case. Raises CanonicalError with the path."""
-    # Not uuid.UUID: it reads braces, prefixes, digits of all scripts and hyphens anywhere, and takes its time. Beside
-    # digits `fromhex` takes white space, but then there are too few of them.
+    """Return the 16 bytes of a UUID in its text form, in upper or lower case. Raises CanonicalError with the path."""
+    # uuid.UUID is slow, and accepts braces, prefixes, digits of other scripts and misplaced hyphens. `fromhex` also
+    # accepts white space, but then the key is too short.
     if type(value) is str and len(value) == 36 and value[8:24:5] == "----":
         try:
             key = bytes.fromhex(value.replace("-", ""))
@@ -87,11 +90,12 @@ def parse_uuid(value: JsonValue, path: str = "$.id") -> bytes:
 
 
 def _normalize_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
-    """In normal form, and judged in it: two spellings of a partition are one, so both pass or neither does."""
+    """Return partitions in normal form. The limits apply to the normal form, so that all spellings of a name pass
+    alike."""
     if type(partitions) is list and len(partitions) == 1:
         only = partitions[0]
         if type(only) is str and only.isascii() and 1 <= len(only) <= PARTITION_CHARACTERS_MAX:
-            return (only,)  # what most events have, and nothing to normalise
+            return (only,)  # the usual case: already in normal form
     if isinstance(partitions, str) or not isinstance(partitions, Sequence):
         raise CanonicalError("$.partitions", "must be an array of strings")
     normal = normal_partitions(partitions)

@@ -1,14 +1,14 @@
-"""Canonical JSON: one value, one sequence of bytes.
+"""Canonical JSON: one sequence of bytes for one value.
 
-`canonical` is RFC 8785 (JCS). A number with a fraction or an exponent is a double, and every finite double has a
-form. An integer has a form if ECMAScript writes its nearest double as exactly that integer; any other integer is
-refused, with its path and the number that it would become. `canonical_args` is the stricter form of a run's
-arguments: integers only, strings in NFC, null members left out.
+`canonical` implements RFC 8785 (JCS). A number with a fraction or an exponent is a double, and every finite double has
+a canonical form. An integer has one if ECMAScript writes its nearest double as exactly this integer. Other integers are
+refused, with their path and the number that they would become. `canonical_args` is the stricter form for arguments of
+runs: integers only, strings in NFC, null members omitted.
 
-Two ways lead to the same bytes. The fast one lets a native encoder do the work after a guard has made
-sure that none of the places where that encoder differs from JCS can occur. The exact one is written out here,
-walks with a stack of its own (so that depth is a limit with a name, not a crash) and knows the path
-of every value. The fast way never refuses: in doubt it hands over to the exact one, which alone decides.
+Two encoders produce the same bytes. The fast encoder is native code behind a guard, which accepts only values that the
+native code writes as JCS does. The exact encoder is the Python code below: it walks the value with an explicit stack,
+so that depth is a named limit instead of a crash, and it knows the path of every value. The fast encoder never refuses
+a value; it falls back to the exact encoder.
 """
 
 import json
@@ -28,31 +28,32 @@ import orjson
 from oncelog.errors import CanonicalError
 
 JsonValue = Any
-"""A value of exactly the types JSON has: dict with str keys, list, str, int, float, bool, None."""
+"""A value of exactly the types of JSON: dict with str keys, list, str, int, float, bool, None."""
 
 INTEGER_MAX: Final = 2**53 - 1
-"""Up to here doubles hold every integer. Of larger integers only some have a form (see `_format_integer`)."""
+"""Doubles hold every integer up to this one. Only some larger integers have a canonical form (see `_format_integer`).
+"""
 
 ARGS_INTEGER_MAX: Final = 2**63 - 1
 ARGS_INTEGER_MIN: Final = -(2**63)
 
 DEPTH_LEVELS_MAX: Final = 512
-"""How deep arrays and objects may nest."""
+"""Maximum nesting of arrays and objects."""
 
 FAST_DEPTH_LEVELS_MAX: Final = 64
-"""Deeper values take the exact way. Well below what the native encoder and Python's own stack allow."""
+"""Maximum nesting for the fast encoder, well below the limits of the native code and of Python's stack."""
 
 SEND_AS_STRING: Final = "; send it as a string"
-"""How the reason ends where a number is refused."""
+"""End of the reason for a refused number."""
 
 _SHORT_TEXT_CHARACTERS: Final = 64
 _LONG_RUN_CHARACTERS: Final = 32
-"""Combining marks in a row that `unicodedata` does not sort fast enough. Real texts have a few: Unicode's stream-safe
-format allows 30."""
+"""Length from which sorting a run of combining marks with `unicodedata` is too slow. Real texts have a few marks;
+Unicode's stream-safe format allows 30."""
 _COMBINING_MARKS: Final = (0x300, 0x1E94B)
-"""The range of code points with combining marks (a test looks at all others)."""
+"""Range of code points with combining marks. A test checks all other code points."""
 _COMPOSED_MARKS: Final = "\u0f73\u0f75\u0f81"
-"""The only other characters that decompose to combining marks (a test looks at all others)."""
+"""The only other characters that decompose to combining marks. A test checks all other characters."""
 _NOT_FINITE: Final = "NaN and infinities have no JSON form"
 _TOO_LARGE: Final = f"beyond the largest double, 1.7976931348623157e+308{SEND_AS_STRING}"
 _INFINITE: Final = f"infinite, or {_TOO_LARGE}"
@@ -60,23 +61,24 @@ _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
 _TOO_DEEP_FOR_STACK: Final = f"{_TOO_DEEP}, or than the caller's own stack leaves room for"
 _FAST_FLOAT_MIN: Final = 1e-4
 _FAST_SMALL_FLOAT_MAX: Final = 1e-6
-"""Below it both write an exponent; between the two only the native encoder does."""
+"""Below this value both encoders write an exponent. From here to `_FAST_FLOAT_MIN` only the native encoder does."""
 _FAST_FLOAT_MAX: Final = 1e15
 _BMP_MAX: Final = "\uffff"
 _FOUR_BYTE_PREFIXES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""orjson leaves every text in the 4 KiB in which it was written, however short it is. So what may be kept is copied."""
+"""orjson leaves every text in a buffer of 4 KiB, even a short one. Texts that may be kept are therefore copied."""
 
 
 def canonical(value: JsonValue) -> bytes:
-    """The JCS form of `value`. Raises CanonicalError for a value that has none."""
+    """Return the JCS form of a value. Raises CanonicalError for a value without one."""
     encoded = canonical_fast(value)
     return canonical_exact(value) if encoded is None else encoded
 
 
 def canonical_at(value: JsonValue, path: str, form: Callable[[JsonValue], bytes] = canonical) -> bytes:
-    """The form of a value that stands at `path` of a larger one: what is refused is refused with the whole path."""
+    """Return the canonical form of a value inside a larger one. `path` is the place of the value; errors have the full
+    path."""
     try:
         return form(value)
     except CanonicalError as error:
@@ -84,11 +86,11 @@ def canonical_at(value: JsonValue, path: str, form: Callable[[JsonValue], bytes]
 
 
 def canonical_text(text: bytes | str) -> bytes:
-    """The JCS form of a JSON text, which may not have one key twice in an object.
+    """Return the JCS form of a JSON text. Raises CanonicalError for a text with a repeated key in an object.
 
-    The native decoder keeps the last of two equal keys without a word. Each pair it drops takes at least one
-    colon with it, and nothing else changes how many colons there are, as long as none is hidden in an escape.
-    So equal counts prove that nothing was dropped; all else is for the exact way to judge.
+    The native decoder silently keeps the last of several equal keys. Each dropped pair has at least one colon. Nothing
+    else changes the number of colons, provided that no escape hides one. Equal counts therefore prove that no pair was
+    dropped; all other texts go to the exact encoder.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     found = None if b"\\u" in data else canonical_plain(data)
@@ -98,11 +100,11 @@ def canonical_text(text: bytes | str) -> bytes:
 
 
 def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
-    """The value of a JSON text and its JCS form, where the native tools are certain to be right; else None.
+    """Return the value of a JSON text and its JCS form, or None if the native code may deviate from JCS.
 
-    The decoder passes every float to a hook, so that no tree must be walked to find the few that the native encoder
-    writes in another way. Whole floats become integers. A caller finds repeated keys by counting colons (see
-    `canonical_text`).
+    The decoder passes every float to a hook, which finds the floats that the native encoder writes differently without
+    a walk through the value. Whole floats become integers. Callers detect repeated keys by counting colons
+    (`canonical_text`).
     """
     try:
         value = _decode_plain(text)
@@ -112,7 +114,7 @@ def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
 
 
 def canonical_fast(value: JsonValue) -> bytes | None:
-    """The JCS form by the native encoder, or None where only the exact way can tell."""
+    """Return the JCS form by the native encoder, or None if it may deviate from JCS."""
     try:
         if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
             value = _convert_whole_floats(value, FAST_DEPTH_LEVELS_MAX)
@@ -122,22 +124,22 @@ def canonical_fast(value: JsonValue) -> bytes | None:
 
 
 def canonical_exact(value: JsonValue) -> bytes:
-    """The JCS form, written out: slower, for every value, with the path of what it refuses."""
+    """Return the JCS form of any value by the exact encoder, which is slower and reports the path of a fault."""
     return _encode(value, _JCS)
 
 
 def canonical_args(value: JsonValue) -> bytes:
-    """The strict form of a run's arguments. None is the empty object, as for no arguments at all."""
+    """Return the strict form of the arguments of a run. None stands for no arguments, which is the empty object."""
     if value is None:
         return b"{}"
     return _encode(value, _ARGS)
 
 
 def parse(text: bytes | str) -> JsonValue:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
-    Raises CanonicalError for what is no JSON, and for what JSON's grammar allows but no form here has: one key
-    twice in an object, an integer so long that Python will not read it, depth without end.
+    Raises CanonicalError for invalid JSON, and for valid JSON without a canonical form: a repeated key in an object, an
+    integer with more digits than Python reads, unlimited depth.
     """
     reader = _ParseHooks()
     value = _decode_json(text, reader)
@@ -147,10 +149,10 @@ def parse(text: bytes | str) -> JsonValue:
 
 
 def parse_parts(data: bytes) -> JsonValue:
-    """The value of a JSON text whose parts are judged apart: one that is at fault does not make all of it refused.
+    """Return the value of a JSON text in which an invalid part does not invalidate the rest.
 
-    A part that `parse` refuses becomes an `UnreadableValue`, which has no canonical form and says why.
-    Raises CanonicalError for what is no JSON at all. The native decoder does what it can (see `canonical_text`).
+    A part that `parse` refuses becomes an `UnreadableValue` with the reason; it has no canonical form. Raises
+    CanonicalError for invalid JSON. Texts that cannot have such parts go to the native decoder (see `canonical_text`).
     """
     if b"\\u" not in data:
         try:
@@ -181,17 +183,16 @@ def _decode_json(text: bytes | str, reader: "_ParseHooks") -> JsonValue:
 
 
 def format_path(steps: Iterable[str | int]) -> str:
-    """A path as people write it: `$.items[2].price`; keys that are no names in quotes."""
+    """Return a readable path, `$.items[2].price`. Keys that are not identifiers are quoted."""
     return "$" + "".join(map(_format_step, steps))
 
 
 def nfc(text: str) -> str:
-    """Return Unicode's normal form C; ASCII is its own.
+    """Return the normal form C of Unicode. An ASCII text is in normal form.
 
-    `unicodedata` sorts combining marks by moving one at a time: a run of a million marks would take hours. Long runs
-    are therefore sorted here first, which does not change the result and leaves nothing to move. The check
-    whether a name of 240 characters can have such a run takes 0.4 µs (Japanese) to 8 µs (many marks: Hindi, Hebrew);
-    the search takes 88 µs.
+    `unicodedata` sorts combining marks by moving them one at a time, which would take hours for a run of a million
+    marks. Long runs are therefore sorted here first, which does not change the result. For a name of 240 characters,
+    the check for a long run takes 0.4 µs (Japanese) to 8 µs (many marks: Hindi, Hebrew); the search takes 88 µs.
     """
     if text.isascii():
         return text
@@ -203,7 +204,7 @@ def nfc(text: str) -> str:
 def _may_have_long_run(text: str) -> bool:
     """Return False if no 32 characters in a row decompose to combining marks.
 
-    Any 32 characters in a row include an index that is 31 modulo 32, and at least 15 characters before or after it.
+    A run of 32 characters includes an index that is 31 modulo 32, and at least 15 characters before or after it.
     """
     combining = unicodedata.combining
     last, half = _LONG_RUN_CHARACTERS - 1, _LONG_RUN_CHARACTERS // 2
@@ -229,9 +230,9 @@ def _sort_marks(marks: str) -> str:
 
 @cache
 def _compile_mark_tables() -> tuple[re.Pattern[str], dict[int, str]]:
-    """Return a pattern of long runs of characters that decompose to combining marks, and their decompositions.
+    """Return a pattern for long runs of characters that decompose to combining marks, and the decompositions.
 
-    Built for the first text that may have such a run, because it takes 13 to 20 ms.
+    They are compiled for the first text that may have a long run, because this takes 13 to 20 ms.
     """
     marks = [*filter(unicodedata.combining, map(chr, range(*_COMBINING_MARKS))), *_COMPOSED_MARKS]
     pattern = re.compile(f"[{''.join(marks)}]{{{_LONG_RUN_CHARACTERS},}}")
@@ -240,7 +241,7 @@ def _compile_mark_tables() -> tuple[re.Pattern[str], dict[int, str]]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return False for a text with lone surrogates, which has no UTF-8 form."""
+    """Return whether a text has a UTF-8 form: no lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -251,24 +252,24 @@ def is_unicode(text: str) -> bool:
 
 
 def is_storable(text: str) -> bool:
-    """Return whether every store can hold a text: PostgreSQL refuses U+0000, and no store has half characters."""
+    """Return whether every store can hold a text: PostgreSQL refuses U+0000, and all stores refuse lone surrogates."""
     return "\0" not in text and is_unicode(text)
 
 
 def utf16_sort_key(text: str) -> bytes:
-    """Sort key for the order of UTF-16 code units, in which JCS and JavaScript compare strings."""
+    """Return the sort key for the order of UTF-16 code units, in which JCS and JavaScript compare strings."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
-# --- the guard of the fast way -----------------------------------------------------------------------
+# --- guard of the fast encoder -----------------------------------------------------------------------
 
 
 def _is_plain(value: JsonValue, levels: int) -> bool:
-    """True if the native encoder's output is JCS but for the order of keys, or an error.
+    """Return whether the native encoder writes a value as JCS does, apart from the order of keys, or fails.
 
-    It differs from JCS in floats that are whole numbers or need an exponent, and it accepts types that JSON
-    lacks. It refuses integers beyond 53 bits, some of which the exact way accepts, lone surrogates and keys of other
-    types than str.
+    The native encoder deviates from JCS for floats that are whole or need an exponent, and it accepts types that JSON
+    does not have. It fails for integers beyond 53 bits (some of which have a canonical form), lone surrogates, and keys
+    that are not strings.
     """
     kind = type(value)
     if kind is dict:
@@ -287,12 +288,12 @@ def _is_plain(value: JsonValue, levels: int) -> bool:
     return True
 
 
-class _NotPlain(Exception):  # noqa: N818 - it never leaves this module
-    """Only the exact way can tell."""
+class _NotPlain(Exception):  # noqa: N818 - used in this module only
+    """The native encoder may deviate from JCS."""
 
 
 def _to_plain_number(value: float) -> float | int:
-    """Return a number that the native encoder writes as JCS does: many programs send whole numbers as `1.0`."""
+    """Return a number that the native encoder writes as JCS does. Many programs send whole numbers as `1.0`."""
     if _is_plain_float(value):
         return value
     if value.is_integer() and abs(value) <= INTEGER_MAX:
@@ -304,7 +305,7 @@ _decode_plain: Final = msgspec.json.Decoder(float_hook=lambda text: _to_plain_nu
 
 
 def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
-    """Return a plain copy."""
+    """Return a copy whose floats the native encoder writes as JCS does."""
     kind = type(value)
     if kind in _SIMPLE_SCALARS:
         return value
@@ -318,9 +319,10 @@ def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
 
 
 def _encode_plain(value: JsonValue) -> bytes:
-    """Return the JCS form of a plain value, unless the native encoder may sort its keys in another order."""
+    """Return the JCS form of a plain value. Raises _NotPlain if the native encoder may sort its keys in another order.
+    """
     encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
-    # Deleting the first bytes of long characters and comparing lengths is the fastest search for them.
+    # Deleting the prefixes of four-byte characters and comparing lengths is the fastest search for them.
     if encoded.isascii() or len(encoded.translate(None, _FOUR_BYTE_PREFIXES)) == len(encoded):
         return encoded
     if _has_only_bmp_keys(value):
@@ -329,7 +331,7 @@ def _encode_plain(value: JsonValue) -> bytes:
 
 
 def _has_only_bmp_keys(value: JsonValue) -> bool:
-    """True if sorting by UTF-8, as the native encoder does, is sorting by UTF-16."""
+    """Return whether the order of the keys in UTF-8, which the native encoder uses, is their order in UTF-16."""
     if type(value) is dict:
         keys = "".join(value)
         if not keys.isascii() and max(keys) > _BMP_MAX:
@@ -345,14 +347,14 @@ def _is_plain_float(value: float) -> bool:
     return _FAST_FLOAT_MIN <= size < _FAST_FLOAT_MAX and not value.is_integer()
 
 
-# --- the exact way -----------------------------------------------------------------------------------
+# --- exact encoder -----------------------------------------------------------------------------------
 
 _Entry = tuple[str | int, str, JsonValue]
-"""A member or element: its step in the path, what is written before it, the value itself."""
+"""A member or an element: its step in the path, the text before it, its value."""
 
 
 class _Form(NamedTuple):
-    """What differs between the forms; the walk is the same."""
+    """Functions that differ between the canonical forms."""
 
     scalar: Callable[[JsonValue], str]
     members: Callable[[dict[str, JsonValue]], Iterator[_Entry]]
@@ -360,7 +362,7 @@ class _Form(NamedTuple):
 
 
 class _EncodingError(Exception):
-    """A value that cannot be encoded. Where it stands is known to the walk, which catches this."""
+    """A value without a canonical form. `_encode` catches it and adds the path."""
 
     def __init__(self, reason: str, *steps: str) -> None:
         super().__init__(reason)
@@ -370,7 +372,7 @@ class _EncodingError(Exception):
 
 def _encode(value: JsonValue, form: _Form) -> bytes:
     written: list[str] = []
-    # One entry a container that is open: how it closes, and what of it is still to be written.
+    # Each entry is an open container: its closing bracket and the remaining items.
     stack: list[tuple[str, Iterator[_Entry]]] = [("", iter([("$", "", value)]))]
     steps: list[str | int] = [""]
     try:
@@ -484,7 +486,8 @@ def _check_text(text: str) -> str:
 
 
 def _format_integer(value: int) -> str:
-    """Return the ECMAScript text of the nearest double. Refuse the integer if that text denotes another number."""
+    """Return the ECMAScript text of the nearest double. Refuse the integer if that text is the text of another number.
+    """
     try:
         nearest = float(value)
     except OverflowError:
@@ -496,15 +499,15 @@ def _format_integer(value: int) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Number::toString of ECMAScript, from the shortest digits that read back as `value`."""
+    """Return Number::toString of ECMAScript, from the shortest digits that read back as the value."""
     if not isfinite(value):
         raise _EncodingError(_NOT_FINITE if isnan(value) else _INFINITE)
     if value.is_integer() and abs(value) <= INTEGER_MAX:
         return str(int(value))
     negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()
-    assert isinstance(exponent, int)  # noqa: S101 - only NaN and infinities have a letter there
+    assert isinstance(exponent, int)  # noqa: S101 - only NaN and infinities have a letter as exponent
     digits = "".join(map(str, digit_tuple))
-    point = len(digits) + exponent  # where the decimal point stands, counted from the first digit
+    point = len(digits) + exponent  # place of the decimal point, counted from the first digit
     digits = digits.rstrip("0")
     return ("-" if negative else "") + _place_point(digits, point)
 
@@ -523,14 +526,14 @@ def _place_point(digits: str, point: int) -> str:
 _JCS: Final = _Form(_encode_jcs_scalar, _encode_jcs_members)
 _ARGS: Final = _Form(_encode_args_scalar, _encode_args_members)
 _READABLE: Final = _Form(_check_readable, lambda members: _encode_members([*members.items()]), inf)
-"""Writes nothing useful: its walk finds the first value that cannot be read."""
+"""Finds the first unreadable value. The written text is not used."""
 
 
-# --- reading text ------------------------------------------------------------------------------------
+# --- decoding of text --------------------------------------------------------------------------------
 
 
 class UnreadableValue:
-    """Stands in a parsed text for what cannot be read, until the whole text is there and its path is known."""
+    """Placeholder for an unreadable part of a parsed text, until the walk through the text finds its path."""
 
     def __init__(self, reason: str, *steps: str) -> None:
         self.reason = reason
@@ -538,7 +541,7 @@ class UnreadableValue:
 
 
 class _ParseHooks:
-    """The hooks of one parse. Most texts have nothing unreadable, and then nobody looks for it."""
+    """Hooks of one parse. They record whether the text has unreadable parts, so that most texts need no second walk."""
 
     def __init__(self) -> None:
         self.has_unreadable = False

@@ -19,27 +19,27 @@ _MESSAGE_ID: Final = re.compile("msg_[0-9a-f]{26}")
 
 
 def chat_scope(chat_id: str) -> str:
-    """The stream of a chat; what it is called in a grant too."""
+    """Return the stream of a chat, which is also its name in grants."""
     return CHAT_PREFIX + chat_id
 
 
 def parse_chat_scope(scope: str) -> str:
-    """The chat of a stream."""
+    """Return the chat of a stream."""
     return scope.removeprefix(CHAT_PREFIX)
 
 
 def is_message_key(key: bytes) -> bool:
-    """Whether 16 bytes are a UUID of version 4 (CH-3)."""
+    """Return whether 16 bytes are a UUID of version 4 (CH-3)."""
     return key[6] >> 4 == 4 and key[8] >> 6 == 2
 
 
 def format_message_id(lane: int, position: int) -> str:
-    """What a message is called by its place in the log: derived, and kept nowhere."""
+    """Return the id of a message. It encodes the place of the record and is not stored."""
     return f"msg_{lane << _POSITION_BITS | position:026x}"
 
 
 def parse_message_id(text: str) -> tuple[int, int] | None:
-    """Return lane and position of a message by its id; None for a text that is not a message's id."""
+    """Return lane and position of a message by its id; None for an invalid id."""
     if _MESSAGE_ID.fullmatch(text) is None:
         return None
     number = int(text.removeprefix("msg_"), 16)
@@ -47,12 +47,12 @@ def parse_message_id(text: str) -> tuple[int, int] | None:
 
 
 def encode_message(content: str, content_type: str) -> bytes:
-    """What is stored of a message, in canonical form: orjson escapes a text as RFC 8785 says."""
+    """Return the stored body of a message in canonical form: orjson escapes texts as RFC 8785 does."""
     return b'{"content":%b,"content_type":%b}' % (orjson.dumps(content), orjson.dumps(content_type))
 
 
 def message_fingerprint(sender: str, body: bytes) -> bytes:
-    """Two messages are equal if sender, content and content type are (CH-4)."""
+    """Return the fingerprint of a message, which depends on sender, content and content type (CH-4)."""
     return sha256(frame(b"sender", sender.encode()) + body).digest()
 
 
@@ -65,7 +65,7 @@ def message(
     rate: Rate | None = None,
     stream_rate: Rate | None = None,
 ) -> Submission:
-    """A message as the log takes it."""
+    """Build a message under the policy CHAT."""
     return Submission(
         policy=CHAT,
         scope=scope,

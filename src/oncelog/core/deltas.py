@@ -1,7 +1,7 @@
-"""Deltas of rows: the stream they go to, how they come in JSON, and the submission that each becomes.
+"""Deltas of rows: their streams, their JSON form, and their submissions.
 
-A push is read in canonical form as a whole. Then the columns of each delta are bytes that need no second look: they go
-into its id, its body and its row as they stand.
+A push is brought into canonical form as a whole. The columns of its deltas are then bytes that go unchanged into the
+id, the body and the row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,12 @@ SCOPE_PREFIX: Final = "deltas"
 GATEWAY_CHARACTERS_MAX: Final = 80
 PUSH_DELTAS_MAX: Final = 10_000
 IDENTIFIER_CHARACTERS_MAX: Final = 128
-"""Of the names of tables and columns."""
+"""Maximum length of the names of tables and columns."""
 ROW_ID_CHARACTERS_MAX: Final = 512
 
 
 def find_gateway_fault(name: str) -> str | None:
-    """Return the fault of a gateway's name, or None. Servers, clients and commands use this one check."""
+    """Return the fault of the name of a gateway, or None. Servers, clients and commands share this check."""
     if not isinstance(name, str) or not 1 <= len(name) <= GATEWAY_CHARACTERS_MAX:
         found = f"{len(name)}" if isinstance(name, str) else f"{type(name).__name__}"
         return f"must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {found}"
@@ -47,22 +47,22 @@ def find_gateway_fault(name: str) -> str | None:
 
 
 def deltas_scope(gateway: str) -> str:
-    """The stream of a gateway's deltas: `deltas/shop`."""
+    """Return the stream of the deltas of a gateway: `deltas/shop`."""
     return scope_of(SCOPE_PREFIX, gateway)
 
 
-# --- as they come ------------------------------------------------------------------------------------
+# --- decoding ----------------------------------------------------------------------------------------
 
 
 class ColumnJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A column as a wire of JSON has it. Its value is not looked into."""
+    """A column in JSON. Its value is not decoded."""
 
     column: str
     value: Raw
 
 
 class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
-    """A delta as a wire of JSON has it, in canonical form. Other members have no part in it."""
+    """A delta in JSON, in canonical form. Other members are ignored."""
 
     client_id: str
     columns: Raw
@@ -73,13 +73,13 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
     table: str
 
     def compute_id(self) -> bytes:
-        """Return the id of the content, whatever `delta_id` says."""
+        """Return the id of the content, whether or not `delta_id` equals it."""
         identity = _IdentityJson(self.client_id, self.columns, self.hlc, self.row_id, self.table)
         return sha256(msgspec.json.encode(identity)).digest()
 
 
 class _IdentityJson(Struct, frozen=True, gc=False, rename="camel"):
-    """The members of a delta that its id is the hash of."""
+    """Members of a delta that determine its id."""
 
     client_id: str
     columns: Raw
@@ -89,7 +89,7 @@ class _IdentityJson(Struct, frozen=True, gc=False, rename="camel"):
 
 
 class DecodedPush(Struct, frozen=True):
-    """The deltas of a push, and of each the id that its content has, and how it would be kept."""
+    """Deltas of a push, each with the id of its content and its body."""
 
     deltas: list[DeltaJson]
     keys: list[bytes]
@@ -106,25 +106,25 @@ _COLUMNS_DECODER: Final = msgspec.json.Decoder(list[ColumnJson])
 
 
 def decode_push(body: bytes) -> DecodedPush:
-    """The deltas of `{"deltas": […]}`. Raises CanonicalError with the path of what is none."""
+    """Decode `{"deltas": […]}`. Raises CanonicalError with the path of the fault."""
     try:
-        # Canonical: nothing is rounded, no key is there twice, and −0 is 0.
+        # In canonical form no number needs rounding, no key is repeated, and −0 is 0.
         return _build_push(_PUSH_DECODER.decode(canonical_text(body)).deltas)
     except msgspec.ValidationError as error:
         raise _to_canonical_error(error, "") from error
 
 
 def decode_canonical_push(body: bytes) -> DecodedPush | None:
-    """The same of a push in canonical form, whose deltas have their ids; None where only `decode_push` can tell.
+    """Decode a push in canonical form with correct ids; None if the push needs `decode_push`.
 
-    The columns have not been looked into. An id that is known proves them, since it is their hash; of one that is new
-    they are to be checked (`has_canonical_columns`).
+    The columns are not checked. A known id proves them, because it is their hash. For a delta with a new id, the caller
+    checks them with `has_canonical_columns`.
     """
     try:
         pushed = _build_push(_PUSH_DECODER.decode(body).deltas)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return pushed if encode_push(pushed.bodies) == body else None  # with the ids that were made here
+    return pushed if encode_push(pushed.bodies) == body else None  # compares the ids too
 
 
 def _build_push(deltas: list[DeltaJson]) -> DecodedPush:
@@ -137,36 +137,36 @@ def _build_push(deltas: list[DeltaJson]) -> DecodedPush:
 
 
 def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
-    """Whether all columns are in canonical form."""
+    """Return whether all columns are in canonical form."""
     return _is_canonical(b"[%b]" % b",".join([delta_json.columns for delta_json in deltas]))
 
 
 def decode_delta(text: bytes, path: str = "$") -> RowDelta:
-    """A delta in JSON, checked as one that is pushed. Raises CanonicalError."""
+    """Decode a delta with the checks of a push. Raises CanonicalError."""
     try:
         delta_json = _DELTA_DECODER.decode(canonical_text(text))
     except msgspec.ValidationError as error:
         raise _to_canonical_error(error, path) from error
     identity = delta_json.compute_id()
-    change = to_row_delta(delta_json, identity, path)  # reports a malformed delta first, as the Deltas API does
+    change = to_row_delta(delta_json, identity, path)  # first, as in the Deltas API
     check_delta_id(delta_json, identity, path)
     return change
 
 
 def decode_stored_delta(body: bytes) -> RowDelta:
-    """Return the delta of a record's body, with the id of its content. Raises CanonicalError or MsgspecError."""
+    """Return the delta in the body of a record, with the id of its content. Raises CanonicalError or MsgspecError."""
     delta_json = _DELTA_DECODER.decode(body)
     return to_row_delta(delta_json, delta_json.compute_id(), "body")
 
 
 def check_delta_id(delta: DeltaJson, identity: bytes, path: str) -> None:
-    """Raises WrongIdError for a delta that says another id than its own (DE-3)."""
+    """Raise WrongIdError if the id of a delta is not that of its content (DE-3)."""
     if delta.delta_id != identity.hex():
         raise WrongIdError(f"{path}.deltaId", identity.hex())
 
 
 class WrongIdError(CanonicalError):
-    """A delta with an id that is not that of its content."""
+    """The id of a delta is not that of its content."""
 
     def __init__(self, path: str, expected: str) -> None:
         super().__init__(path, f"is not that of the delta, which is {expected}")
@@ -174,7 +174,7 @@ class WrongIdError(CanonicalError):
 
 
 def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
-    """What it says, checked (DE-10). Raises CanonicalError with the path of what cannot be."""
+    """Convert a delta and check it (DE-10). Raises CanonicalError with the path of the fault."""
     _check_identifier(delta.table, f"{path}.table")
     check_length(delta.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
     check_length(delta.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
@@ -196,7 +196,7 @@ def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: 
 
 
 def is_identifier(name: str) -> bool:
-    """Whether a table or column can be called so."""
+    """Return whether a table or column can have this name."""
     return name.isidentifier() and name.isascii() and len(name) <= IDENTIFIER_CHARACTERS_MAX
 
 
@@ -229,14 +229,14 @@ def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalE
     return CanonicalError(path + place if path else place.removeprefix(".") or "body", reason)
 
 
-# --- as they are kept --------------------------------------------------------------------------------
+# --- encoding ----------------------------------------------------------------------------------------
 
 
 _ENCODED_OPS: Final = {op: op.value.encode() for op in Op}
 
 
 def encode_op(op: Op) -> bytes:
-    """Return the fingerprint of a delta with this op: two deltas of one id can differ in nothing else."""
+    """Return the fingerprint of a delta with this op. Two deltas with the same id can only differ in the op."""
     return _ENCODED_OPS[op]
 
 
@@ -246,7 +246,7 @@ def encode_delta(delta: RowDelta) -> bytes:
 
 
 def _to_json(delta: RowDelta) -> DeltaJson:
-    """Raises CanonicalError for a clock beyond 64 bits."""
+    """Convert a delta. Raises CanonicalError for a clock beyond 64 bits."""
     columns = ",".join([f'{{"column":"{name}","value":{value.decode()}}}' for name, value in delta.columns])
     return DeltaJson(
         delta.client_id,
@@ -260,9 +260,9 @@ def _to_json(delta: RowDelta) -> DeltaJson:
 
 
 def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
-    """A delta under the policy DELTAS. Its id is its key; its op is all that two deltas of one id can differ in.
+    """Build a delta under the policy DELTAS. Its key is its id; its fingerprint is its op (`encode_op`).
 
-    Raises CanonicalError for a delta that the Deltas API would refuse.
+    Raises CanonicalError for a delta that the Deltas API refuses.
     """
     body = msgspec.json.encode(_check_delta(change))
     return build_submission(scope, change, body, actor=actor, rate=rate)
@@ -271,7 +271,7 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
 def build_submission(
     scope: str, change: RowDelta, body: bytes, *, actor: str = "", rate: Rate | None = None
 ) -> Submission:
-    """The same of a delta that has been checked (`to_row_delta`), and its body."""
+    """Build the submission of a delta that `to_row_delta` has checked."""
     return Submission(
         policy=DELTAS,
         scope=scope,
@@ -291,7 +291,7 @@ def _check_delta(change: RowDelta) -> DeltaJson:
         check_text(text, f"$.{name}")
     for index, (name, value) in enumerate(change.columns):
         _check_identifier(name, f"$.columns[{index}].column")
-        if not _is_canonical(value):  # one by one: joined, two that are no values could come to one that is
+        if not _is_canonical(value):  # separately: two invalid values can become valid when joined
             raise CanonicalError(f"$.columns[{index}].value", "must be in canonical form")
     delta_json = _to_json(change)
     identity = delta_json.compute_id()
@@ -308,5 +308,5 @@ def _is_canonical(value: bytes) -> bool:
 
 
 def encode_push(bodies: Sequence[bytes]) -> bytes:
-    """A push of deltas in canonical form."""
+    """Return a push of deltas in canonical form."""
     return b'{"deltas":[%b]}' % b",".join(bodies)

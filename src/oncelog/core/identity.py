@@ -1,8 +1,8 @@
 """Identities and fingerprints of writes.
 
-Two ways of hashing, and no third. Where a rule names JSON, the hash is over its canonical form. Where a rule names
-fields, they are framed: label, length, value. A frame's length is fixed before its value is read, so no shift of a
-boundary between two fields, and no value that looks like a frame, can make two inputs one.
+There are two kinds of hashes. Where a rule names JSON, the input is canonical JSON. Where a rule names fields, each
+field is framed: label, length, value. The length stands before the value, so that different fields never have equal
+frames: neither a shifted boundary between two fields nor a value that resembles a frame makes two inputs equal.
 """
 
 import re
@@ -32,11 +32,11 @@ from oncelog.errors import CanonicalError
 
 RUN_KEY_BYTES: Final = 16
 DECOMPOSED_CHARACTERS_MAX: Final = 4
-"""Characters that a character in NFC can be written as: a text is at most four times as long as its normal form."""
+"""Maximum length of a decomposed character: a text is at most four times as long as its normal form."""
 
 
 def frame(label: bytes, value: bytes) -> bytes:
-    """One field of a hash: the label, the value's length in four bytes (big-endian), the value."""
+    """Return a field of a hash: the label, the length of the value in four bytes (big-endian), the value."""
     return label + len(value).to_bytes(4, "big") + value
 
 
@@ -44,7 +44,10 @@ def frame(label: bytes, value: bytes) -> bytes:
 
 
 def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> tuple[str, ...]:
-    """Partitions as they are compared, stored, granted and read: in NFC, each once, by UTF-16 code unit."""
+    """Return partitions in normal form, in which they are compared, stored, granted and read.
+
+    They are in NFC, without repetitions, in the order of UTF-16 code units.
+    """
     if isinstance(partitions, str):
         raise CanonicalError(path, "must be an array, not a string")
     if len(partitions) == 1 and type(partitions[0]) is str and partitions[0].isascii():
@@ -54,7 +57,7 @@ def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> 
 
 
 def _normalize_partition(partition: str, path: str) -> str:
-    """Return a partition in NFC. One that is too long in every form is refused before the work of normalising."""
+    """Return a partition in NFC. A text that is too long in every form is refused before the costly normalisation."""
     text = check_text(partition, path)
     if len(text) > DECOMPOSED_CHARACTERS_MAX * PARTITION_CHARACTERS_MAX:
         raise CanonicalError(path, f"must have 1 to {PARTITION_CHARACTERS_MAX} characters, not {len(text)}")
@@ -62,16 +65,16 @@ def _normalize_partition(partition: str, path: str) -> str:
 
 
 def fingerprint(partitions: Sequence[str], event: bytes) -> bytes:
-    """What an event says: SHA-256 of the canonical `{partitions, event}`.
+    """Return the fingerprint of an event: SHA-256 of the canonical `{partitions, event}`.
 
-    Takes the partitions in any form, and the event in canonical form, since the caller needs that too.
+    `partitions` may have any form. `event` must be canonical.
     """
-    # Strings in an array are the one thing that the native encoder writes as JCS without any guard.
+    # The native encoder writes an array of strings as JCS does.
     return sha256(b'{"event":%b,"partitions":%b}' % (event, orjson.dumps(normal_partitions(partitions)))).digest()
 
 
 def fingerprint_from_json(value: JsonValue) -> bytes:
-    """The fingerprint of `{partitions, event}` as it comes from outside."""
+    """Return the fingerprint of a JSON value `{partitions, event}`."""
     members = check_object(value, "$")
     partitions = get_required(members, "partitions")
     if type(partitions) is not list:
@@ -86,9 +89,9 @@ DELTA_FIELDS: Final = ("clientId", "hlc", "table", "rowId", "columns")
 
 
 def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequence[JsonValue]) -> bytes:
-    """A delta's identity: SHA-256 of the canonical form of its five identity fields, in raw bytes.
+    """Return the id of a delta: SHA-256 of the canonical form of the five fields that identify it.
 
-    Names are not judged here: that is for the push, and a client must be able to name what it is told was refused.
+    Lengths are not checked, because a client needs the ids of refused deltas too. A push checks them.
     """
     identity = {"clientId": client_id, "hlc": hlc, "table": table, "rowId": row_id}
     for name, value in identity.items():
@@ -98,7 +101,7 @@ def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequenc
 
 
 def delta_id_from_json(value: JsonValue) -> bytes:
-    """The id of a delta as it comes from outside; `op` and other members have no part in it."""
+    """Return the id of a delta from a JSON object. `op` and other members are ignored."""
     members = check_object(value, "$")
     client_id, hlc, table, row_id, columns = (get_required(members, name) for name in DELTA_FIELDS)
     if type(columns) is not list:
@@ -117,7 +120,7 @@ def run_key(
     ruleset_version: str | None,
     args: JsonValue,
 ) -> bytes:
-    """The key of a run (v2): these six fields and nothing else decide it."""
+    """Return the key of a run (v2), which depends on these six fields only."""
     return _hash_fields(
         (b"plan_id", _encode_nullable_text(plan_id, "$.plan_id")),
         (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),
@@ -136,9 +139,9 @@ def run_key_v1(
     replay_ordinal: int,
     payload: JsonValue,
 ) -> bytes:
-    """Return the key that the original system gave a run before v2, for a migration that is watched.
+    """Return the key (v1) of a run of the original system, for migrations that compare both keys.
 
-    It is framed as v2 is, over other fields in another order. A payload of None is the empty object.
+    It has the frames of v2 over other fields in another order. A payload of None is the empty object.
     """
     return _hash_fields(
         (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),
@@ -151,7 +154,7 @@ def run_key_v1(
 
 
 def run_key_from_json(value: JsonValue) -> bytes:
-    """The key (v2) of a run as it comes from outside."""
+    """Return the key (v2) of a run from a JSON object."""
     members = check_object(value, "$")
     return run_key(
         members.get("plan_id"),
@@ -194,7 +197,8 @@ _NO_CONDITION: Final = frame(b"condition", b"")
 
 
 def request_hash(operations: Sequence[Operation]) -> bytes:
-    """What a ledger transaction says: SHA-256 over its operations and their conditions, each framed whole."""
+    """Return the fingerprint of a ledger transaction: SHA-256 over its framed operations, including their conditions.
+    """
     return sha256(
         b"".join(
             [frame(b"operation", _encode_operation(operation, index)) for index, operation in enumerate(operations)]
@@ -236,28 +240,29 @@ def _encode_utf8(text: str, index: int, name: str) -> bytes:
     try:
         return text.encode()
     except (AttributeError, UnicodeEncodeError):
-        return check_text(text, f"$.operations[{index}].{name}").encode()  # which knows what is wrong with it
+        return check_text(text, f"$.operations[{index}].{name}").encode()  # raises with the reason
 
 
 # --- scopes and lanes -------------------------------------------------------------------------------------------
 
 
 def scope_of(*parts: str | int) -> str:
-    """A scope's name from its parts, none of which can reach into another: `scope_of("org", "a/b")` is `org/a%2Fb`."""
+    """Return the name of a scope. Slashes in parts are escaped: `scope_of("org", "a/b")` is `org/a%2Fb`."""
     return "/".join(str(part).replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
-@lru_cache(maxsize=8192)  # the same streams are written to again and again
+@lru_cache(maxsize=8192)  # most writes go to recently used streams
 def compute_lane(stream: str, lanes: int) -> int:
-    """The lane (1 to `lanes`) of a stream. Kept for ever: a stream that moved would lose its order."""
+    """Return the lane (1 to `lanes`) of a stream. It never changes, because a stream that moved would lose its order.
+    """
     return 1 + int.from_bytes(sha256(stream.encode()).digest()[:8], "big") % lanes
 
 
-# --- fields as they come from outside ----------------------------------------------------------------
+# --- fields of JSON values ---------------------------------------------------------------------------
 
 
 def check_object(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
-    """`value` if it is an object. Raises CanonicalError with the path if not."""
+    """Return the value if it is an object. Raises CanonicalError with the path."""
     if type(value) is not dict:
         if type(value) is UnreadableValue:
             raise CanonicalError(path + format_path(value.steps).removeprefix("$"), value.reason)
@@ -266,11 +271,11 @@ def check_object(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
 
 
 CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""C0, DEL and C1: in names they break lines of logs and terminals, and hide what a name is."""
+"""C0, DEL and C1. In names they break lines of logs and terminals, and hide parts of the name."""
 
 
 def check_text(value: JsonValue, path: str) -> str:
-    """`value` if it is a string that Unicode allows. Raises CanonicalError with the path if not."""
+    """Return the value if it is a string without lone surrogates. Raises CanonicalError with the path."""
     if type(value) is not str:
         raise CanonicalError(path, f"must be a string, not {_json_type_name(value)}")
     if not is_unicode(value):
@@ -279,7 +284,7 @@ def check_text(value: JsonValue, path: str) -> str:
 
 
 def check_length(text: str, path: str, characters_max: int) -> None:
-    """Check the length of a name, and that every store can hold it. Raises CanonicalError with the path."""
+    """Check the length of a name and the absence of U+0000. Raises CanonicalError with the path."""
     if not 1 <= len(text) <= characters_max:
         raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
     if "\0" in text:
@@ -287,7 +292,7 @@ def check_length(text: str, path: str, characters_max: int) -> None:
 
 
 def get_required(members: Mapping[str, JsonValue], name: str, path: str = "$") -> JsonValue:
-    """The member of that name of the object at `path`. Raises CanonicalError with the path if there is none."""
+    """Return a member of the object at `path`. Raises CanonicalError with the path if it is missing."""
     if name not in members:
         raise CanonicalError(f"{path}.{name}", "is missing")
     return members[name]

@@ -1,4 +1,4 @@
-"""Limits of the core, each with a name and its unit. The APIs of the server have further limits."""
+"""Limits of the core. The APIs of the server have further limits."""
 
 import math
 from collections.abc import Container, Iterable
@@ -9,71 +9,74 @@ from msgspec import Struct
 from oncelog.errors import SettingsError
 
 CLOCK_DRIFT_MS_MAX: Final = 5000
-"""How far ahead of ours a remote clock is still believed."""
+"""Maximum lead of a remote clock over the clock of the log."""
 
 LEASE_MS_DEFAULT: Final = 30_000
 LEASE_MS_MAX: Final = 24 * 3600 * 1000
 RUN_MS_MAX_DEFAULT: Final = 24 * 3600 * 1000
-"""How long a lease is renewed: after that, work that hangs is taken over by another caller."""
+"""How long a lease can be renewed. Then another caller can take over work that hangs."""
 RUN_MS_LIMIT: Final = 366 * 24 * 3600 * 1000
 LEASE_MEMORY_MS: Final = 24 * 3600 * 1000
-"""How long after its end a lease that nobody took over can still be renewed or completed."""
+"""How long an ended lease can still be renewed or completed if no other caller has claimed the key."""
 
 LANES_DEFAULT: Final = 16
 LANES_MAX: Final = 2**15 - 1
-"""So that a lane and a position of 48 bits fit into one number of a database."""
+"""A lane and a position of 48 bits fit into one integer of a database."""
 EVICTION_INTERVAL_DEFAULT: Final = 1000
 EVICTION_INTERVAL_MAX: Final = 2**31 - 1
 SEQUENCE_MAX: Final = 2**64 - 1
-"""Of clients' sequences. A wire that speaks JSON ends at 2^53−1."""
+"""Highest sequence of a client. In JSON the limit is 2^53−1."""
 
 NAME_CHARACTERS_MAX: Final = 512
-"""Of scopes, actors, clients, members, holders and consumers."""
+"""Maximum length of scopes, actors, clients, members, holders and consumers."""
 ENTITY_KEY_CHARACTERS_MAX: Final = 1024
-"""Of entity keys, and of the three parts of a relationship."""
+"""Maximum length of entity keys and of the three parts of a relationship."""
 PARTITIONS_MAX: Final = 64
 PARTITION_CHARACTERS_MAX: Final = 256
 FINGERPRINT_BYTES_MAX: Final = 64
 FAILURE_BYTES_MAX: Final = 4096
-"""Of what a failed run leaves for those who waited."""
+"""Maximum size of the stored error of a failed run."""
 OPERATIONS_MAX: Final = 10_000
 ROW_COLUMNS_MAX: Final = 1000
 ROW_BYTES_MAX: Final = 4 * 2**20
-"""Of the values of one row, in canonical form."""
+"""Maximum size of the values of a row in canonical form."""
 FOLDED_MAX: Final = 500
-"""Rows of a fold record, and ranges of deltas: compaction drops at most this many bodies in one transaction."""
+"""Rows of a fold record, and ranges of its deltas. Compaction drops at most this many bodies in one transaction."""
 TOMBSTONES_MAX: Final = 500
-"""Tombstones that one item drops, so that one transaction stays short."""
+"""Tombstones that one item drops, which limits the duration of a transaction."""
 RATE_MAX: Final = 1_000_000
-"""New writes that a rate can allow, a second and at once: each costs a whole number of microseconds."""
+"""Maximum of a rate, per second and at once: each new write then costs a whole number of microseconds."""
 TENANTS_MAX: Final = 10_000
-"""Tenants with a quota, of one log."""
+"""Tenants of one log."""
 WHOLE_REQUEST_ITEMS_MAX: Final = 10_000
-"""Items of a request that is admitted as a whole, and so the tokens that it can owe a bucket."""
+"""Items of a request that is admitted as a whole, which is also the maximum debt of a bucket."""
 QUOTA_RETRY_AFTER_MS: Final = 60_000
-"""When a write that does not fit may be sent again: somebody has to make room first, or to allow more."""
+"""Pause before a retry of a write that exceeds a quota, because an operator must first free space or raise the quota.
+"""
 ACT_CHARACTERS_MAX: Final = 64
-"""Of the name of an administrative act."""
+"""Maximum length of the name of an administrative act."""
 ACT_KEY_BYTES: Final = 32
-"""Of the hash that identifies an administrative act."""
+"""Length of the hash that identifies an administrative act."""
 TARGET_CHARACTERS_MAX: Final = 1024
-"""Of what an administrative act was done to."""
+"""Maximum length of the target of an administrative act."""
 ACT_DETAILS_BYTES_MAX: Final = 8192
-"""Of the details of an administrative act, in canonical form: a page of audit records stays small."""
+"""Maximum size of the details of an administrative act, in canonical form, which keeps a page of audit records small.
+"""
 LEAP_ABOVE_MAX: Final = 2**47
-"""Positions have 48 bits in a file: as many as a leap can pass over remain after it."""
+"""Positions have 48 bits in a file. After the highest leap, half of them are left."""
 REQUESTED_ABOVE_MAX: Final = 2**46
-"""The highest number that an operator can give for a leap: later restores must find higher ones."""
+"""Highest number that an operator can request for a leap, so that later restores find higher numbers."""
 STORED_INTEGER_MAX: Final = 2**63 - 1
-"""What every database can hold in a column of whole numbers."""
+"""Largest integer that every database can store in a column."""
 SETTING_NUMBER_MAX: Final = 2**53 - 1
-"""The largest whole number that a setting can have in a file or in the environment."""
+"""Largest whole number of a setting in a file or in the environment."""
 
 
 def check_whole_numbers(
     settings: Struct, names: Iterable[str], *, highest: float = math.inf, may_be_zero: Container[str] = ()
 ) -> None:
-    """Raise SettingsError for a field of that name that is not a whole number from 1 (some: from 0) to the highest."""
+    """Raise SettingsError for a named field that is not a whole number from 1 (or 0, if allowed) to the highest value.
+    """
     for name in names:
         value = getattr(settings, name)
         lowest = 0 if name in may_be_zero else 1

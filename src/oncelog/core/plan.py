@@ -1,17 +1,19 @@
-"""The one place that decides: duplicates, conflicts, order, leases, quotas. Returns verdicts and changes.
+"""The decision function: duplicates, conflicts, order, leases and quotas of a batch.
 
-`plan` sees a batch, what the store remembers about it, and a time. It does no I/O, reads no clock and draws no random
-number: the same input gives the same output on every engine, in a replay and in a simulation. Outcomes are values.
+`plan` gets a batch, the stored state that the batch needs, and a time; it returns verdicts and changes. It does no I/O,
+reads no clock and draws no random numbers. The same input therefore has the same output on every engine, in a replay
+and in a simulation. Outcomes are values.
 
-A submission is checked in one order, whatever its policy:
+The checks of a submission have one order under every policy:
 
     shape · membership · identity · sequence and lease · expected position · conditions · clock drift ·
     application's validation · limits of new writes
 
-A known identity is answered at its check and nothing below it is looked at again: a retry of a committed write gets
-its answer though its expectation is stale by now, the validation stricter or the limits used up.
+The check of the identity answers a known write, and the later checks are skipped. A retry of a committed write
+therefore gets its answer even if its expectation is stale, the validation has become stricter, or the limits are used
+up.
 
-Items are decided in their order, each on the state that the items before it left (`BatchState`).
+Items are decided in their order; each sees the state that the previous items left (`BatchState`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,19 +68,19 @@ from oncelog.core.values import (
     key_identity,
 )
 
-_EACH: Final = Mode.EACH  # Python 3.11 takes long to find an enum's member
+_EACH: Final = Mode.EACH  # constants because Python 3.11 is slow to look up an enum member
 _ALL: Final = Mode.ALL
 _ANY_REASON: Final = frozenset(Reason)
 _LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
-"""Refusals of the last check: nothing is wrong with the write."""
+"""Refusals of the last check. The write itself is valid."""
 
 Validate = Callable[[Submission], str | None]
-"""An application's own check of a new write: None, or what is wrong with it. Must be pure, and must not raise."""
-I = TypeVar("I", bound=Item)  # noqa: E741 - an item
+"""Check of new writes by the application: returns None or the fault. It must be pure and must not raise."""
+I = TypeVar("I", bound=Item)  # noqa: E741 - I for item
 
 
 class Plan(Struct, frozen=True):
-    """One verdict an item, request by request, and all that must be saved before any of them is told."""
+    """Verdicts of the items, request by request, and the changes to save before any verdict is returned."""
 
     verdicts: list[list[Verdict]]
     changes: Changes
@@ -91,9 +93,9 @@ def plan(
     validate: Validate | None = None,
     faults: Mapping[int, Refused] | None = None,
 ) -> Plan:
-    """Decide a batch. `snapshot` must hold what `build_read_set` names; `now_ms` is the proposed log time.
+    """Decide a batch. `snapshot` must have the keys of `build_read_set`; `now_ms` is the proposed log time.
 
-    `faults` are those that `build_read_set` found, so that each item is validated once.
+    `faults` are the refusals that `build_read_set` found. With them `plan` does not validate the items again.
     """
     state = BatchState(snapshot, now_ms, faults)
     verdicts: list[list[Verdict]] = []
@@ -126,7 +128,8 @@ def _decide_items(request: Request, first: int, state: BatchState, validate: Val
 
 
 def _decide_atomically(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
-    """Decide a request that one refusal can undo: any refusal with `Mode.ALL`, one of a limit if admitted whole."""
+    """Decide a request that a refusal undoes: any refusal with `Mode.ALL`, a refusal by a limit if admitted as a whole.
+    """
     savepoint = state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, first, state, validate)
@@ -151,7 +154,7 @@ def _decide_atomically(request: Request, first: int, state: BatchState, validate
 
 
 def _has_limits(request: Request, state: BatchState) -> bool:
-    """Return whether a limit could refuse a new item of the request."""
+    """Return whether a limit may refuse a new item of the request."""
     return state.tenants is not None or any(map(_has_limit, request.items))
 
 
@@ -182,7 +185,7 @@ def _decide(item: Item, index: int, state: BatchState, validate: Validate | None
 def _rule(
     kind: type[I], decide: Callable[[I, BatchState], Verdict]
 ) -> tuple[type, Callable[[Any, BatchState], Verdict]]:
-    """Pair a type of items with the function that decides them, so that their types are checked."""
+    """Pair a type of items with its function, so that the type checker compares them."""
     return kind, decide
 
 
@@ -201,7 +204,7 @@ _RULES: Final[Mapping[type, Callable[[Any, BatchState], Verdict]]] = dict(
         _rule(RecordAct, record_act),
     )
 )
-"""What decides each type of items besides submissions."""
+"""Decision functions by the type of the item, for all items except submissions."""
 
 
 def _decide_submission(submission: Submission, state: BatchState, validate: Validate | None) -> Verdict:
@@ -220,7 +223,7 @@ def _decide_submission(submission: Submission, state: BatchState, validate: Vali
         answer = check_lease(submission, lane, state)
     if answer is not None:
         return answer
-    last = state.streams.get(submission.scope) or 0 if lane.number else 0  # streams are not in lane 0
+    last = state.streams.get(submission.scope) or 0 if lane.number else 0  # lane 0 has no streams
     if (refused := _check_expectation(submission, lane.position, last)) is not None:
         return refused
     sequence = _next_sequence(submission.scope, last, state) if lane.number else 0
@@ -241,7 +244,7 @@ def _decide_effects(
     effects = compute_effects(submission, sequence, lane.log_time_ms, state)
     if isinstance(effects, Refused):
         return effects
-    # The application validates the delta of the client; limits count the body that is stored.
+    # The application validates the delta of the client. Limits count the body that is stored.
     stored = submission if effects.body is None else replace(submission, body=effects.body)
     growth = 0 if state.tenants is None else effects.compute_growth(state)
     refused = _check_content(submission, lane, validate) or _check_limits(stored, state, growth)
@@ -256,7 +259,7 @@ def _next_sequence(scope: str, last: int, state: BatchState) -> int:
     return max(last, floor) + 1 if floor else last + 1
 
 
-# --- the checks, in their order ----------------------------------------------------------------------
+# --- checks, in their order --------------------------------------------------------------------------
 
 
 def _check_expectation(submission: Submission, position: int, last_sequence: int) -> Refused | None:
@@ -274,7 +277,7 @@ def _refuse_expectation(field: str, expected: int, current: int) -> Refused:
 
 
 def _check_content(submission: Submission, lane: LaneDraft, validate: Validate | None) -> Refused | None:
-    """Check the clock drift, then ask the application's validation."""
+    """Check the clock drift, then call the validation of the application."""
     drift = None if submission.delta is None else check_drift(submission.delta.hlc, lane.log_time_ms)
     if drift is not None:
         message = f"the clock is {drift.ahead_ms} ms ahead of the log's; at most {drift.limit_ms} ms are accepted"
@@ -284,8 +287,9 @@ def _check_content(submission: Submission, lane: LaneDraft, validate: Validate |
 
 
 def _check_limits(submission: Submission, state: BatchState, growth: int = 0) -> Refused | None:
-    """Check the limits of new writes. `growth` is what the write adds to the side state of its stream."""
-    if submission.known_only and not submission.fence:  # work under a lease was admitted when it was claimed
+    """Check the limits of new writes. `growth` is the number of bytes that the write adds to the side state of its
+    stream."""
+    if submission.known_only and not submission.fence:  # the claim was checked
         return NOT_KNOWN
     refused = None if state.tenants is None else check_quota(submission, state, growth)
     if refused is not None or (submission.rate is None and submission.stream_rate is None):
@@ -293,7 +297,7 @@ def _check_limits(submission: Submission, state: BatchState, growth: int = 0) ->
     return take_tokens(submission, state)  # the last check: the caller commits a write that passes
 
 
-# --- the commit --------------------------------------------------------------------------------------
+# --- commit ------------------------------------------------------------------------------------------
 
 
 def _commit(

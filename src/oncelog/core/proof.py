@@ -1,12 +1,12 @@
-"""Hashes over records, Merkle trees over hashes, a chain over trees. docs/reference/proofs.md has it byte by byte.
+"""Hashes of records, Merkle trees of hashes, and a chain of trees. docs/reference/proofs.md describes all bytes.
 
     leaf  = H(0x00 ‖ record header ‖ H(salt ‖ body))
     node  = H(0x01 ‖ left ‖ right)                        the tree of RFC 9162, section 2.1
-    block = H(0x02 ‖ block header, which holds the hash of the block before)
+    block = H(0x02 ‖ block header, which holds the hash of the previous block)
 
-The three first bytes keep one kind of hash from being passed off as another. The body enters only through its salted
-hash, so that body and salt can be dropped and everything above still verifies. (The fingerprint in the header stays and
-is not salted: it is how a retry is recognised.)
+The first byte distinguishes the three kinds of hashes. The leaf depends on the body only through its salted hash, so
+that leaf, tree and block still verify after the erasure of body and salt. The fingerprint in the header stays, without
+a salt, because retries are recognised by it.
 """
 
 import struct
@@ -26,7 +26,7 @@ FORMAT_VERSION: Final = 1
 HASH_BYTES: Final = 32
 SALT_BYTES: Final = 16
 NO_HASH: Final = bytes(HASH_BYTES)
-"""What stands for the previous hash in a lane's first block."""
+"""Previous hash of the first block of a lane."""
 
 _RECORD_NUMBERS: Final = struct.Struct(">BIQQQQQ")
 _BLOCK_NUMBERS: Final = struct.Struct(">BIQQIQ")
@@ -34,7 +34,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Block(Struct, frozen=True):
-    """The records of one group commit in a lane."""
+    """Header of a block: the records of one group commit in a lane."""
 
     lane: int
     height: int
@@ -46,7 +46,7 @@ class Block(Struct, frozen=True):
 
     @property
     def hash(self) -> bytes:
-        """Covers every field, and by `previous` every block before."""
+        """Hash of all fields; `previous` includes all previous blocks."""
         return sha256(
             b"\x02"
             + _BLOCK_NUMBERS.pack(
@@ -58,12 +58,12 @@ class Block(Struct, frozen=True):
 
     @property
     def may_follow_gap(self) -> bool:
-        """Whether heights and positions may leap to this block, as far as its header says (core/rules/leaps.py)."""
+        """Whether the header allows a gap before this block (core/rules/leaps.py)."""
         return self.count == 1 and self.first_position == self.height
 
 
 class Proof(Struct, frozen=True):
-    """That a record stands in a block: its place among the block's leaves, and the hashes beside its way up."""
+    """Inclusion proof of a record in a block: the index of its leaf, and the sibling hashes on the path to the root."""
 
     index: int
     count: int
@@ -71,7 +71,7 @@ class Proof(Struct, frozen=True):
 
 
 def encode_record_header(record: Record) -> bytes:
-    """All of a record but its body, in one spelling."""
+    """Encode a record without its body."""
     key, fingerprint = record.key, record.fingerprint
     numbers = _RECORD_NUMBERS.pack(
         FORMAT_VERSION,
@@ -96,7 +96,7 @@ def encode_record_header(record: Record) -> bytes:
     )
 
 
-# Names and lengths come again and again; but all of them together may come in more ways than anybody wants to keep.
+# Caches of the parts that many records share. The whole header has too many variants for a cache.
 
 
 @lru_cache(maxsize=4096)
@@ -118,49 +118,49 @@ def _frame_text(label: str, text: str) -> bytes:
     return frame(label.encode(), text.encode())
 
 
-# A copy of a hash that has been begun is cheaper than a new one, for which OpenSSL looks up its SHA-256 again.
+# Copying a hasher is faster than creating one, for which OpenSSL looks up SHA-256 again.
 _BODY_HASHER: Final = sha256()
 _LEAF_HASHER: Final = sha256(b"\x00")
 _NODE_HASHER: Final = sha256(b"\x01")
 
 
 def hash_body(salt: bytes, body: bytes) -> bytes:
-    """What stays of a body when it is erased. A salt has SALT_BYTES bytes, no more and no less."""
+    """Return the hash that remains of an erased body. The salt must have SALT_BYTES bytes."""
     hasher = _BODY_HASHER.copy()
     hasher.update(salt + body)
     return hasher.digest()
 
 
 def hash_leaf(header: bytes, salted_body_hash: bytes) -> bytes:
-    """The leaf of a record in its block's tree."""
+    """Return the leaf of a record in the tree of its block."""
     hasher = _LEAF_HASHER.copy()
     hasher.update(header + salted_body_hash)
     return hasher.digest()
 
 
 def hash_node(left: bytes, right: bytes) -> bytes:
-    """The node over two others."""
+    """Return the parent of two nodes."""
     hasher = _NODE_HASHER.copy()
     hasher.update(left + right)
     return hasher.digest()
 
 
 MerkleTree = Sequence[Sequence[bytes]]
-"""All levels of a Merkle tree, leaves first, the root alone in the last."""
+"""Levels of a Merkle tree, from the leaves to the root."""
 
 
 def compute_root(leaves: Sequence[bytes]) -> bytes:
-    """The Merkle root over one leaf or more."""
+    """Return the Merkle root of one or more leaves."""
     return build_tree(leaves)[-1][0]
 
 
 def prove(leaves: Sequence[bytes], index: int) -> Proof:
-    """The inclusion proof of one leaf."""
+    """Return the inclusion proof of a leaf."""
     return prove_from_tree(build_tree(leaves), index)
 
 
 def prove_from_tree(levels: MerkleTree, index: int) -> Proof:
-    """The inclusion proof of one leaf of a tree: nothing is hashed for it."""
+    """Return the inclusion proof of a leaf without computing hashes."""
     if not 0 <= index < len(levels[0]):
         raise IndexError(f"no leaf {index} among {len(levels[0])}")
     path = []
@@ -174,7 +174,7 @@ def prove_from_tree(levels: MerkleTree, index: int) -> Proof:
 
 
 def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
-    """True if the proof leads from the leaf to the root: RFC 9162, section 2.1.3.2."""
+    """Return whether the proof leads from the leaf to the root (RFC 9162, section 2.1.3.2)."""
     if not 0 <= proof.index < proof.count or any(len(sibling_hash) != HASH_BYTES for sibling_hash in proof.path):
         return False
     place, last, reached = proof.index, proof.count - 1, leaf
@@ -194,18 +194,18 @@ def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
 
 
 def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
-    """True if the record, body and all, stands in the block where its own header says.
+    """Return whether the record, including its body, stands in the block.
 
-    Of an erased record the body is not there, so this is False: `verify_header` is for it.
+    The result is False for an erased record, whose body is missing; use `verify_header`.
     """
     if record.erased:
         return False
-    # The salt's length is fixed: otherwise a byte could move between salt and body without changing their hash.
+    # With a variable length, a byte could move between salt and body without changing the hash.
     return len(salt) == SALT_BYTES and verify_header(record, hash_body(salt, record.body), proof, block)
 
 
 def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: Block) -> bool:
-    """The same for a record whose body has been erased: its hash is all that is left of it."""
+    """Return whether the record stands in the block, by the salted hash of its body. Works for erased records."""
     if not len(salted_body_hash) == len(block.previous) == len(block.root) == HASH_BYTES:
         return False
     if (record.lane, record.height, record.log_time_ms) != (block.lane, block.height, block.log_time_ms):
@@ -215,24 +215,24 @@ def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: 
     try:
         header = encode_record_header(record)
     except (struct.error, UnicodeEncodeError):
-        return False  # no log could hold such a record
+        return False  # no log can hold such a record
     return verify_inclusion(hash_leaf(header, salted_body_hash), proof, block.root)
 
 
 class SealedBatch(Struct, frozen=True):
-    """The blocks that close a batch, one a lane, and the lanes' heads with their hashes."""
+    """Blocks of a batch, one for each lane with records, and the heads of its lanes with the hashes of the blocks."""
 
     blocks: list[Block]
     trees: dict[int, MerkleTree]
-    """That of each lane's block: what its proofs are made from."""
+    """Merkle tree of the block of each lane, for inclusion proofs."""
     heads: dict[int, LaneHead]
 
 
 def seal(changes: Changes, salts: Sequence[bytes]) -> SealedBatch:
-    """Closes a block in every lane that `changes` writes records to.
+    """Close a block in every lane with new records.
 
-    `salts` are random, SALT_BYTES long, one a record in the order of `changes.records`. They come from outside
-    because nothing in the core draws a random number.
+    `salts` are random and SALT_BYTES long, one for each record of `changes.records`. The caller draws them, because the
+    core draws no random numbers.
     """
     if salts and set(map(len, salts)) != {SALT_BYTES}:
         raise ValueError(f"a salt must have {SALT_BYTES} bytes")
@@ -262,9 +262,9 @@ def _build_block(lane: int, head: LaneHead, tree: MerkleTree) -> Block:
 
 
 def build_tree(leaves: Sequence[bytes]) -> MerkleTree:
-    """The tree over one leaf or more. A node without a sibling moves up as it is.
+    """Return the tree of one or more leaves. A node without a sibling moves up unchanged.
 
-    This is the tree that RFC 9162 defines from the top down by powers of two, built from the bottom up.
+    RFC 9162 defines the same tree from the top down, by powers of two.
     """
     levels = [leaves]
     while len(levels[-1]) > 1:

@@ -1,4 +1,4 @@
-"""The read set of a batch: what a store loads before `plan` decides, in a constant number of statements."""
+"""Read set of a batch: the keys that a store loads, in a constant number of statements, before `plan` decides."""
 
 from collections.abc import Sequence
 
@@ -44,27 +44,28 @@ from oncelog.core.values import (
 
 
 class ReadSet(Struct):
-    """The keys of every table of a snapshot that a batch may read or write."""
+    """Keys that a batch may read or write, by table of the snapshot."""
 
     faults: dict[int, Refused] = field(default_factory=dict)
-    """Refusals of malformed items, by the item's index in the batch. `plan` does not validate the items again."""
+    """Refusals of malformed items by their index in the batch. `plan` does not validate the items again."""
     lanes: set[int] = field(default_factory=set)
     keys: set[KeyIdentity] = field(default_factory=set)
-    """Those of events in other scopes are not named by `build_read_set`, as `usage` (`collect_event_identities`)."""
+    """`build_read_set` leaves out the identities of events in other scopes (`collect_event_identities`)."""
     sequences: set[SequenceIdentity] = field(default_factory=set)
     clients: set[ClientIdentity] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
     floors: set[str] = field(default_factory=set)
-    """Not named by `build_read_set`: the streams of the batch, in a log that has leapt (core/rules/leaps.py)."""
+    """`build_read_set` leaves it empty. In a log with a leap, stores add the streams of the batch
+    (core/rules/leaps.py)."""
     entities: set[EntityIdentity] = field(default_factory=set)
     relationships: set[RelationshipIdentity] = field(default_factory=set)
     rows: set[RowIdentity] = field(default_factory=set)
     leases: set[KeyIdentity] = field(default_factory=set)
     members: set[MemberIdentity] = field(default_factory=set)
     oldest: dict[str, int] = field(default_factory=dict)
-    """How many of the oldest members to load, by stream: one more than the batch can remove, so that one is left.
+    """Number of the oldest members to load, by stream: one more than the batch can remove, so that one is left.
 
-    What they have acknowledged is loaded with them.
+    Their acknowledgements are loaded with them.
     """
     rosters: set[str] = field(default_factory=set)
     acknowledged: set[MemberIdentity] = field(default_factory=set)
@@ -72,15 +73,15 @@ class ReadSet(Struct):
     horizons: set[str] = field(default_factory=set)
     rates: set[RateIdentity] = field(default_factory=set)
     usage: set[str] = field(default_factory=set)
-    """By prefix. Added once the lanes are locked and the tenants known (`collect_usage_keys`)."""
+    """Prefixes of tenants. Stores add them when the lanes are locked and the tenants known (`collect_usage_keys`)."""
     past_members: set[MemberIdentity] = field(default_factory=set)
-    """Also named by `collect_usage_keys`."""
+    """Stores add them with `usage`."""
 
 
 def build_read_set(batch: Sequence[Request], settings: Settings) -> ReadSet:
     """Return the keys of everything that `plan` reads for the batch. Stores lock the lanes in ascending order.
 
-    Malformed items are refused without a look-up: a store may be unable to represent their names.
+    Malformed items are refused and not looked up, because a store may be unable to represent their names.
     """
     read_set = ReadSet()
     for index, item in enumerate_items(batch):
@@ -164,14 +165,14 @@ def _add_submission(submission: Submission, read_set: ReadSet) -> None:
     if policy.client_sequence:
         identity = client_identity(submission)
         read_set.clients.add(identity)
-        if submission.client_sequence <= STORED_INTEGER_MAX:  # a higher one can only be a gap
+        if submission.client_sequence <= STORED_INTEGER_MAX:  # a higher sequence is always a gap
             read_set.sequences.add((*identity, submission.client_sequence))
     if policy.rows or policy.entities:
         add_effects(submission, read_set)
 
 
 def add_effects(submission: Submission, read_set: ReadSet) -> None:
-    """Name the entities, relationships and rows that a write's operations or delta may read or change."""
+    """Add the entities, relationships and rows that the operations or the delta of a write may read or change."""
     scope = submission.scope
     if submission.delta is not None:
         read_set.rows.add((scope, submission.delta.table, submission.delta.row_id))

@@ -1,7 +1,7 @@
-"""Transactions of a ledger: their scope, their id, and the one spelling of their operations.
+"""Transactions of a ledger: their scope, their id, and the canonical form of their operations.
 
-The body of a record is the canonical JSON of its operations, so that whoever sent them can make it again, byte by byte,
-and check the proof of it without asking anybody. It is also how operations come over a wire of JSON.
+The body of a record is the canonical JSON of its operations. A sender can therefore build the same bytes and check
+their proof without the server. The JSON APIs use the same form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,24 +25,24 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 
 
 def ledger_scope(organization: str, vault: str = "") -> str:
-    """The stream of an organization, or of one of its vaults: `ledger/acme`, `ledger/acme/main`."""
+    """Return the stream of an organization or of one of its vaults: `ledger/acme`, `ledger/acme/main`."""
     return scope_of(SCOPE_PREFIX, organization, vault) if vault else scope_of(SCOPE_PREFIX, organization)
 
 
 def format_tx_id(lane: int, position: int) -> str:
-    """A transaction's id: where it stands, in hexadecimal. Never given again."""
+    """Return the id of a transaction: lane and position in hexadecimal."""
     return f"{lane << _POSITION_BITS | position:0{TX_ID_DIGITS}x}"
 
 
 def parse_tx_id(tx_id: str) -> tuple[int, int] | None:
-    """Lane and position of a transaction; None for a text that is no id."""
+    """Return lane and position of a transaction; None for an invalid id."""
     if len(tx_id) != TX_ID_DIGITS or not _HEXADECIMAL.issuperset(tx_id):
         return None
     place = int(tx_id, 16)
     return place >> _POSITION_BITS, place & (1 << _POSITION_BITS) - 1
 
 
-def transaction(  # noqa: PLR0913 - most of them are given by name
+def transaction(  # noqa: PLR0913 - most arguments are named
     scope: str,
     client: str,
     sequence: int,
@@ -53,11 +53,11 @@ def transaction(  # noqa: PLR0913 - most of them are given by name
     rate: Rate | None = None,
     policy: Policy = LEDGER,
 ) -> Submission:
-    """A transaction under the policy LEDGER. Without a key it is known by its client's sequence alone.
+    """Build a transaction under the policy LEDGER. Without a key, client and sequence identify it.
 
-    A log with another time to live has another policy of that name: `log.policies["ledger"]`.
+    A log with another time to live has another policy with this name: `log.policies["ledger"]`.
 
-    Raises CanonicalError with the path of what cannot be: its operations have been checked (`check_operations`).
+    Raises CanonicalError with the path of a fault. The caller has checked the operations (`check_operations`).
     """
     operations = tuple(operations)
     return Submission(
@@ -75,7 +75,7 @@ def transaction(  # noqa: PLR0913 - most of them are given by name
 
 
 def check_operations(operations: Sequence[Operation], value_bytes_max: int, path: str = "operations") -> None:
-    """Raises CanonicalError with the path of the first that cannot be taken, and the limit that it breaks."""
+    """Raise CanonicalError for the first invalid operation, with its path and the limit that it exceeds."""
     if not operations:
         raise CanonicalError(path, "must hold at least one")
     check_operation_count(len(operations), path)
@@ -89,7 +89,7 @@ def check_operations(operations: Sequence[Operation], value_bytes_max: int, path
 
 
 def check_operation_count(count: int, path: str = "operations") -> None:
-    """Raises CanonicalError for more than a transaction may have."""
+    """Raise CanonicalError if a transaction has too many operations."""
     if count > OPERATIONS_MAX:
         raise CanonicalError(path, f"must be at most {OPERATIONS_MAX}, not {count}")
 
@@ -118,7 +118,7 @@ def _check_number(number: int, path: str) -> None:
 
 
 class ConditionJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A condition as a wire of JSON has it. One that is misspelt must not be none."""
+    """A condition in JSON. Unknown members are errors, so that a misspelt condition is not ignored."""
 
     must_not_exist: bool | UnsetType = UNSET
     must_exist: bool | UnsetType = UNSET
@@ -157,21 +157,21 @@ _KINDS: Final[Mapping[type[Operation], str]] = {
     Relate: "create_relationship",
     Unrelate: "delete_relationship",
 }
-"""Names of the operations in JSON."""
+"""Members of `OperationJson` by operation."""
 _MUST: Final = {
     "must_not_exist": Must.NOT_EXIST,
     "must_exist": Must.EXIST,
     "version_is": Must.HAVE_VERSION,
     "value_equals": Must.HAVE_VALUE,
 }
-"""Names of the conditions in JSON."""
+"""Members of `ConditionJson`."""
 _BODY_DECODER: Final = msgspec.json.Decoder(_BodyJson)
 _encode_body: Final = msgspec.json.Encoder(order="sorted").encode
-"""Writes canonical JSON, since all names are ASCII and all numbers are integers up to 2^53−1."""
+"""Writes canonical JSON, because all names are ASCII and all numbers are integers up to 2^53−1."""
 
 
 def encode_operations(operations: Sequence[Operation]) -> bytes:
-    """Return the body of the record of these operations: their canonical JSON.
+    """Return the body of a record with these operations: their canonical JSON.
 
     Raises CanonicalError for a number beyond 2^53−1 and for a lone surrogate.
     """
@@ -219,7 +219,7 @@ def _check_exact(number: int) -> int:
 
 
 def decode_operations(record: Record) -> tuple[Operation, ...]:
-    """The operations of a record; none of an erased one. Raises CanonicalError for a body that is none of ours."""
+    """Return the operations of a record; none for an erased one. Raises CanonicalError for an invalid body."""
     if record.erased:
         return ()
     try:
@@ -229,7 +229,7 @@ def decode_operations(record: Record) -> tuple[Operation, ...]:
 
 
 def operations_from_json(operations: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:
-    """Operations as they came over a wire of JSON. Raises CanonicalError with the path of one that is none."""
+    """Convert operations from JSON. Raises CanonicalError with the path of an invalid one."""
     check_operation_count(len(operations), path)
     return tuple([_operation_from_json(operation, path, index) for index, operation in enumerate(operations)])
 

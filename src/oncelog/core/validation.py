@@ -1,7 +1,7 @@
 """Validation of an item against its policy and the named limits.
 
-The APIs check their messages; the core and the stores rely on the checks of this module. An item that passes cannot
-make a later step fail, so that a bad submission does not affect the other submissions of its group commit.
+APIs check their messages; the core and the stores rely on this module. A valid item cannot make a later step fail, so
+that a malformed submission does not affect the other submissions of its group commit.
 """
 
 import re
@@ -64,11 +64,11 @@ from oncelog.errors import CanonicalError
 _ACT_NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{ACT_CHARACTERS_MAX - 1}}}")
 T = TypeVar("T")
 _Check = Callable[[Any], None]
-"""Raises _FieldError."""
+"""Checks an item. Raises _FieldError."""
 
 
 class _FieldError(Exception):
-    """A malformed field of an item. `check_item` returns the refusal."""
+    """A malformed field of an item. `check_item` returns its refusal."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)
@@ -76,7 +76,7 @@ class _FieldError(Exception):
 
 
 def check_item(item: Item) -> Refused | None:
-    """Return None if the item can be decided; else the refusal that names the field at fault."""
+    """Return the refusal of a malformed item with the name of the field; None for a valid item."""
     try:
         if isinstance(item, Submission):
             _check_submission(item)
@@ -88,7 +88,7 @@ def check_item(item: Item) -> Refused | None:
     return None
 
 
-# --- checks of one field of an item, by its name ---------------------------------------------------------
+# --- checks of one field, by its name --------------------------------------------------------------------
 
 
 def _name(field: str) -> _Check:
@@ -126,7 +126,7 @@ def _integer(field: str, lowest: int, highest: int) -> _Check:
     return check
 
 
-# --- checks of one type of items ---------------------------------------------------------------------------
+# --- checks of one type of item ----------------------------------------------------------------------------
 
 
 def _check_leased(item: Claim | Renew | Release) -> None:
@@ -145,7 +145,7 @@ def _check_key(item: Submission | Claim | Renew | Release) -> None:
 
 
 def _check_releaser(item: Release) -> None:
-    """Check the operator, which does not know the holder, or the holder."""
+    """Check the actor if an operator releases the lease (an operator does not know the holder), else the holder."""
     field = "actor" if item.actor != "" else "holder"
     _check_name(field, getattr(item, field))
 
@@ -157,7 +157,7 @@ def _check_open_rate(item: OpenStream) -> None:
 
 def _check_role(item: SetMember) -> None:
     role: object = item.role
-    if role is not None and not isinstance(role, Role):  # a str must not equal a Role by chance
+    if role is not None and not isinstance(role, Role):  # `plan` compares members by identity
         raise _FieldError("role", f"must be a Role or None, not {role!r}")
     if role is not None and not item.present:
         raise _FieldError("role", "must be None where a member is removed")
@@ -226,8 +226,8 @@ _CHECKS: Final[Mapping[type, tuple[_Check, ...]]] = {
         _text("target", TARGET_CHARACTERS_MAX),
     ),
 }
-"""The checks of each type of items besides submissions, in their order. The scope is empty where it may be that of
-the log: a text, not a name."""
+"""Checks of each type of items in their order, except for submissions. A scope is checked as a text instead of a name
+where it may be empty for the log."""
 
 
 # --- submissions and requests -------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ the log: a text, not a name."""
 def check_request(request: Request) -> Refused | None:
     """Check the mode, and the size of a request that is admitted as a whole."""
     mode: object = request.mode
-    if not isinstance(mode, Mode):  # a str must not equal a Mode by chance
+    if not isinstance(mode, Mode):  # `plan` compares members by identity
         return _refuse("mode", f"must be a Mode, not {mode!r}")
     if request.is_admitted_whole and len(request.items) > WHOLE_REQUEST_ITEMS_MAX:
         limit = f"must be at most {WHOLE_REQUEST_ITEMS_MAX} in a request that is admitted as a whole"
@@ -247,7 +247,7 @@ def check_request(request: Request) -> Refused | None:
 def _check_submission(submission: Submission) -> None:
     policy = submission.policy
     _check_names(submission)
-    if submission.holder:  # not cached: every lease has another one
+    if submission.holder:  # not cached: each lease has another holder
         _check_name("holder", submission.holder)
     if policy.client_sequence or submission.client_sequence:
         _check_sequence(submission, policy)
@@ -266,16 +266,15 @@ def _check_submission(submission: Submission) -> None:
 _VALID_CACHE_MAX: Final = 8192
 _valid_names: set[str] = {""}
 _valid_partitions: set[tuple[str, ...]] = {()}
-"""The same streams, senders and partitions come again and again. These have been found well formed; when they are too
-many they are looked at again."""
+"""Well-formed streams, senders and partitions, which most submissions repeat. A full set is cleared."""
 
 
 def _check_names(submission: Submission) -> None:
-    """Check stream, sender and partitions, each of which may be missing here."""
+    """Check stream, sender and partitions, all of which may be empty."""
     scope, actor, client, partitions = submission.scope, submission.actor, submission.client, submission.partitions
     if type(partitions) is not tuple:
         raise _FieldError("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
-    is_text = type(scope) is type(actor) is type(client) is str  # and nothing that only equals one
+    is_text = type(scope) is type(actor) is type(client) is str  # an equal object of another type is not enough
     if not (is_text and scope in _valid_names and actor in _valid_names and client in _valid_names):
         for field, name in (("scope", scope), ("actor", actor), ("client", client)):
             _check_text(field, name, NAME_CHARACTERS_MAX)
@@ -299,10 +298,10 @@ def _check_partitions(partitions: tuple[str, ...]) -> None:
             raise _FieldError("partitions", f"must be a text, not {type(name).__name__}")
     _check_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
     if not all(partitions) or normal_partitions(partitions) != partitions:
-        # Readers and erasures ask for the normal form, and would not find another one.
+        # Reads and erasures use the normal form, so they would not find another spelling.
         message = "must be in normal form (normal_partitions): NFC, each once, sorted, none empty"
         raise _FieldError("partitions", message)
-    if len(partitions) == 1:  # as most have: 64 long ones each would be many megabytes
+    if len(partitions) == 1:  # 64 long partitions in each entry would take many megabytes
         _cache_valid(_valid_partitions, partitions, ())
 
 
@@ -346,7 +345,7 @@ def _check_stream_rate(submission: Submission, rate: Rate) -> None:
     if submission.policy.order is not STREAM:
         raise _FieldError("stream_rate", _describe_unused_field(submission.policy))
     if not submission.actor:
-        # Its own rate and that of all would be counted as one.
+        # Without an actor, the rate of the actor would use the bucket of the stream.
         raise _FieldError("actor", "must be named where there is a stream_rate")
     _check_rate(rate, "stream_rate")
 
@@ -391,7 +390,7 @@ def _check_name(field: str, name: str) -> None:
 def _check_texts(field: str, texts: tuple[str, ...], characters_max: int) -> None:
     together = "".join(texts)
     if together.isascii() and len(together) <= characters_max and "\0" not in together:
-        return  # all of them together are plain ASCII within the limit of one
+        return  # together they are shorter than the limit of one text
     for text in texts:
         _check_text(field, text, characters_max)
 
