@@ -1,6 +1,6 @@
 """Oncelog: submit a write any number of times; it commits once, in an order that never changes.
 
-The names below are the public ones. Where to start reading: docs/architecture.md, then `oncelog.core.plan`.
+These are the public names. To read the code, start with docs/architecture.md, then `oncelog.core.plan`.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -154,7 +154,7 @@ _RENAMED: Final = {"Room": "DiskLimits"}
 install()
 __getattr__, __dir__ = import_lazily(__name__, _LAZY_NAMES, renamed=_RENAMED)
 
-# Without `open`: a star import must not take the builtin of that name away. It is public all the same.
+# `open` is public but not listed: a star import must not hide the builtin function.
 __all__ = [
     "CHAT",
     "DELTAS",

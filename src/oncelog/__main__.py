@@ -1,4 +1,4 @@
-"""`python -m oncelog` is `oncelog`."""
+"""Runs the command `oncelog` as `python -m oncelog`."""
 
 from oncelog.cli import main
 

@@ -1,7 +1,7 @@
-"""Base of the blocking classes: objects that belong to an event loop, called through a portal.
+"""Base of the blocking classes: they call objects of an event loop through a portal.
 
-`tools/blocking` generates the blocking classes from the async ones. What it cannot derive from them is in
-subclasses of these classes (`blocking_base.py`).
+`tools/blocking` generates the blocking classes from the async classes. Code that it cannot derive is in subclasses of
+these classes (`blocking_base.py` of each package).
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,7 +32,7 @@ class BlockingObject:
 
     @property
     def _portal(self) -> Portal:
-        """Raises the error of a closed object before it is opened and after it is closed."""
+        """The open portal. Raises the error for closed objects before the object is opened and after it is closed."""
         if self._open_portal is None:
             raise self._build_closed_error()
         return self._open_portal
@@ -44,13 +44,14 @@ class BlockingObject:
         return self._portal.iterate(iterator)
 
     def _run_any_time(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that is not async; without a portal directly, since no event loop uses the object then."""
+        """Call a synchronous function: in the event loop, or directly without a portal, when no event loop uses the
+        object."""
         portal = self._open_portal
         return function(*args, **kwargs) if portal is None else portal.run(function, *args, **kwargs)
 
 
 class BlockingResource(BlockingObject):
-    """Opens an object of an event loop, and closes it. The portal is open in between."""
+    """Opens and closes an object of an event loop. The portal is open in between."""
 
     def __init__(self, resource: AsyncResource, thread_name: str) -> None:
         self._open_portal = None
@@ -73,7 +74,7 @@ class BlockingResource(BlockingObject):
         self.close()
 
     def close(self) -> None:
-        """Close the object and end the portal. Does nothing in a fork, or if it is closed."""
+        """Close the object and the portal. Does nothing in a forked process, or if it is closed."""
         portal, self._open_portal = self._open_portal, None
         if portal is not None and not portal.is_forked:
             try:

@@ -1,4 +1,4 @@
-"""How far a reader has come."""
+"""Cursors: how far a reader has read."""
 
 from typing import Self
 
@@ -6,22 +6,22 @@ from msgspec import Struct
 
 
 class Cursor(Struct, frozen=True):
-    """How far a reader has come, in which history and in which order.
+    """How far a reader has read, in one history and one order.
 
-    Keep it as text: `str(cursor)`, `Cursor.parse(text)`. Wherever a cursor is asked for, its text is taken too.
+    Store it as text: `str(cursor)`, `Cursor.parse(text)`. Parameters for a cursor accept its text too.
     """
 
     position: int
     epoch: str
     order: str = ""
-    """Empty for lane 0 and its partitions, else the lane or the stream."""
+    """Empty for lane 0 and its partitions, else the name of the lane or stream."""
 
     def __str__(self) -> str:
         return f"{self.epoch}:{self.order}:{self.position}" if self.order else f"{self.epoch}:{self.position}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The cursor that `str` gave. Raises ValueError for anything else."""
+        """Parse the result of `str`. Raises ValueError for another text."""
         epoch, _, rest = text.partition(":")
         order, _, position = rest.rpartition(":")
         if not epoch or not position.isdecimal() or not position.isascii():

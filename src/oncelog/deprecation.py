@@ -1,4 +1,4 @@
-"""Deprecated names: they work for one release and warn. The changelog lists what replaces them."""
+"""Deprecated names: they work for one release and warn. The changelog lists their replacements."""
 
 import importlib
 import os
@@ -14,10 +14,10 @@ from typing import Any, Final
 from warnings import warn_explicit
 
 _LIBRARY_FILES: Final = (f"{Path(__file__).parent}{os.sep}", "<frozen importlib", importlib.__file__)
-"""Beginnings of the file names of this package and of the import system, which are not the callers of a name."""
+"""Prefixes of the file names of this package and of the import system, which the warning skips."""
 
 _RENAMED_MODULES: Final = {
-    "oncelog.doors": ("oncelog.server", {}),  # the package of the next one; imports of it alone were never documented
+    "oncelog.doors": ("oncelog.server", {}),  # package of the next module; importing it alone was never documented
     "oncelog.doors.identity": (
         "oncelog.server.auth.authenticator",
         {
@@ -28,7 +28,7 @@ _RENAMED_MODULES: Final = {
         },
     ),
 }
-"""Old module: the module that replaces it, and the names that changed in it."""
+"""Renamed modules: the new module and its renamed names."""
 
 
 def find_renamed(module: str, renamed: Mapping[str, str], name: str) -> str:
@@ -44,8 +44,8 @@ def find_renamed(module: str, renamed: Mapping[str, str], name: str) -> str:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn the application at the line that calls this package, however many functions of the package are between."""
-    frame: FrameType = sys._getframe()  # noqa: SLF001 - `warnings` offers no other way before Python 3.12
+    """Warn at the line of the application that calls this package, across any number of frames of this package."""
+    frame: FrameType = sys._getframe()  # noqa: SLF001 - `warnings` has no other way before Python 3.12
     while frame.f_code.co_filename.startswith(_LIBRARY_FILES) and frame.f_back is not None:
         frame = frame.f_back
     warn_explicit(
@@ -81,7 +81,7 @@ def alias_method(old: str, new: str) -> Callable[..., Any]:
 
 
 class _RenamedModules(MetaPathFinder, Loader):
-    """Importer of modules under their old paths."""
+    """Imports modules by their old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -103,5 +103,5 @@ class _RenamedModules(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make old module paths importable."""
+    """Make modules importable by their old names."""
     sys.meta_path.append(_RenamedModules())

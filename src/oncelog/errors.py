@@ -1,42 +1,42 @@
-"""The one tree of errors. Outcomes of a submission are values (`core.values`), never one of these.
+"""Tree of errors. Outcomes of a submission are values (`core.values`) and never raised.
 
 OncelogError
-├── CanonicalError            a value has no canonical form; says where in it and why
-├── ProofError                a document that is no proof (`oncelog.proof`); says where in it and why
-├── PolicyError               a policy that contradicts itself, or the one the log knows by that name
-├── SettingsError             a setting out of its range, or not the one that the log was made with; refused at start
-├── LimitExceededError        one of the log's named limits; says which and how much
-├── ClosedError               the log has been closed, or was opened in another process
+├── CanonicalError            a value has no canonical form; names the place and the reason
+├── ProofError                an invalid proof document (`oncelog.proof`); names the place and the reason
+├── PolicyError               a policy with a contradiction, or other than the one that the log uses under its name
+├── SettingsError             a setting out of range, or other than that of the log; raised at start
+├── LimitExceededError        a limit of the log is reached; names the limit and its value
+├── ClosedError               the log is closed, or was opened in another process
 ├── HistoryChangedError       a cursor of another epoch, or of a log that has been cut
-├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still good
+├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still valid
 ├── ClockJumpedError          the clock jumped forward; commits wait until an operator confirms it
-├── UnstorableError           a write that the store cannot hold; a retry does not help
-├── AuthError                 nobody the server knows; says why in the log only
-├── ClientError               of a client of a server (`oncelog.client`)
-│   ├── LostError                 the server cannot be reached, or went away
-│   ├── ServerRefusedError        the server says no, and why
-│   ├── ProtocolError             the server says something that no server says
+├── UnstorableError           the store cannot hold a write; a retry does not help
+├── AuthError                 an invalid credential; only the log of the server has the reason
+├── ClientError               errors of a client of a server (`oncelog.client`)
+│   ├── LostError                 the server cannot be reached, or the connection broke
+│   ├── ServerRefusedError        the server refused the request; has the code and the message
+│   ├── ProtocolError             the server sent an invalid message
 │   ├── IdReusedError             another submission with this id waits in the outbox
 │   ├── StoreInUseError           another client has the file open
 │   ├── PartitionsChangedError    the file belongs to other partitions
-│   └── UpdatesLostError          a reader of updates or changes fell behind: subscribe again, then read what there is
-├── WorkError                 of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
-│   ├── ConflictError             its key was used for something else
-│   ├── InFlightError             another caller does it right now
-│   ├── RunFailedError            the caller who was waited for failed, in another process
-│   ├── LeaseLostError            another caller took over; what this one did was not kept
-│   ├── ResultError               its result cannot be kept
-│   ├── ResultErasedError         it was done, but its result has been erased
-│   ├── BusyError                 the log has too much to do
-│   └── TransactionError          the transaction that is shared is not as it must be
+│   └── UpdatesLostError          a reader of updates or changes fell behind: subscribe again, then read the state
+├── WorkError                 errors of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
+│   ├── ConflictError             the key was used for other work
+│   ├── InFlightError             another caller does the work
+│   ├── RunFailedError            the work that this caller waited for failed in another process
+│   ├── LeaseLostError            another caller took over; the result of this caller was dropped
+│   ├── ResultError               the result cannot be stored
+│   ├── ResultErasedError         the work was done, but its result has been erased
+│   ├── BusyError                 the log is overloaded or limited
+│   └── TransactionError          the shared transaction has an unexpected state
 └── StoreError
-    ├── StoreUnavailableError     I/O error, locked, not reached: try again under the same identity
+    ├── StoreUnavailableError     I/O error, locked, unreachable: retry under the same identity
     │   ├── DiskFullError             the disk is full
-    │   └── LogReplacedError          another log or history is at the address: start the process again
-    ├── NotALogError              a file that is not Oncelog's
+    │   └── LogReplacedError          another log or history is at the address: restart the process
+    ├── NotALogError              a file that is not a log
     ├── NewerSchemaError          a log of a newer version of Oncelog
     ├── MovedError                a log that has been moved into a database: open it there
-    └── CorruptError              what is stored contradicts itself
+    └── CorruptError              stored data contradicts itself
 """
 
 from oncelog.cursor import Cursor
@@ -44,7 +44,7 @@ from oncelog.error_codes import RETRYABLE_CODES
 
 
 class OncelogError(Exception):
-    """The root: catch it to catch all that Oncelog raises on purpose."""
+    """Base of all errors that Oncelog raises on purpose."""
 
 
 class _PathError(OncelogError, ValueError):
@@ -65,15 +65,15 @@ class ProofError(_PathError):
 
 
 class PolicyError(OncelogError, ValueError):
-    """A policy that contradicts itself, or the one that the log knows by its name."""
+    """A policy contradicts itself, or differs from the one that the log uses under its name."""
 
 
 class SettingsError(OncelogError, ValueError):
-    """A setting that is out of its range, or that a log which is there was not made with."""
+    """A setting is out of its range, or differs from that of an existing log."""
 
 
 class LimitExceededError(OncelogError):
-    """A limit of the log (`oncelog.Limits`) is used up."""
+    """A limit of the log (`oncelog.Limits`) is reached."""
 
     def __init__(self, name: str, limit: int, reason: str = "that many are there already") -> None:
         super().__init__(f"{name} is {limit}, and {reason}")
@@ -82,13 +82,13 @@ class LimitExceededError(OncelogError):
 
 
 class ClosedError(OncelogError):
-    """The log has been closed, or was opened before a fork: open it in the process that uses it."""
+    """The log is closed, or was opened before a fork: open it in the process that uses it."""
 
 
 class HistoryChangedError(OncelogError):
-    """The cursor belongs to another history: start again from what this log has.
+    """The cursor belongs to another history: start again with the current state of this log.
 
-    `epoch` is the log's, `newest` the newest number of the order that was asked for.
+    `epoch` is the epoch of the log, `newest` the newest number of the requested order.
     """
 
     def __init__(self, message: str, epoch: str, newest: int) -> None:
@@ -98,7 +98,8 @@ class HistoryChangedError(OncelogError):
 
 
 class SlowReaderError(OncelogError):
-    """The reader of a subscription fell behind and was closed. Resume after `cursor`: nothing is lost."""
+    """The reader of a subscription fell behind, and the subscription was closed. Resume after `cursor`: nothing is
+    lost."""
 
     def __init__(self, cursor: Cursor) -> None:
         super().__init__(f"the reader fell too far behind and was closed; resume after {cursor}")
@@ -106,7 +107,7 @@ class SlowReaderError(OncelogError):
 
 
 class ClockJumpedError(OncelogError):
-    """The clock is `ahead_ms` ahead of where the machine's steady clock says it must be."""
+    """The clock is `ahead_ms` ahead of the time that the steady clock of the machine predicts."""
 
     def __init__(self, ahead_ms: int, limit_ms: int) -> None:
         super().__init__(
@@ -122,7 +123,8 @@ class UnstorableError(OncelogError):
 
 
 class AuthError(OncelogError):
-    """A credential that is not good. `reason` is for the server's log alone: whoever guesses gets one text for all."""
+    """A credential is invalid. Only the log of the server has the `reason`; callers get the same text for all reasons.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__("authentication failed")
@@ -130,37 +132,37 @@ class AuthError(OncelogError):
 
 
 class StoreError(OncelogError):
-    """The store could not do what was asked."""
+    """The store failed."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot be written or read right now.
+    """The store cannot be read or written for now.
 
     The outcome of a submission may be unknown: submit it again under the same identity.
     """
 
 
 class DiskFullError(StoreUnavailableError):
-    """There is no room for what was to be written. Make room, and submit it again under the same identity."""
+    """The disk is full. Free space, then submit again under the same identity."""
 
 
 class LogReplacedError(StoreUnavailableError):
-    """The file or database has another log, or another epoch of it, than when it was opened.
+    """The file or database now has another log, or another epoch of it.
 
-    Memory has answers and cursors of the old history, so the log must be opened again, in a new process for a server.
+    This process holds answers and cursors of the old history. Open the log again; restart a server.
     """
 
 
 class NotALogError(StoreError):
-    """A file that is not Oncelog's. Nothing in it was changed."""
+    """The file is not a log. It was not changed."""
 
 
 class NewerSchemaError(StoreError):
-    """A log made by a newer version of Oncelog. Nothing in it was changed."""
+    """A newer version of Oncelog created the log. It was not changed."""
 
 
 class MovedError(StoreError):
-    """The log has been moved into a database (`oncelog move`), and is written to there alone.
+    """The log has been moved into a database (`oncelog move`) and is only written there.
 
     Nothing was written here. `target` is its address, without a password.
     """
@@ -171,19 +173,19 @@ class MovedError(StoreError):
 
 
 class CorruptError(StoreError):
-    """What is stored contradicts itself. `oncelog verify FILE` says where."""
+    """Stored data contradicts itself. `oncelog verify FILE` reports the places."""
 
 
 class WorkError(OncelogError):
-    """Of work that is done once."""
+    """Base of the errors of work that is done once."""
 
 
 class ConflictError(WorkError):
-    """The key was used for something else: other arguments, another request. Nothing was done."""
+    """The key was used for other arguments or another request. Nothing was done."""
 
 
 class InFlightError(WorkError):
-    """Another caller does the work right now. Its lease ends in `retry_after_ms` if it is not renewed."""
+    """Another caller does the work. Its lease ends in `retry_after_ms` unless it is renewed."""
 
     def __init__(self, message: str, retry_after_ms: int = 0) -> None:
         super().__init__(message)
@@ -191,9 +193,9 @@ class InFlightError(WorkError):
 
 
 class RunFailedError(WorkError):
-    """The work that was waited for failed in another process: `kind` is the name of its error, `message` its text.
+    """The work that the caller waited for failed in another process. `kind` names the error, `message` is its text.
 
-    Nothing was kept; the next call does the work again.
+    No result was stored; the next call does the work again.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -203,21 +205,21 @@ class RunFailedError(WorkError):
 
 
 class LeaseLostError(WorkError):
-    """The work took longer than its lease, which could not be renewed, and another caller took over."""
+    """The work took longer than its lease, the lease could not be renewed, and another caller took over."""
 
 
 class ResultError(WorkError):
-    """What the work returned cannot be kept: it is too large, or is not of the type that was declared."""
+    """The result of the work cannot be stored: it is too large or does not have the declared type."""
 
 
 class ResultErasedError(WorkError):
-    """The work was done, but its result has been erased since. It is not done again."""
+    """The work was done, but its result has been erased. It is not done again."""
 
 
 class BusyError(WorkError):
-    """The log takes no new work for now. Nothing was done; try again after `retry_after_ms`.
+    """The log accepts no new work for now. Nothing was done; retry after `retry_after_ms`.
 
-    `reason` says why: `busy`, `rate_limited`, `read_only` or `quota_exceeded`.
+    `reason` is `busy`, `rate_limited`, `read_only` or `quota_exceeded`.
     """
 
     def __init__(self, message: str, retry_after_ms: int, reason: str = "busy") -> None:
@@ -227,19 +229,19 @@ class BusyError(WorkError):
 
 
 class TransactionError(WorkError):
-    """A transaction was open before, or the function tried to end its own. Nothing was done."""
+    """A transaction was open already, or the function tried to end the shared transaction. Nothing was done."""
 
 
 class ClientError(OncelogError):
-    """Of a client of a server."""
+    """Base of the errors of a client of a server."""
 
 
 class LostError(ClientError):
-    """The server cannot be reached, or went away: what was sent may have been committed or not."""
+    """The server cannot be reached, or the connection broke. Sent submissions may or may not be committed."""
 
 
 class ServerRefusedError(ClientError):
-    """The server says no, in its own words."""
+    """The server refused the request. The error has its code and message."""
 
     def __init__(self, code: str, message: str, retry_after_ms: int = 0) -> None:
         super().__init__(f"{code}: {message}")
@@ -248,24 +250,24 @@ class ServerRefusedError(ClientError):
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same may be sent again later."""
+        """Whether a retry of the same request can succeed."""
         return self.code in RETRYABLE_CODES
 
 
 class ProtocolError(ClientError):
-    """The server says something that no server says: the connection is of no use."""
+    """The server sent an invalid message. The connection cannot be used."""
 
 
 class IdReusedError(ClientError):
-    """A submission with this id and other content waits in the outbox. Nothing was taken."""
+    """A submission with this id and other content waits in the outbox. Nothing was added."""
 
 
 class StoreInUseError(ClientError):
-    """Another client, in this process or another one, has the file open."""
+    """Another client, in this or another process, has the file open."""
 
 
 class PartitionsChangedError(ClientError):
-    """The file has the cursor of other partitions. Use another file, or say what to do about it (`reset`)."""
+    """The file has the cursor of other partitions. Use another file, or pass `reset`."""
 
     def __init__(self, path: str, partitions: tuple[str, ...]) -> None:
         super().__init__(
@@ -276,7 +278,7 @@ class PartitionsChangedError(ClientError):
 
 
 class UpdatesLostError(ClientError):
-    """A reader of `updates` or `changes` fell behind and gets no more. Subscribe again, then read what there is."""
+    """A reader of `updates` or `changes` fell behind and was closed. Subscribe again, then read the state."""
 
     def __init__(self, limit_name: str, limit: int) -> None:
         super().__init__(f"updates were lost: {limit_name} is {limit}, and more updates arrived before they were read")

@@ -1,7 +1,7 @@
 """Permissions of the files that Oncelog creates (CO-26).
 
-Every new file gets its mode explicitly, whatever the umask is: 0600, or `file_mode` where a group shares a log. The
-mode of an existing file is never changed; a file with more permissions than that is reported once.
+Every new file gets an explicit mode, independent of the umask: 0600, or `file_mode` if a group shares a log. The mode
+of an existing file is never changed; a file with more permissions is reported once.
 """
 
 import errno
@@ -19,14 +19,14 @@ logger: Final = logging.getLogger("oncelog.files")
 
 OWNER_ONLY: Final = 0o600
 FILE_MODES: Final = (0o600, 0o640, 0o660)
-"""Allowed values of `file_mode`. The owner must read and write; other users than owner and group get nothing."""
+"""Allowed values of `file_mode`. The owner reads and writes; users outside of the group have no access."""
 _OCTAL: Final = re.compile(r"(0o)?[0-7]{1,5}", re.ASCII)
 _PERMISSIONS: Final = 0o777
 _REPORTED_MAX: Final = 1000
 _create_lock: Final = threading.Lock()
-"""Held while a new file is open for its mode to be set: see `create_file`."""
+"""Held while a new file is open to set its mode (`create_file`)."""
 _reported: Final[set[tuple[str, int]]] = set()
-"""Paths and modes of files that a warning was logged for."""
+"""Paths and modes of the files with a logged warning."""
 
 
 def check_file_mode(mode: int) -> int:
@@ -38,20 +38,20 @@ def check_file_mode(mode: int) -> int:
 
 
 def parse_file_mode(text: str) -> int:
-    """Return the mode that octal digits name: `0660`, `660` or `0o660`. Raises SettingsError."""
+    """Return the mode of octal digits: `0660`, `660` or `0o660`. Raises SettingsError."""
     if _OCTAL.fullmatch(text) is None:
         raise SettingsError(f"file_mode must be {_format_choices()}, not {text!r}")
     return check_file_mode(int(text.removeprefix("0o"), 8))
 
 
 def create_file(path: str, mode: int = OWNER_ONLY) -> bool:
-    """Create an empty file with this mode, for SQLite to open; return False if the file exists.
+    """Create an empty file with this mode, for SQLite to open. Return False if the file exists.
 
-    SQLite gives its `-wal`, `-shm` and `-journal` files the mode of the main file. A symbolic link to a missing file
-    creates that file, as SQLite would. Raises OSError.
+    SQLite gives the `-wal`, `-shm` and `-journal` files the mode of the main file. A symbolic link to a missing file
+    creates that file, as in SQLite. Raises OSError.
     """
-    # POSIX drops all locks of a process on a file when the process closes any descriptor of it. Another thread must
-    # not open the new file with SQLite before this descriptor is closed.
+    # When a process closes any descriptor of a file, POSIX drops all its locks on the file. Another thread must
+    # therefore not open the new file with SQLite before this descriptor is closed.
     with _create_lock:
         try:
             os.close(open_new(os.path.realpath(path), os.O_RDWR, mode))
@@ -61,14 +61,14 @@ def create_file(path: str, mode: int = OWNER_ONLY) -> bool:
 
 
 def create_or_report(path: str, mode: int = OWNER_ONLY) -> None:
-    """Create an empty file as `create_file`, or report an existing one as `report_loose_file`. Raises OSError."""
+    """Create an empty file (`create_file`), or report an existing one (`report_loose_file`). Raises OSError."""
     if not create_file(path, mode):
         report_loose_file(path, mode)
 
 
 def open_new(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -> int:
     """Create a file with this mode and return its descriptor. Raises FileExistsError and other OSErrors."""
-    # No other user may open the file before it has its mode.
+    # Without the mode of the owner here, another user could open the file before it has its mode.
     descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & OWNER_ONLY)
     try:
         os.fchmod(descriptor, mode)
@@ -79,7 +79,7 @@ def open_new(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -
 
 
 def open_or_create(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -> int:
-    """Return a descriptor of a file, which is created with this mode if it is missing. Raises OSError."""
+    """Return a descriptor of a file, and create the file with this mode if it is missing. Raises OSError."""
     while True:
         try:
             return open_new(path, flags, mode)
@@ -93,7 +93,7 @@ def open_or_create(path: str | os.PathLike[str], flags: int, mode: int = OWNER_O
 
 
 def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
-    """Log a warning, once for each file, if an existing file has more permissions than `mode`."""
+    """Log a warning if an existing file has more permissions than `mode`, once for each file."""
     try:
         found = stat.S_IMODE(os.stat(path).st_mode) & _PERMISSIONS  # noqa: PTH116 - a path of any type
     except OSError:
@@ -110,7 +110,7 @@ def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
 
 
 def is_first_report(path: str, mode: int) -> bool:
-    """Return whether no warning about a file of this mode was logged before in this process."""
+    """Return whether this process has not logged a warning about a file with this mode yet."""
     seen = (os.path.realpath(path), mode)
     if seen in _reported:
         return False
@@ -126,7 +126,7 @@ def _format_choices() -> str:
 
 
 def sync_path(path: str | os.PathLike[str]) -> None:
-    """Write a file, or the entries of a directory, to the disk. Raises OSError."""
+    """Flush a file, or the entries of a directory, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -15,8 +15,8 @@ def import_lazily(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package with `__all__`.
 
-    `modules` maps names to the modules that define them. `renamed` maps deprecated names to current ones.
-    A module may be followed by a colon and the name that it has for the object.
+    `modules` maps names to the modules that define them. A module may be followed by a colon and the name of the object
+    in the module. `renamed` maps deprecated names to current ones.
     """
 
     def __getattr__(name: str) -> object:  # noqa: N807 - the package assigns it to `__getattr__`

@@ -1,7 +1,6 @@
-"""A portal from blocking code into asyncio: one thread with an event loop, and calls that wait for their results.
+"""Portal from blocking code into asyncio: one thread with an event loop, and calls that wait for their results.
 
-It knows nothing about Oncelog. The blocking classes of the library and of the clients call it
-(`oncelog.blocking_base`).
+It does not depend on Oncelog. The blocking classes of the library and of the clients use it (`oncelog.blocking_base`).
 """
 
 import asyncio
@@ -18,14 +17,14 @@ T = TypeVar("T")
 
 
 def build_closed_error() -> Exception:
-    """Return the error of calls to a closed portal whose owner has no other one."""
+    """Return the default error for calls of a closed portal."""
     return RuntimeError("the portal is closed")
 
 
 class Portal:
-    """Runs coroutines on a thread of its own. Any number of threads may call.
+    """Runs coroutines in a separate thread. Any number of threads may call it.
 
-    `build_closed_error` makes the error of a call that comes after the portal is closed, or was under way then.
+    `build_closed_error` builds the error of calls after `close`, and of calls that `close` interrupts.
     """
 
     def __init__(self, name: str = "portal", build_closed_error: Callable[[], Exception] = build_closed_error) -> None:
@@ -45,7 +44,7 @@ class Portal:
     def call_with_timeout(
         self, timeout_s: float | None, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call an async function. Raises TimeoutError, and cancels the call, if it takes longer."""
+        """Call an async function with a timeout, after which the call is cancelled and TimeoutError raised."""
 
         async def run_call() -> T:
             async with asyncio.timeout(timeout_s):
@@ -54,7 +53,7 @@ class Portal:
         return self._wait(run_call)
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that is not async on the loop's thread and return its result."""
+        """Call a synchronous function in the thread of the event loop and return its result."""
 
         async def run_function() -> T:
             return function(*args, **kwargs)
@@ -62,7 +61,7 @@ class Portal:
         return self._wait(run_function)
 
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
-        """Goes through an async iterator. Leaving the loop closes it."""
+        """Iterate over an async iterator, and close it at the end of the loop."""
 
         async def step() -> T:
             return await anext(iterator)
@@ -80,16 +79,16 @@ class Portal:
                     return
                 yield value
         finally:
-            if not self._is_closed and not self.is_forked:  # else the loop has closed it on its way out
+            if not self._is_closed and not self.is_forked:  # otherwise the event loop has closed the iterator
                 self._wait(close)
 
     @property
     def is_forked(self) -> bool:
-        """This is a fork, and the thread that would do the work has stayed in the other process."""
+        """Whether this process is a fork, which does not have the thread."""
         return os.getpid() != self._process
 
     def close(self) -> None:
-        """Ends the thread. Calls still under way are cancelled. In a fork there is nothing to end."""
+        """End the thread and cancel running calls. Does nothing in a forked process."""
         if self.is_forked:
             return
         with self._lock:
@@ -112,8 +111,8 @@ class Portal:
                 raise self._build_closed_error() from error
             raise
         except BaseException:
-            if call.is_sent and not call.outcome.done():  # it is this thread that was interrupted
-                with suppress(RuntimeError):  # the loop is closed, so the call has been cancelled
+            if call.is_sent and not call.outcome.done():  # this thread was interrupted
+                with suppress(RuntimeError):  # the loop is closed and has cancelled the call
                     self._loop.call_soon_threadsafe(call.cancel)
                 with suppress(BaseException):
                     call.outcome.result()
@@ -121,14 +120,14 @@ class Portal:
 
     def _submit(self, call: "_Call[T]") -> None:
         with self._lock:
-            # What gets in before the portal is closed is begun before the loop is stopped, so that it has an end.
+            # The lock orders `begin` before the stop of the loop, so that every sent call ends.
             if self._is_closed:
                 raise self._build_closed_error()
             call.is_sent = True
             self._loop.call_soon_threadsafe(call.begin)
 
     def _run(self) -> None:
-        with self._runner:  # which cancels the tasks that are left, and closes the loop
+        with self._runner:  # cancels the remaining tasks and closes the loop
             try:
                 self._loop.run_forever()
             finally:
@@ -137,7 +136,8 @@ class Portal:
 
 
 class _Call(Generic[T]):
-    """A call on its way. Its outcome is there when its task has ended: asyncio's own future does not wait for that."""
+    """A call in the event loop. Its outcome is set when its task has ended; a future of asyncio would not wait for
+    that."""
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
         self.outcome: Future[T] = Future()
@@ -146,13 +146,13 @@ class _Call(Generic[T]):
         self._task: asyncio.Future[T] | None = None
 
     def begin(self) -> None:
-        """On the loop's thread, as everything below."""
+        """Start the task. This and the following methods run in the thread of the event loop."""
         self._task = asyncio.ensure_future(self._function())
         self._task.add_done_callback(self._finish)
 
     def cancel(self) -> None:
         if self._task is None:
-            self.outcome.set_exception(CancelledError())  # interrupted just before it was begun
+            self.outcome.set_exception(CancelledError())  # interrupted before `begin`
         else:
             self._task.cancel()
 

@@ -5,10 +5,10 @@ docs/reference/proofs.md specifies the bytes.
     document = proof_document(await log.prove(verdict.receipt))
     data = encode(document)                                      # JSON, for a file or a message
 
-    result = verify(decode(data), block_hash=one_that_you_trust)
+    result = verify(decode(data), block_hash=trusted_hash)
     result.is_valid, result.is_erased, result.findings
 
-Without a hash that is trusted, a proof says only that it does not contradict itself: anybody can make up a block.
+Without a trusted hash of the block, a valid proof only shows that it is consistent: anyone can invent a block.
 """
 
 import json
@@ -47,9 +47,9 @@ __all__ = [
 ]
 
 DOCUMENT_BYTES_MAX: Final = 64 * 2**20
-"""Enough for a body of 47 MiB, in base64."""
+"""Allows for a body of 47 MiB in base64."""
 PATH_HASHES_MAX: Final = 64
-"""More than the tree of any block has levels."""
+"""More than the levels of any tree."""
 
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
@@ -58,11 +58,11 @@ _MSGSPEC_MESSAGE: Final = re.compile(r"(.*?)(?: - at `(\$.*)`)?", re.DOTALL)
 _REASON_CHARACTERS_MAX: Final = 300
 
 
-# --- the document ------------------------------------------------------------------------------------
+# --- document ----------------------------------------------------------------------------------------
 
 
 class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of a record but its body. `key` and `fingerprint` are hexadecimal."""
+    """A record without its body. `key` and `fingerprint` are hexadecimal."""
 
     lane: int
     position: int
@@ -78,11 +78,11 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     client: str
     partitions: tuple[str, ...]
 
-    # The limits are those of what a log takes (`core.shape`). They are not for tidiness alone: `core.proof` keeps the
-    # names of headers in memory, and a stranger's document must not be what fills it.
+    # The limits are those of a log (`core.validation`). They also protect the caches of `core.proof`, which keep names
+    # of headers in memory, against foreign documents.
 
     def __post_init__(self) -> None:
-        """Raises ProofError for what no log could have written."""
+        """Raise ProofError for values that no log can have."""
         _check_numbers(self, _UINT64_MAX, "position", "sequence", "log_time_ms", "height", "client_sequence")
         _check_numbers(self, _UINT32_MAX, "lane")
         _check_hex("key", self.key, 0, policy.KEY_BYTES_MAX)
@@ -97,7 +97,7 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A block without its records, and its own hash. All hashes are hexadecimal."""
+    """A block without its records, and its hash. All hashes are hexadecimal."""
 
     lane: int
     height: int
@@ -109,7 +109,7 @@ class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     hash: str
 
     def __post_init__(self) -> None:
-        """Raises ProofError for what no log could have written."""
+        """Raise ProofError for values that no log can have."""
         _check_numbers(self, _UINT64_MAX, "height", "first_position", "timestamp_ms")
         _check_numbers(self, _UINT32_MAX, "lane", "count")
         for name in ("previous_hash", "merkle_root", "hash"):
@@ -117,8 +117,10 @@ class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A record, its block, and the way from the one to the other. Salt, hash and path are hexadecimal, JSON has the
-    body in base64. Salt and body are None of an erased record, or where whoever hands it on keeps the body to himself.
+    """A record, its block, and the path between them.
+
+    Salt, hash and path are hexadecimal; the body is base64 in JSON. Salt and body are None for an erased record, or if
+    the sender of the document keeps the body private.
     """
 
     record: RecordHeader
@@ -131,7 +133,7 @@ class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     block: BlockHeader
 
     def __post_init__(self) -> None:
-        """Raises ProofError for what no log could have written."""
+        """Raise ProofError for values that no log can have."""
         if (self.salt is None) is not (self.body is None):
             raise ProofError("salt", "and body must be both there, or both null")
         if self.salt is not None:
@@ -166,35 +168,35 @@ def _check_text(name: str, text: str, characters_max: int) -> None:
         raise ProofError(name, "lone surrogate in a string")
 
 
-# --- from a log, to bytes and back -------------------------------------------------------------------
+# --- encoding and decoding ---------------------------------------------------------------------------
 
 
 class Proven(Protocol):
-    """What a log gives (`Log.prove`)."""
+    """Result of `Log.prove`."""
 
     @property
     def record(self) -> Record:
-        """Erased or not."""
+        """The record, which may be erased."""
 
     @property
     def salt(self) -> bytes:
-        """Empty of an erased one."""
+        """Empty for an erased record."""
 
     @property
     def body_hash(self) -> bytes:
-        """Of salt and body."""
+        """Hash of salt and body."""
 
     @property
     def proof(self) -> Proof:
-        """The way to the root."""
+        """Path to the root."""
 
     @property
     def block(self) -> Block:
-        """Where it stands."""
+        """Block of the record."""
 
 
 def proof_document(proven: Proven) -> ProofDocument:
-    """The document of what a log has proven."""
+    """Build the document of a proven record."""
     record, block = proven.record, proven.block
     header = {name: getattr(record, name) for name in RecordHeader.__struct_fields__}
     hashes = {"key": record.key.hex(), "fingerprint": record.fingerprint.hex()}
@@ -220,7 +222,7 @@ def proof_document(proven: Proven) -> ProofDocument:
 
 
 def encode(document: ProofDocument) -> bytes:
-    """A document as JSON, on one line."""
+    """Encode a document as one line of JSON."""
     return msgspec.json.encode(document)
 
 
@@ -228,18 +230,19 @@ _DOCUMENT_DECODER: Final = msgspec.json.Decoder(ProofDocument)
 
 
 def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument:
-    """A document from JSON. Raises ProofError, with the path of the member, for anything that is none."""
+    """Decode a document from JSON. Raises ProofError with the path of the fault."""
     if len(data) > bytes_max:
         raise ProofError("$", f"must have at most {bytes_max} bytes")
     try:
         document = _DOCUMENT_DECODER.decode(data)
-        # Which of two members of one name counts depends on who reads: one would be checked, and another one shown.
+        # Decoders differ in which of two members with the same name they use, so a repeated one could hide other
+        # content.
         parsed = json.loads(data, object_pairs_hook=_check_unique)
     except msgspec.MsgspecError as error:
         raise _to_proof_error(error) from error
     except UnicodeError as error:
         raise ProofError("$", "is not UTF-8") from error
-    # Base64 has unused bits at its end, which are zero: otherwise two spellings would be one body.
+    # The unused last bits of base64 must be zero, so that a body has one encoding only.
     if document.body is not None and parsed["body"] != b64encode(document.body).decode():
         raise ProofError("$.body", "has bits set behind its last byte")
     return document
@@ -247,7 +250,7 @@ def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument
 
 def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
-    if len(members) < len(pairs):  # of names that the decoder knows: it has refused all others
+    if len(members) < len(pairs):  # the decoder has refused unknown names
         names = [name for name, _ in pairs]
         raise ProofError(next(name for name in members if names.count(name) > 1), "is there more than once")
     return members
@@ -259,32 +262,32 @@ def _to_proof_error(error: msgspec.MsgspecError) -> ProofError:
     path = path or "$"
     if isinstance(error.__cause__, ProofError):
         return ProofError(f"{path}.{error.__cause__.path}", error.__cause__.reason)
-    # It may quote the document, and that must not write to anybody's terminal by itself.
+    # The message may quote the document, which must not send control characters to a terminal.
     reason = "".join(character if character.isprintable() else "�" for character in reason[:_REASON_CHARACTERS_MAX])
     return ProofError(path, reason)
 
 
-# --- the check ---------------------------------------------------------------------------------------
+# --- verification ------------------------------------------------------------------------------------
 
 
 class Verification(Struct, frozen=True):
-    """What became of a check."""
+    """Result of the verification of a document."""
 
     findings: tuple[str, ...]
-    """What is wrong, in words; nothing if all is well."""
+    """Descriptions of all faults; empty for a valid document."""
     is_erased: bool
-    """There is no body: only the header is proven, and that a body of this hash stood there."""
+    """Whether the body is missing. Then the proof covers the header and the hash of the body."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the document has no faults."""
         return not self.findings
 
 
 def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verification:
-    """Checks a document, and with `block_hash` that its block is that one. Whatever is wrong is in the result.
+    """Verify a document and, with `block_hash`, that its block is the one with this hash. The result lists all faults.
 
-    Of a ledger's transaction the body must also say what its fingerprint says.
+    For a transaction of a ledger, the body must also match the fingerprint.
     """
     block = _build_block(document.block)
     record = _build_record(document)

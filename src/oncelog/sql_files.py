@@ -1,4 +1,4 @@
-"""SQL that lies in files: statements by their names, and scripts apart."""
+"""SQL files: named statements and scripts."""
 
 import re
 from importlib.resources.abc import Traversable
@@ -12,7 +12,7 @@ _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 def parse_statements(text: str) -> dict[str, str]:
     """Return the statements of a file, each under a line `-- name: NAME`.
 
-    A part of several statements stands once, under a line `-- fragment: NAME`, and `{NAME}` includes it.
+    Statements can share a fragment, which stands under a line `-- fragment: NAME`: `{NAME}` includes it.
     """
     for name, fragment in _FRAGMENT.findall(text):
         text = text.replace(f"{{{name}}}", _COMMENT.sub("", fragment))
@@ -20,11 +20,11 @@ def parse_statements(text: str) -> dict[str, str]:
 
 
 def split_script(script: str) -> list[str]:
-    """The single statements of a script. None of ours has a semicolon inside."""
+    """Split a script into statements. Semicolons inside of statements are not supported."""
     return [part.strip() for part in _COMMENT.sub("", script).split(";") if part.strip()]
 
 
 def list_scripts(directory: Traversable) -> list[tuple[int, str]]:
-    """The scripts of a directory whose names begin with four digits, by their numbers."""
+    """Return the scripts of a directory by the four digits at the start of their names."""
     scripts = [entry for entry in directory.iterdir() if entry.name.endswith(".sql")]
     return sorted((int(entry.name[:4]), entry.read_text(encoding="utf-8")) for entry in scripts)

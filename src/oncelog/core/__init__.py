@@ -1,1 +1,1 @@
-"""Pure decisions: what is equal, the identity of a write, and its verdict. No I/O, no clock, no randomness."""
+"""Pure decisions: equality and identity of writes, and verdicts. No I/O, clock or randomness."""

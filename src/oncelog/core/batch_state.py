@@ -65,7 +65,7 @@ class Overlay(Struct, Generic[K, V]):
         return self._base.get(key) if value is _ABSENT else value
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Yield the loaded entries and those that this batch set. A removed entry has the value None."""
+        """Yield the loaded entries and the entries that this batch has set. A removed entry has the value None."""
         for key, value in self._base.items():
             if key not in self.changes:
                 yield key, value

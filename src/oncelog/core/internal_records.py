@@ -1,10 +1,10 @@
-"""Internal records: records that Oncelog writes about the log itself. They do not come from submissions.
-
-A leap passes over numbers; such a gap is valid before a restore record only.
+"""Internal records: records that Oncelog writes about the log itself. They are not submitted.
 
 Restore records (rules/leaps.py), audit records (rules/audit.py) and fold records (rules/compaction.py) are internal.
-They have a position in their lane and are part of its hash chain. They have no sequence, no client and no partition, so
-that readers of a stream or of a partition do not get them. A reader of a lane recognises them by their policy.
+They have a position in their lane and are part of its hash chain. They have no sequence, client or partition, so that
+readers of a stream or partition do not get them. Readers of a lane recognise them by their policy.
+
+A leap skips numbers. Such a gap is valid only before a restore record.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,16 +17,16 @@ from oncelog.core.values import Record
 RESTORE_ACTOR: Final = "system:restore"
 
 Gap = tuple[int, int]
-"""Numbers of one order that a leap has passed over: the last one before them, and the first one after them."""
+"""A gap that a leap left in an order: the last number before it and the first number after it."""
 
 
 def is_internal(record: Record) -> bool:
-    """Return whether Oncelog itself wrote the record."""
+    """Return whether Oncelog wrote the record about the log itself."""
     return record.policy in INTERNAL_POLICIES
 
 
 def check_internal_record(record: Record) -> str | None:
-    """Describe the fault of an internal record in what all kinds of them have in common; None without a fault."""
+    """Describe a fault in the fields that all internal records have in common; None for a valid record."""
     kind = record.policy
     if record.client or record.partitions:
         return f"a record of {kind} has a client or a partition"
@@ -38,7 +38,8 @@ def check_internal_record(record: Record) -> str | None:
 
 
 def check_restore_record(record: Record) -> str | None:
-    """Describe the fault of a restore record whose place in its block is already checked."""
+    """Describe the fault of a restore record; None for a valid record. The caller has checked its place in the block.
+    """
     if record.position != record.height:
         return f"a restore record at position {record.position} has height {record.height}, not the same number"
     if record.actor != RESTORE_ACTOR:
@@ -54,14 +55,14 @@ def find_gap(gaps: Iterable[Gap], number: int) -> Gap | None:
 
 
 def count_missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
-    """Count the numbers above `after` and up to `upto` that leaps have passed over."""
+    """Count the skipped numbers above `after` and up to `upto`."""
     return sum(max(0, min(upto, behind - 1) - max(after, before)) for before, behind in gaps)
 
 
 def find_last_eviction(upto: int, interval: int, gaps: Sequence[Gap]) -> int:
-    """Return the highest position up to `upto` that evicts: a multiple of the interval at which a record stands.
+    """Return the highest evicting position up to `upto`: a multiple of the interval outside of gaps; 0 without one.
 
-    Return 0 without one. `gaps` are those of the lane, in ascending order.
+    `gaps` are those of the lane, in ascending order.
     """
     evicting = upto // interval * interval
     for before, behind in reversed(gaps):

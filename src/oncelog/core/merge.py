@@ -1,10 +1,10 @@
-"""Rows merged by last writer wins, column by column.
+"""Last-writer-wins merge of rows, column by column.
 
-Every write to a column carries a stamp: clock, then client, then delta id, compared in that order. A column keeps
-the value of its highest stamp, a row keeps the highest stamp of its writes and of its deletes, and what a delete
-outranks is gone. All of it is a maximum of something, so the outcome does not depend on the order of arrival.
+Every write of a column has a stamp: clock, client and delta id, compared in this order. A column keeps the value with
+its highest stamp. A row keeps the highest stamps of its writes and of its deletes, and drops the columns below the
+delete. As all of these are maxima, the result does not depend on the order of arrival.
 
-Merged rows are stored in MessagePack, with a stamp per column only where it differs from the newest write's.
+Merged rows are stored in MessagePack. A column has a stamp only if it differs from the stamp of the newest write.
 """
 
 from collections.abc import Mapping
@@ -21,29 +21,29 @@ from oncelog.core.identity import check_text, delta_id
 from oncelog.errors import CanonicalError
 
 Stamp = tuple[int, bytes, bytes]
-"""Clock, client (as UTF-16 code units), delta id."""
+"""Clock, client (in UTF-16), delta id."""
 
 NEVER: Stamp = (-1, b"", b"")
-"""Lower than any stamp."""
+"""Below every stamp."""
 
 
 class Op(Enum):
-    """What a delta does to its row."""
+    """Change of a row by a delta."""
 
     INSERT = "INSERT"
     UPDATE = "UPDATE"
     DELETE = "DELETE"
 
-    __hash__ = object.__hash__  # of an enum it is a function of Python's, and this is asked for every delta
+    __hash__ = object.__hash__  # the hash of Enum is a slow Python function, and every delta needs it
 
 
-_DELETE: Final = Op.DELETE  # as `STREAM` of policies: Python 3.11 takes long to find an enum's member
+_DELETE: Final = Op.DELETE  # constant because Python 3.11 is slow to look up an enum member
 
-_utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # the same clients come again and again
+_utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # most deltas are from recently seen clients
 
 
 class RowDelta(Struct, frozen=True, gc=False):
-    """One change of one row, with the values in canonical form."""
+    """A change of one row, with values in canonical form."""
 
     op: Op
     table: str
@@ -55,12 +55,12 @@ class RowDelta(Struct, frozen=True, gc=False):
 
     @property
     def stamp(self) -> Stamp:
-        """Its rank among all deltas of the row."""
+        """Rank among all deltas of the row."""
         return (self.hlc, _utf16_sort_key(self.client_id), self.delta_id)
 
 
 class Row(Struct, frozen=True, gc=False):
-    """What is left of all deltas of a row."""
+    """Merged state of a row."""
 
     columns: Mapping[str, tuple[bytes, Stamp]] = {}
     written: Stamp = NEVER
@@ -68,22 +68,22 @@ class Row(Struct, frozen=True, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        """True if no delta has left anything."""
+        """Whether no delta was merged."""
         return self.written == NEVER and self.deleted == NEVER
 
     @property
     def exists(self) -> bool:
-        """True if its newest write outranks its newest delete; it may still have no columns."""
+        """Whether the newest write outranks the newest delete. An existing row may have no columns."""
         return self.written > self.deleted
 
     @property
     def values(self) -> dict[str, bytes]:
-        """The columns in canonical form, without their stamps; empty for a row that does not exist."""
+        """Columns in canonical form, without stamps; empty for a row that does not exist."""
         return {name: value for name, (value, _) in self.columns.items()}
 
 
 def merge(row: Row, delta: RowDelta) -> Row:
-    """The row with one more delta in it. The same row, if the delta lost everywhere."""
+    """Return the row merged with a delta. It is the same object if the delta changes nothing."""
     stamp = delta.stamp
     if delta.op is _DELETE:
         if stamp <= row.deleted:
@@ -91,7 +91,7 @@ def merge(row: Row, delta: RowDelta) -> Row:
         surviving = {name: column for name, column in row.columns.items() if column[1] > stamp}
         return Row(surviving, row.written, stamp)
     if stamp > row.written and stamp > row.deleted:
-        # Newer than all that the row has, as most are: no column need be compared.
+        # The usual case: the delta is newer than the whole row, so no column is compared.
         merged = dict(row.columns)
         for name, value in delta.columns:
             merged[name] = (value, stamp)
@@ -107,7 +107,7 @@ def merge(row: Row, delta: RowDelta) -> Row:
 
 
 class _PackedRow(Struct, frozen=True, array_like=True, gc=False):
-    """Stored form of a row. A column has a stamp only where it differs from the stamp of the newest write."""
+    """Stored form of a row. A column has a stamp only if it differs from the stamp of the newest write."""
 
     columns: dict[str, bytes | tuple[bytes, Stamp]]
     written: Stamp
@@ -116,7 +116,7 @@ class _PackedRow(Struct, frozen=True, array_like=True, gc=False):
 
 _PACKED_DECODER: Final = msgspec.msgpack.Decoder(_PackedRow)
 _LEGACY_ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
-"""Earlier stored form: a map, where `_PackedRow` is an array. The next change of such a row replaces it."""
+"""Earlier stored form: a map instead of an array. The next change of the row replaces it."""
 _LEGACY_PREFIX: Final = b"\x83"
 
 
@@ -151,10 +151,10 @@ def extract(
     table: str,
     row_id: str,
 ) -> RowDelta | None:
-    """The delta that leads from one row to the other; None where nothing changed.
+    """Return the delta between two states of a row; None if they are equal.
 
-    The columns are in the order of UTF-16 code units, whatever the order in the rows: a client that makes the
-    delta again after a crash, from the same two rows, clock and names, makes the same id again.
+    Columns are in the order of UTF-16 code units, independent of their order in the rows. A client that builds the
+    delta again after a crash, from the same rows, clock and names, therefore gets the same id.
     """
     if after is None:
         return None if before is None else _build_delta(Op.DELETE, {}, client_id, hlc, table, row_id)

@@ -1,8 +1,7 @@
 """Replay: apply a committed record to side state again, with the functions that decided it.
 
-A record determines its effects if it still has its body and the body spells the operations or the delta that the
-record's fingerprint and key name. Bodies that were erased, and bodies that an application spelled in its own way, do
-not: the sequence of their client is replayed, their effects are not known.
+A record determines its effects if its body is stored and has the operations or the delta of the fingerprint and key.
+Erased bodies, and bodies in a form of the application, do not determine effects; only the client sequence is replayed.
 """
 
 import msgspec
@@ -22,7 +21,7 @@ from oncelog.errors import CanonicalError
 
 
 def rebuild_submission(record: Record, policy: Policy) -> Submission:
-    """Return the submission that a record was made of, with the effects that its body determines."""
+    """Return the submission of a record, with the effects that its body determines."""
     submission = Submission(
         policy=policy,
         scope=record.scope,
@@ -41,7 +40,7 @@ def rebuild_submission(record: Record, policy: Policy) -> Submission:
         if policy.rows:
             delta = decode_stored_delta(record.body)
             is_own = delta.delta_id == record.key and encode_op(delta.op) == record.fingerprint
-            # A delta that lost to a tombstone horizon has the DELETE at the horizon as its body.
+            # The body of a delta that lost to a tombstone horizon is the DELETE at the horizon.
             if is_own or delta == build_horizon_delete(delta.hlc, delta.table, delta.row_id):
                 return replace(submission, delta=delta)
     except (CanonicalError, msgspec.MsgspecError, UnicodeError):
@@ -63,7 +62,7 @@ def list_set_keys(record: Record, policy: Policy) -> list[str] | None:
 
 
 def drop_conditions(submission: Submission) -> Submission:
-    """Return the submission with unconditional operations: for a scope whose entities are not all known."""
+    """Return the submission without conditions, for a scope with entities of unknown state."""
     operations = [
         replace(operation, condition=None) if isinstance(operation, SetEntity) else operation
         for operation in submission.operations
@@ -74,7 +73,7 @@ def drop_conditions(submission: Submission) -> Submission:
 def replay_record(
     record: Record, submission: Submission, eviction_time_ms: int, state: BatchState
 ) -> Refused | Replayed | None:
-    """Apply a record to the batch state, at its log time and after the lane's last eviction before it.
+    """Apply a record to the batch state, at its log time and after the last eviction of its lane before it.
 
     Return None, or the answer that the write would have got instead of its commit.
     """

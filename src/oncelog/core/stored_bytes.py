@@ -1,9 +1,9 @@
-"""Bytes that stored things count against a quota.
+"""Sizes of stored records and side state, which quotas count.
 
-The figure of a record or of a row of side state depends on nothing but its own content, so that every store counts the
-same, and a recount of a log gives the same sum. Names count several times because a log keeps
-them in a row and in its indexes. The constants cover columns of a fixed size, index entries and blocks: a database
-grows by at most `GROWTH_FACTOR_MAX` bytes for each byte that is counted.
+The size of a record or a row of side state depends only on its content, so that all stores count alike and a recount of
+a log has the same sum. Names count several times because a log stores them in a row and in its indexes. The constants
+cover columns of fixed size, index entries and blocks. A database grows by at most `GROWTH_FACTOR_MAX` bytes for each
+counted byte.
 """
 
 from typing import Final
@@ -24,55 +24,55 @@ NAME_COPIES: Final = 2
 MEMBER_NAME_COPIES: Final = 4
 """A log finds members by stream, by member and by their last change."""
 GROWTH_FACTOR_MAX: Final = 4
-"""Bytes that a database grows by for each counted byte, at most: pages are not full, and PostgreSQL adds 28 a row."""
+"""Maximum growth of a database per counted byte: pages are not full, and PostgreSQL adds 28 bytes per row."""
 
 
 def record_bytes(names: int, partitions: tuple[str, ...], body: int) -> int:
-    """Return the bytes of a record. `names` is the length of scope, client, key and actor in UTF-8."""
+    """Return the size of a record. `names` is the length of scope, client, key and actor in UTF-8."""
     return RECORD_BYTES + body + NAME_COPIES * names + (_partition_bytes(partitions) if partitions else 0)
 
 
 def submission_bytes(submission: Submission) -> int:
-    """Return the bytes of the record that a submission becomes."""
+    """Return the size of the record of a submission."""
     names = utf8_bytes(submission.scope) + utf8_bytes(submission.client) + utf8_bytes(submission.actor)
     return record_bytes(names + len(submission.key), submission.partitions, len(submission.body))
 
 
 def act_bytes(scope: str, actor: str, key: bytes, body: bytes) -> int:
-    """Return the bytes of the audit record of an act."""
+    """Return the size of the audit record of an act."""
     return record_bytes(utf8_bytes(scope) + utf8_bytes(actor) + len(key), (), len(body))
 
 
 def state_bytes(scope: str, rows: int, names: int, values: int) -> int:
-    """Return the bytes of rows of side state in one scope: `names` of their other names, `values` of their values."""
+    """Return the size of rows of side state in one scope: `names` bytes of other names, `values` bytes of values."""
     return rows * (STATE_BYTES + NAME_COPIES * utf8_bytes(scope)) + NAME_COPIES * names + values
 
 
 def members_bytes(scope: str, members: int, names: int) -> int:
-    """Return the bytes of members of one stream, whose names have `names` bytes together."""
+    """Return the size of members of one stream, whose names have `names` bytes in total."""
     return members * (MEMBER_BYTES + MEMBER_NAME_COPIES * utf8_bytes(scope)) + MEMBER_NAME_COPIES * names
 
 
 def entity_bytes(identity: EntityIdentity, entity: Entity | None) -> int:
-    """Return the bytes of an entity; 0 for None."""
+    """Return the size of an entity; 0 for None."""
     scope, key = identity
     return 0 if entity is None else state_bytes(scope, 1, utf8_bytes(key), len(entity.value))
 
 
 def relationship_bytes(identity: RelationshipIdentity, version: int | None) -> int:
-    """Return the bytes of a relationship; 0 without a version."""
+    """Return the size of a relationship; 0 without a version."""
     scope, *names = identity
     return 0 if version is None else state_bytes(scope, 1, sum(map(utf8_bytes, names)), 0)
 
 
 def row_bytes(identity: RowIdentity, row: Row | None) -> int:
-    """Return the bytes of a merged row; 0 for None."""
+    """Return the size of a merged row; 0 for None."""
     scope, table, row_id = identity
     return 0 if row is None else state_bytes(scope, 1, utf8_bytes(table) + utf8_bytes(row_id), len(encode_row(row)))
 
 
 def member_bytes(identity: MemberIdentity) -> int:
-    """Return the bytes of a member."""
+    """Return the size of a member."""
     scope, member = identity
     return members_bytes(scope, 1, utf8_bytes(member))
 

@@ -1,7 +1,7 @@
-"""Tenants: those whose writes are limited together, by the names that their streams and partitions begin with.
+"""Tenants: groups of streams and partitions whose writes are limited together.
 
-A tenant is a name, and all that lies below it: `ledger/acme` is that stream or partition, and all that begin with
-`ledger/acme/`. So the rights of identities and the quotas of tenants speak of the same names.
+A tenant is a name and the names below it: `ledger/acme` is the stream or partition of this name, and all whose names
+start with `ledger/acme/`. Grants use the same names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,46 +22,46 @@ _LIMITS: Final = {
     "new_writes_per_second_max": RATE_MAX,
     "new_writes_at_once_max": RATE_MAX,
 }
-"""The highest value of each limit of a tenant."""
+"""Highest value of each limit of a tenant."""
 TENANT_SCOPE_PREFIX: Final = "tenant"
-"""First part of the scopes of tenants that have separate ids."""
+"""First part of the scopes of tenants with separate ids."""
 _CACHE_ENTRIES_MAX: Final = 10_000
-"""Writes whose tenants are cached."""
+"""Number of writes whose tenants are cached."""
 _KNOWN_PARTITIONS_MAX: Final = 2
-"""Partitions of a cached write. 64 long ones take 64 kB, so that one writer could fill the cache with 640 MB."""
+"""Partitions of a cached write. 64 long partitions take 64 kB, so one writer could fill the cache with 640 MB."""
 
 
 class Tenant(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Whose writes are limited together: all in the stream or partition of that name, and in those below it.
+    """Limits of the writes in the streams and partitions of one name and the names below it.
 
-    0 is no limit. What a tenant has is counted, whatever its limits.
+    0 stands for no limit. The usage of a tenant is counted with or without limits.
     """
 
     prefix: str
-    """`ledger/acme` is that name, and all that begin with `ledger/acme/`."""
+    """`ledger/acme` includes this name and all names that start with `ledger/acme/`."""
     bytes_max: int = 0
-    """Of everything that its writes make the log keep (`core.stored_bytes`). Erased bodies are given back."""
+    """Bytes that the log keeps of the writes (`core.stored_bytes`). The erasure of a body frees its bytes."""
     records_max: int = 0
-    """Of its records, erased ones too, and of the members of its streams, past ones too."""
+    """Records, including erased ones, and members of the streams, including past ones."""
     new_writes_per_second_max: int = 0
-    """In the long run."""
+    """Sustained rate."""
     new_writes_at_once_max: int = 0
-    """After a pause; 0 is as many as a second gives."""
+    """New writes at once, after a pause; 0 stands for the number per second."""
     own_ids: bool = False
     """Whether ids of events are unique within the tenant (`event_scope`). It cannot be switched off again."""
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """What a tenant has, and what is left of its rate."""
+    """Usage of a tenant, and the state of its rate."""
 
     bytes: int = 0
     records: int = 0
     full_at_us: int = 0
-    """As in a bucket, but by the time of batches."""
+    """Time at which the bucket is full again, on the clock of batches."""
 
 
 class Tenants:
-    """Those of one log. Says to whom a write belongs, whatever their number, by a look for each part of a name."""
+    """Tenants of a log. Finds the tenants of a write with one look-up per part of a name, for any number of tenants."""
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self.by_prefix: Mapping[str, Tenant] = {tenant.prefix: tenant for tenant in tenants}
@@ -70,25 +70,26 @@ class Tenants:
         self._own_scopes: Mapping[str, str] = own_scopes
         self._find_scopes_cached = lru_cache(_CACHE_ENTRIES_MAX)(self._find_scopes)
         self.event_scopes = frozenset(("", *own_scopes.values()) if own_scopes else ())
-        """The scopes of ids of events; empty if no tenant has separate ids."""
+        """Scopes of ids of events; empty if no tenant has separate ids."""
 
     def list_for(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
-        """Return the tenants of a write by name. `stream` is empty where the order is the lane's."""
+        """Return the tenants of a write. `stream` is empty for Order.LANE."""
         find = self._find_cached if len(partitions) <= _KNOWN_PARTITIONS_MAX else self._find
         return find(stream, partitions)
 
     def get_event_scope(self, partitions: tuple[str, ...]) -> str:
         """Return the scope in which the id of a new event with these partitions is unique.
 
-        Empty, the scope of the whole log, unless the partitions belong to exactly one tenant with separate ids.
+        It is empty, the scope of the whole log, unless the partitions belong to exactly one tenant with separate ids.
         """
         return self.list_event_scopes(partitions)[0]
 
     def list_event_scopes(self, partitions: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the scopes in which an event with these partitions may have been committed; the first is for new ones.
+        """Return the scopes in which an event with these partitions may have been committed; the first is for new
+        events.
 
-        They are those of the whole log and of each of its tenants with separate ids. That holds whatever the order in
-        which tenants got them: a tenant keeps its separate ids (`check_own_ids_kept`), so scopes are only added.
+        These are the scopes of the whole log and of each tenant of the event with separate ids. The order in which
+        tenants got separate ids does not matter: tenants keep them (`check_own_ids_kept`), so scopes are only added.
         """
         find = self._find_scopes_cached if len(partitions) <= _KNOWN_PARTITIONS_MAX else self._find_scopes
         return find(partitions)
@@ -109,7 +110,7 @@ def event_scope(prefix: str) -> str:
 
 
 def check_own_ids_kept(before: Iterable[Tenant], after: Iterable[Tenant]) -> None:
-    """Raise SettingsError if a tenant loses its own ids: retries of its events would be committed again."""
+    """Raise SettingsError if a tenant loses its separate ids: retries of its events would be committed again."""
     remaining = {tenant.prefix for tenant in after if tenant.own_ids}
     for tenant in before:
         if tenant.own_ids and tenant.prefix not in remaining:
@@ -126,9 +127,9 @@ def _iterate_parents(name: str) -> Iterable[str]:
 
 
 def check_tenants(tenants: Sequence[Tenant]) -> None:
-    """Raises SettingsError for an invalid quota and for a repeated prefix.
+    """Raise SettingsError for an invalid quota and for a repeated prefix.
 
-    Each message begins with `tenants must`, as messages of other settings do: callers put the source in front of it.
+    The messages start with `tenants must`, as for other settings, and callers prepend the source.
     """
     if len(tenants) > TENANTS_MAX:
         raise SettingsError(f"tenants must be at most {TENANTS_MAX}, not {len(tenants)}")

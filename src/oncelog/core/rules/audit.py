@@ -1,8 +1,8 @@
 """Audit records: administrative acts with their actor, in the hash chain of the lane that they concern (CO-43).
 
-An act that is an item of a batch (a member, a dropped tombstone) appends its record with `append_act`, so that act and
-record are one transaction. An act that is decided elsewhere is submitted as a separate item, `RecordAct`. Its key is a
-hash of the act: several servers that notice one act record it once.
+An act within a batch (a changed member, dropped tombstones) appends its record with `append_act`, in the same
+transaction. An act outside of a batch is submitted as a separate item, `RecordAct`. Its key is a hash of the act, so
+that several servers that notice the act record it once.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ from oncelog.core.values import (
 ERASE: Final = "erase"
 COMPACT: Final = "compact"
 RESTORE: Final = "restore"
-"""Recorded by restore records (core/rules/leaps.py)."""
+"""Act of restore records (core/rules/leaps.py)."""
 QUOTA_CHANGE: Final = "quota_change"
 MEMBER_ADDED: Final = "member_added"
 MEMBER_REMOVED: Final = "member_removed"
@@ -46,25 +46,25 @@ READ_ONLY_ON: Final = "read_only_on"
 READ_ONLY_OFF: Final = "read_only_off"
 
 APPLICATION_ACTOR: Final = "system:application"
-"""Actor of an act of the library's user that names no other."""
+"""Actor of an act of the embedding application that names no other actor."""
 
 
 class AuditEntry(Struct, frozen=True):
-    """An audit record or restore record, decoded for readers."""
+    """A decoded audit record or restore record."""
 
     lane: int
     position: int
     log_time_ms: int
     time_ms: int
-    """When the act happened: before the log time of the record if the record could not be committed then."""
+    """Time of the act. It is before the log time if the record could not be committed at once."""
     act: str
     actor: str
     scope: str
-    """The stream that the act concerns; empty where it concerns the log."""
+    """Stream that the act concerns; empty if it concerns the log."""
     target: str
     details: Mapping[str, JsonValue]
     erased: bool = False
-    """The body of the record was erased: act, target and details are empty."""
+    """Whether the body of the record was erased. Then act, target and details are empty."""
 
 
 class _AuditBody(Struct):
@@ -80,23 +80,23 @@ _OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, JsonValue])
 
 
 def act_key(*parts: str) -> bytes:
-    """Return the key of an act: a hash of the texts that tell it from every other act."""
+    """Return the key of an act: a hash of the texts that identify it."""
     return sha256(b"".join(frame(b"act", part.encode()) for part in parts)).digest()
 
 
 def act_identity(item: RecordAct) -> KeyIdentity:
-    """Return the identity under which an act is remembered: one act can have a record in each lane.
+    """Return the identity under which an act is stored. One act can have a record in each lane.
 
-    The record of the act stores the key of its identity. It has no client, so the key is where the lane goes.
+    The record stores the key of this identity. It has no client, so the key includes the lane.
     """
     key = item.key if item.scope or not item.lane else act_key(item.key.hex(), str(item.lane))
     return (AUDIT_POLICY, item.scope, "", key)
 
 
 def check_act_quota(act: RecordAct, state: BatchState, member: MemberIdentity | None = None) -> Refused | None:
-    """Refuse an act of a client whose audit record does not fit, together with the member that the act adds.
+    """Refuse an act of a client if its audit record and the member that it adds exceed a quota.
 
-    The record is a new write of the tenants of its stream, also for their rates: `members` takes the token.
+    The record is a new write of the tenants of its stream, and counts for their rates: `members` takes the token.
     """
     if state.tenants is None:
         return None
@@ -146,12 +146,12 @@ def record_act(item: RecordAct, state: BatchState) -> Committed | Replayed | Ref
 
 
 def add_detail(item: RecordAct, name: str, value: JsonValue) -> RecordAct:
-    """Return the act with one more detail."""
+    """Return the act with an additional detail."""
     return replace(item, details=canonical({**_OBJECT_DECODER.decode(item.details), name: value}))
 
 
 def check_audit_record(record: Record, lanes: int) -> str | None:
-    """Describe the fault of an audit record; None without a fault."""
+    """Describe the fault of an audit record; None for a valid record."""
     if record.scope and compute_lane(record.scope, lanes) != record.lane:
         return f"an audit record of {record.scope!r} belongs in another lane"
     if len(record.key) not in (0, ACT_KEY_BYTES):
@@ -162,7 +162,7 @@ def check_audit_record(record: Record, lanes: int) -> str | None:
 
 
 def decode_audit_entry(record: Record) -> AuditEntry:
-    """Decode an audit record or a restore record. Raises msgspec.MsgspecError for a body that is neither."""
+    """Decode an audit record or a restore record. Raises msgspec.MsgspecError for another body."""
     is_restore = record.policy == RESTORE_POLICY
     body = _AuditBody() if record.erased else _BODY_DECODER.decode(record.body)
     if is_restore and not record.erased:
@@ -174,7 +174,7 @@ def decode_audit_entry(record: Record) -> AuditEntry:
         log_time_ms=record.log_time_ms,
         time_ms=body.time_ms or record.log_time_ms,
         act=RESTORE if is_restore else body.act,
-        # The actor of a restore record is a constant. Its body names the caller since the command line does.
+        # The actor of a restore record is a constant; its body names the caller of the command.
         actor=body.actor if is_restore and body.actor else record.actor,
         scope=record.scope,
         target=body.target,

@@ -1,16 +1,16 @@
 """Compaction of a gateway: dropped tombstones, and folds of rows whose deltas lose their bodies.
 
-Tombstones are deleted rows that are kept so that an older delta does not restore them. Compaction drops old ones. The
-gateway then keeps one clock reading, the tombstone horizon, which is above the clock of every DELETE that was dropped.
-A row without state counts as deleted at the horizon, by a DELETE that every replica can merge (`build_horizon_delete`).
-A delta that loses to this DELETE is committed with the DELETE as its body: its readers merge the DELETE, so that all
-replicas have the rows of the gateway, in any order of arrival. The row gets a tombstone again: a client that read a
-snapshot without it would restore the row with its own delta.
+Tombstones are deleted rows that the gateway keeps so that older deltas do not restore them. Compaction drops old
+tombstones. The gateway then stores one clock reading, the tombstone horizon, above the clocks of all dropped DELETEs. A
+row without state counts as deleted at the horizon, by a DELETE that every replica can merge (`build_horizon_delete`). A
+delta that loses to this DELETE is committed with the DELETE as its body. Readers merge the DELETE, so that all replicas
+converge to the rows of the gateway, in any order of arrival. The row gets a tombstone again, because a client with a
+snapshot without the row would restore it with its local delta.
 
-Folds are digests of rows, committed before compaction drops the bodies of the deltas that made them (CO-44). A fold
-record is an internal record (core/internal_records.py) of the gateway's stream. It names the deltas whose bodies are
-dropped, and every row that they changed with a digest of its state. The decision computes the digest, so that it is
-that of the rows after all deltas up to a sequence. `verify` compares rows with it that no later delta has changed.
+Folds are digests of rows, committed before compaction drops the bodies of the deltas that made the rows (CO-44). A fold
+record is an internal record (core/internal_records.py) of the stream of the gateway. It lists the deltas whose bodies
+are dropped, and a digest of every row that they changed. `plan` computes the digests, so that they are of the rows
+after all deltas up to a sequence. `verify` compares them with the rows that no later delta has changed.
 """
 
 from hashlib import sha256
@@ -32,29 +32,29 @@ from oncelog.core.stored_bytes import row_bytes
 from oncelog.core.values import Applied, DropTombstones, FoldRows, Record, RecordAct, Tombstone
 
 HORIZON_CLIENT: Final = "oncelog.horizon"
-"""The client of a DELETE at the horizon. A delta of the same clock is ordered against it as against any client."""
+"""Client of a DELETE at the horizon. Deltas with the same clock are ordered against it as against any client."""
 _HORIZON_SORT_KEY: Final = utf16_sort_key(HORIZON_CLIENT)
 
 
 def build_horizon_delete(horizon: int, table: str, row_id: str) -> RowDelta:
-    """The DELETE of a row at a tombstone horizon."""
+    """Return the DELETE of a row at a tombstone horizon."""
     identity = delta_id(HORIZON_CLIENT, format_hlc(horizon), table, row_id, [])
     return RowDelta(Op.DELETE, table, row_id, HORIZON_CLIENT, horizon, (), identity)
 
 
 def is_horizon_delete(stamp: Stamp, table: str, row_id: str) -> bool:
-    """Whether this is the stamp of a `build_horizon_delete` of the row."""
-    # A client of this very name may have sent a DELETE with columns: that one is a delta as any other.
+    """Return whether this is the stamp of the `build_horizon_delete` of the row."""
+    # A client with this name may have sent a DELETE with columns, which is an ordinary delta.
     return stamp[1] == _HORIZON_SORT_KEY and stamp == build_horizon_delete(stamp[0], table, row_id).stamp
 
 
 def build_row_without_state(horizon: int | None, table: str, row_id: str) -> Row:
-    """The row that a delta is merged into where the gateway keeps no state of it."""
+    """Return the row that a delta is merged into if the gateway has no state of the row."""
     return Row() if horizon is None else Row(deleted=build_horizon_delete(horizon, table, row_id).stamp)
 
 
 def find_winning_horizon_delete(row: Row, delta: RowDelta) -> RowDelta | None:
-    """The DELETE at a horizon that the delta loses to; None if it wins, or loses to another delta."""
+    """Return the DELETE at a horizon that outranks the delta; None if the delta wins, or loses to another delta."""
     deleted, table, row_id = row.deleted, delta.table, delta.row_id
     if deleted[1] != _HORIZON_SORT_KEY or delta.stamp > deleted or not is_horizon_delete(deleted, table, row_id):
         return None
@@ -62,19 +62,19 @@ def find_winning_horizon_delete(row: Row, delta: RowDelta) -> RowDelta | None:
 
 
 def list_delete_ids(table: str, row_id: str, row: Row) -> list[bytes]:
-    """The ids of the deltas that made the tombstone: the newest of their records says how old it is.
+    """Return the ids of the deltas that made the tombstone. The newest of their records determines its age.
 
-    A DELETE at a horizon is in the record of the delta that lost to it.
+    The record of a DELETE at a horizon is that of the delta that lost to it.
     """
     ids = [row.deleted[2]]
     return [*ids, row.written[2]] if is_horizon_delete(row.deleted, table, row_id) else ids
 
 
 def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
-    """Drop the tombstones that are old enough and that all named consumers have read; raise the horizon above them."""
+    """Drop tombstones that are old enough and that all named consumers have read, and raise the horizon above them."""
     lane = state.get_stream_lane(item.scope)
     cursors = [state.consumers.get((item.scope, name)) for name in item.consumers]
-    # A consumer that was removed holds back nothing.
+    # A removed consumer does not hold back the compaction.
     newest = state.streams.get(item.scope) or 0
     last_read = min((cursor for cursor in cursors if cursor is not None), default=newest)
     oldest_ms = lane.log_time_ms - item.age_ms
@@ -104,13 +104,13 @@ def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
 
 
 def _compute_horizon(tombstone: Tombstone) -> int:
-    """The lowest horizon that replaces a tombstone. That of a DELETE at a horizon is replaced by the same one."""
+    """Return the lowest horizon that replaces a tombstone. A DELETE at a horizon has this same horizon."""
     hlc = tombstone.deleted[0]
     return hlc if is_horizon_delete(tombstone.deleted, tombstone.table, tombstone.row_id) else hlc + 1
 
 
 def _is_newest(scope: str, tombstone: Tombstone, state: BatchState) -> bool:
-    """Return whether a tombstone can be replaced by a horizon: no other delta has changed its row."""
+    """Return whether a horizon can replace a tombstone: no other delta has changed its row."""
     row = state.rows.get((scope, tombstone.table, tombstone.row_id))
     return (
         row is not None
@@ -127,24 +127,24 @@ _DIGEST_DIGITS: Final = 32
 
 
 class FoldedRow(Struct, frozen=True, array_like=True, gc=False):
-    """A row at a fold."""
+    """State of a row in a fold."""
 
     table: str
     row_id: str
     digest: str
     """Empty for a row without state."""
     deleted_hlc: str | None = None
-    """The clock of its newest DELETE, if it is a tombstone."""
+    """Clock of the newest DELETE, if the row is a tombstone."""
 
 
 class Fold(Struct, frozen=True):
-    """The body of a fold record."""
+    """Body of a fold record."""
 
     scope: str
     sequence: int
-    """The newest delta of the stream that the rows contain."""
+    """Newest delta of the stream that the rows contain."""
     deltas: tuple[tuple[int, int], ...]
-    """The sequences whose bodies are dropped, as ranges."""
+    """Sequences whose bodies compaction drops, as ranges."""
     rows: tuple[FoldedRow, ...]
 
 
@@ -160,7 +160,7 @@ def row_digest(row: Row | None) -> str:
 
 
 def fold_rows(item: FoldRows, state: BatchState) -> Applied:
-    """Append the fold record of the named rows, as they are after the items before this one."""
+    """Append the fold record of the named rows, in their state after the previous items of the batch."""
     lane = state.get_stream_lane(item.scope)
     rows = tuple(_fold_row(table, row_id, state.rows.get((item.scope, table, row_id))) for table, row_id in item.rows)
     body = msgspec.json.encode(Fold(item.scope, state.streams.get(item.scope) or 0, item.deltas, rows))
@@ -180,7 +180,7 @@ def decode_fold(record: Record) -> Fold:
 
 
 def check_fold_record(record: Record, lanes: int) -> str | None:
-    """Describe the fault of a fold record; None without a fault."""
+    """Describe the fault of a fold record; None for a valid record."""
     if record.actor != FOLD_ACTOR:
         return f"a fold record has the actor {record.actor!r}, not {FOLD_ACTOR!r}"
     if compute_lane(record.scope, lanes) != record.lane:

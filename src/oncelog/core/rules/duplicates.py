@@ -1,13 +1,13 @@
-"""Duplicates: the answer of an item whose key is stored already.
+"""Duplicates: answers to items with a stored key.
 
-Equal content is answered with the original receipt. Other content under the same key is refused, or answered as a
-mismatch, as the policy says.
+An item with equal content gets the original receipt. Other content under the same key is refused or answered as a
+mismatch, depending on the policy.
 
-The id of an event is unique in a scope: that of its tenant (`Tenant.own_ids`), or that of the whole log
+The id of an event is unique in a scope: that of its tenant (`Tenant.own_ids`) or that of the whole log
 (`Tenants.list_event_scopes`). The scope changes when a tenant gets separate ids, and a server may still use the
-previous one. So an event is looked up in every scope that it may have been committed in, and is known if the content is
-equal. A new event is committed in its present scope only. Other scopes, as those of projects, are the application's:
-their events are looked up there and nowhere else.
+previous scope. An event is therefore looked up in every scope in which it may have been committed; it is known if the
+content is equal. A new event is committed in its current scope only. All other scopes, such as those of projects,
+belong to the application; their events are looked up in that scope only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,20 +29,20 @@ from oncelog.core.values import (
 )
 
 RETRY_AFTER_MS: Final = 1000
-"""A server whose settings are older than the log's tenants needs a reload, which takes seconds."""
+"""A server with outdated tenants needs a reload, which takes seconds."""
 
 
 def answer_known(item: Submission | Claim, remembered: Remembered, lane: LaneDraft) -> Replayed | Refused | None:
-    """Return the answer of a stored key, or None if the log does not remember the key any more."""
+    """Return the answer to a stored key, or None if the log has forgotten the key."""
     if not lane.remembers(item.policy.retention, remembered.receipt.log_time_ms):
         return None
     return answer_known_key(item, remembered)
 
 
 def answer_in_other_scope(submission: Submission, tenants: Tenants, state: BatchState) -> Replayed | Refused | None:
-    """Answer an event that was committed in another scope of its id, and refuse a new one in a wrong scope.
+    """Answer an event that was committed in another scope of its id, and refuse a new event in a wrong scope.
 
-    Equal content has equal partitions, so it is the same event. Other content may be another tenant's.
+    Equal content has equal partitions, so it is the same event. Other content may be the event of another tenant.
     """
     for identity in _iterate_other_identities(submission, tenants):
         remembered = state.keys.get(identity)
@@ -52,10 +52,10 @@ def answer_in_other_scope(submission: Submission, tenants: Tenants, state: Batch
 
 
 def answer_known_key(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
-    """Return the answer of a key that the log remembers. It depends on the stored entry alone, so caches give it too.
+    """Return the answer to a remembered key. It depends only on the stored entry, so that caches can compute it.
 
-    The caller has checked that the item is well formed, that the sender may have the answer (is a member, where only
-    members write), and that the key is not older than its retention by the lane's log time.
+    The caller has checked that the item is valid, that the sender may see the answer (as a member, if the policy
+    requires it), and that the key is within its retention at the log time of the lane.
     """
     mismatch = remembered.fingerprint != item.fingerprint
     if mismatch and item.policy.on_reuse is OnReuse.REFUSE:
@@ -68,7 +68,7 @@ def answer_known_key(item: Submission | Claim, remembered: Remembered) -> Replay
 
 
 def _iterate_other_identities(submission: Submission, tenants: Tenants) -> Iterator[KeyIdentity]:
-    """Yield the identities under which an event may have been committed, apart from its present one."""
+    """Yield the identities under which an event may have been committed, except for its current one."""
     if submission.policy.name == EVENTS.name and submission.scope in tenants.event_scopes:
         for scope in tenants.list_event_scopes(submission.partitions):
             if scope != submission.scope:
@@ -90,9 +90,9 @@ def collect_event_identities(
 
 
 def _check_event_scope(submission: Submission, tenants: Tenants) -> Refused | None:
-    """Refuse a new event whose id belongs into another scope.
+    """Refuse a new event whose id belongs in another scope.
 
-    Two servers that know different tenants would otherwise commit it at the same time under different identities.
+    Otherwise two servers with different tenants could commit it at the same time under different identities.
     """
     if submission.policy.name != EVENTS.name or submission.scope not in tenants.event_scopes:
         return None

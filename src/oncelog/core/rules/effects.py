@@ -1,4 +1,4 @@
-"""Effects of a write on entities, relationships and rows: computed first, applied when all checks have passed."""
+"""Effects of a write on entities, relationships and rows. They are computed first and applied after all checks."""
 
 from msgspec import Struct, field
 
@@ -13,19 +13,19 @@ from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIde
 
 
 class Effects(Struct, gc=False):
-    """What a write comes to, not yet applied."""
+    """Computed effects of a write."""
 
     entities: dict[EntityIdentity, Entity | None] = field(default_factory=dict)
     relationships: dict[RelationshipIdentity, int | None] = field(default_factory=dict)
     rows: dict[RowIdentity, Row] = field(default_factory=dict)
     body: bytes | None = None
-    """The body of the record, where it is not that of the submission: of a delta that lost to a tombstone horizon."""
+    """Body of the record if it differs from that of the submission: for a delta that lost to a tombstone horizon."""
 
     def compute_growth(self, state: BatchState) -> int:
-        """Return the bytes that they add to the side state of the stream; negative if they free more.
+        """Return the bytes that the effects add to the side state of the stream; negative if they free bytes.
 
-        An entity with an expiry time gives nothing back. Stores delete it when it has expired, at different times, and
-        a decision must not depend on that.
+        Replacing an entity with an expiry time frees nothing. Stores delete expired entities at different times, and a
+        decision must not depend on that.
         """
         return (
             sum(
@@ -43,7 +43,7 @@ class Effects(Struct, gc=False):
         )
 
     def apply(self, state: BatchState) -> None:
-        """Lays them over what was there."""
+        """Write the effects to the batch state."""
         for entity, value in self.entities.items():
             state.entities.put(entity, value)
         for relationship, version in self.relationships.items():
@@ -57,7 +57,7 @@ def _exclude_expiring(entity: Entity | None) -> Entity | None:
 
 
 def compute_effects(submission: Submission, version: int, log_time_ms: int, state: BatchState) -> Effects | Refused:
-    """What the write comes to, or why it cannot. Its policy must have entities or rows."""
+    """Return the effects of a write, or the refusal. Its policy must have entities or rows."""
     if submission.delta is not None:
         return _merge_delta(submission.scope, submission.delta, state)
     return _apply_operations(submission, version, log_time_ms, state)
@@ -71,7 +71,7 @@ def _merge_delta(scope: str, delta: RowDelta, state: BatchState) -> Effects | Re
     deleted = find_winning_horizon_delete(before, delta)
     after = merge(before, delta)
     if len(after.columns) > ROW_COLUMNS_MAX:
-        # A merge copies the row's columns, so that a row without a limit would slow down its whole lane.
+        # A merge copies the columns of the row, so a row without a limit would slow down its lane.
         return Refused(
             Reason.TOO_MANY_COLUMNS, f"the row would have more than {ROW_COLUMNS_MAX} columns", field="columns"
         )
@@ -83,7 +83,7 @@ def _merge_delta(scope: str, delta: RowDelta, state: BatchState) -> Effects | Re
 
 
 def _apply_operations(submission: Submission, version: int, log_time_ms: int, state: BatchState) -> Effects | Refused:
-    """What the operations come to, each seeing what the ones before it did, or the first that fails."""
+    """Return the effects of the operations, or the refusal of the first that fails. Each sees the effects before it."""
     effects = Effects()
     for index, operation in enumerate(submission.operations):
         match operation:

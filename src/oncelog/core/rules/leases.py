@@ -1,9 +1,9 @@
-"""Leases: who may work on a key, when a lease expires, and why a caller that lost it cannot complete.
+"""Leases: the right of one caller to work on a key, until it expires or is released.
 
-Every lease has a holder, which only the caller that claimed it knows, and a fencing number, unique in its lane. A lease
-expires by log time (`_is_active`). An expired lease still belongs to its holder until another caller claims the key, so
-that slow work is not lost without need. After LEASE_MEMORY_MS more it is forgotten (`is_forgotten`), whether or not its
-row is still on disk.
+Every lease has a holder, a secret of the caller that claimed it, and a fencing number, which is unique in its lane. A
+lease expires by log time (`_is_active`). An expired lease still belongs to its holder until another caller claims the
+key, so that slow work is not lost without need. It is forgotten LEASE_MEMORY_MS later (`is_forgotten`), even if its row
+is still stored.
 """
 
 from typing import Final
@@ -38,7 +38,7 @@ _NO_LEASE: Final = Lease(fence=0, holder="", until_ms=0, fingerprint=b"")
 
 
 def claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
-    """Answer a known key; else grant a lease on it, unless another caller holds one that has not ended."""
+    """Answer a known key. Otherwise grant a lease, unless another caller has an active one."""
     lane = state.get_policy_lane(item.policy, item.scope)
     remembered = state.keys.get(key_identity(item))
     answer = None if remembered is None else answer_known(item, remembered, lane)
@@ -65,7 +65,7 @@ def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused
     count_in_stream(item.scope, state, takes_token=True)
     lane.fence += 1
     until_ms = lane.log_time_ms + item.lease_ms
-    # The failure of an earlier lease stays, for callers that waited for it.
+    # The failure of an earlier lease stays, for the callers that waited for it.
     granted = replace(
         lease or _NO_LEASE, fence=lane.fence, holder=item.holder, until_ms=until_ms, fingerprint=item.fingerprint
     )
@@ -73,7 +73,7 @@ def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused
 
 
 def renew(item: Renew, state: BatchState) -> Granted | Refused:
-    """Extend a lease that is still the caller's."""
+    """Extend a lease that the caller still holds."""
     lane = state.get_policy_lane(item.policy, item.scope)
     lease = _find_lease(key_identity(item), lane, state)
     if lease is None or not _is_held(lease, item):
@@ -88,7 +88,7 @@ def _extend(lease: Lease, item: Claim | Renew, lane: LaneDraft, state: BatchStat
 
 
 def release(item: Release, state: BatchState) -> Applied:
-    """Give a lease back. The release of a lease that another caller has taken over changes nothing."""
+    """Release a lease. If another caller has taken over the lease, nothing changes."""
     lane = state.get_policy_lane(item.policy, item.scope)
     lease = _find_lease(key_identity(item), lane, state)
     if lease is None or not _is_held(lease, item):
@@ -110,7 +110,7 @@ def release(item: Release, state: BatchState) -> Applied:
 
 
 def check_lease(submission: Submission, lane: LaneDraft, state: BatchState) -> Refused | None:
-    """None if the submission may complete its key: under its own lease, or where nobody holds one."""
+    """Return None if the submission may complete its key: under the lease of the caller, or without an active lease."""
     lease = _find_lease(key_identity(submission), lane, state)
     if submission.fence:
         if lease is None or not _is_held(lease, submission):
@@ -122,7 +122,7 @@ def check_lease(submission: Submission, lane: LaneDraft, state: BatchState) -> R
 
 
 def clear_lease(submission: Submission, state: BatchState) -> None:
-    """The key is known from now on: its lease has done its work."""
+    """Remove the lease of a key that is known from now on."""
     identity = key_identity(submission)
     if state.leases.get(identity) is not None:
         state.leases.put(identity, None)
@@ -134,7 +134,7 @@ def _find_lease(identity: KeyIdentity, lane: LaneDraft, state: BatchState) -> Le
 
 
 def is_forgotten(lease: Lease, log_time_ms: int) -> bool:
-    """True once an ended lease counts as absent."""
+    """Return whether an ended lease counts as absent."""
     return log_time_ms > lease.until_ms + LEASE_MEMORY_MS
 
 
@@ -143,7 +143,7 @@ def _is_active(lease: Lease, lane: LaneDraft) -> bool:
 
 
 def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
-    """Return whether the lease has not been given back, and is that of the caller, or the one that an operator saw.
+    """Return whether the lease is not released and belongs to the caller, or is the one that an operator names.
 
     Holder and fence must both match: a rival knows the fence of the lease that it waits for, but never its holder.
     """
@@ -152,7 +152,7 @@ def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
 
 
 def _has_other_content(lease: Lease, item: Claim | Submission) -> bool:
-    """Whether the work under way is for another write, and the policy refuses that."""
+    """Return whether the current work is for another write and the policy refuses that."""
     return lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE
 
 

@@ -1,8 +1,8 @@
-"""Members of a stream and their roles, and how far members and named consumers have read.
+"""Members of a stream with their roles, acknowledgements of members, and cursors of named consumers.
 
-A stream with members has an owner, who adds and removes members and sets roles. The first member is an owner. When the
-last owner leaves or is removed, the member that joined first becomes one. In a stream from before roles,
-`Roster.owners` stays `None` until an owner is named: every member acts as an owner.
+A stream with members has an owner, which adds and removes members and sets roles. The first member is an owner. When
+the last owner leaves or is removed, the oldest member becomes an owner. In a stream from before roles, `Roster.owners`
+is `None` until an owner is named; until then every member acts as an owner.
 """
 
 from msgspec import Struct
@@ -38,32 +38,32 @@ from oncelog.core.values import (
 
 
 class _RosterChange(Struct, frozen=True):
-    """One change of a member with its audit record, before it is written."""
+    """A change of a member with its audit record."""
 
     identity: MemberIdentity
     member: Member | None
-    """None removes it."""
+    """None removes the member."""
     roster: Roster
     act: RecordAct
 
 
 def check_member(scope: str, actor: str, state: BatchState) -> Refused | None:
-    """The same answer whether the stream exists or not: a stranger learns nothing."""
+    """Refuse an actor that is not a member. The answer does not reveal whether the stream exists."""
     if state.members.get((scope, actor)):
         return None
     return Refused(Reason.NOT_A_MEMBER, "only members of the stream may do this")
 
 
 def get_effective_role(member: Member, roster: Roster) -> Role:
-    """Return the role that a member acts in."""
+    """Return the role in which a member acts."""
     return Role.OWNER if member.is_owner or roster.owners is None else Role.MEMBER
 
 
 def open_stream(item: OpenStream, state: BatchState) -> Applied | Refused:
-    """Makes a stream with its first member. Of two who make it at once one does, and the other is a stranger to it."""
+    """Create a stream with its first member. If two clients create it at the same time, the second is not a member."""
     if state.streams.get(item.scope) is not None:
         return check_member(item.scope, item.member, state) or Applied(changed=False)
-    # The creator is the actor, and not a member yet.
+    # The creator is the actor, although it is not a member yet.
     creator = SetMember(item.scope, item.member, actor=item.member)
     change = _build_addition(creator, state.rosters.get(item.scope) or Roster())
     return _admit(item, change, state)
@@ -82,16 +82,17 @@ def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
     if item.present:
         return _admit(item, _build_addition(item, roster), state)
     if member is not None:
-        # Never refused for a limit: every member may leave. The audit record counts all the same.
+        # No limit refuses a removal, because every member may leave. Its audit record still counts.
         _remove(item, member, roster, state)
     return Applied(changed=member is not None)
 
 
 def _check_actor(item: SetMember, state: BatchState) -> Refused | None:
-    """Owners change members; every member may leave. A request without an actor is the application's.
+    """Refuse a caller that may not make the change. Owners change members; every member may leave.
 
-    A retry of leaving or of giving up the own role is accepted: the actor has lost the right by the first request.
-    A stranger that leaves gets the same answer whether the stream exists or not.
+    A request without an actor is from the application. Retries are accepted although the actor lost its right by the
+    first request, when it left or gave up its role. A user that leaves without being a member gets the same answer
+    whether the stream exists or not.
     """
     is_leaving = item.actor == item.member and not item.present
     if not item.actor or (is_leaving and not state.members.get((item.scope, item.actor))):
@@ -142,7 +143,7 @@ def _add_owners(roster: Roster, change: int) -> Roster:
 
 
 def _find_oldest_member(scope: str, state: BatchState) -> tuple[str, Member]:
-    """Return the member that joined first. The read set has enough of the oldest ones (`ReadSet.oldest`)."""
+    """Return the member that joined first. The read set includes enough of the oldest members (`ReadSet.oldest`)."""
     known = [(name, member) for (stream, name), member in state.members.items() if stream == scope and member]
     return min(known, key=lambda one: one[1].joined)
 
@@ -159,13 +160,14 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
 
 
 def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Applied | Refused:
-    """Check the limits of new writes for an addition or a role, and count it. The caller checks that it is a change."""
+    """Check the limits of new writes for an addition or a new role, and count it. The caller knows that it is a change.
+    """
     if item.known_only and can_be_known_only(item):
         return NOT_KNOWN
     added = change.identity if change.act.act == MEMBER_ADDED else None
     refused = check_act_quota(change.act, state, added)
     if refused is None and isinstance(item, OpenStream):
-        refused = take_tokens(item, state)  # the last check: it takes a token
+        refused = take_tokens(item, state)  # last, because it takes a token
     if refused is not None:
         return refused
     if added is not None:
@@ -176,23 +178,23 @@ def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchStat
 
 
 def _put_change(change: _RosterChange, state: BatchState) -> Applied:
-    """Write one change of a member and its audit record (CO-43): every addition, removal and role passes here."""
+    """Write a change of a member and its audit record (CO-43). Additions, removals and roles all use this function."""
     identity, scope = change.identity, change.act.scope
     state.members.put(identity, change.member)
     state.rosters.put(scope, change.roster)
     acknowledged = None if change.member is None else state.acknowledged.get(identity)
     if acknowledged:
-        # A returning member keeps its watermark. Put again, so that followers of members get it with the change.
+        # A member that returns keeps its acknowledgement. Put again, so that followers of members get it.
         state.acknowledged.put(identity, acknowledged)
     if state.streams.get(scope) is None:
-        # Stays after the last member has left: a stranger cannot open the stream again and read its records.
+        # It stays after the last member has left, so that another user cannot open the stream and read its records.
         state.streams.put(scope, 0)
     append_act(change.act, state.get_stream_lane(scope), state)
     return Applied(changed=True)
 
 
 def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
-    """Moves a member's watermark forward, never back and never beyond the stream."""
+    """Move the acknowledgement of a member forward, at most to the end of the stream."""
     if (refused := check_member(item.scope, item.member, state)) is not None:
         return refused
     last = state.streams.get(item.scope) or 0
@@ -212,7 +214,7 @@ def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
 
 
 def set_cursor(item: SetCursor, state: BatchState) -> Applied | Refused:
-    """Store the cursor of a named consumer: never beyond the newest, and back only with `rewind`."""
+    """Store the cursor of a named consumer, at most the newest number, and backwards only with `rewind`."""
     identity = (item.scope, item.consumer)
     lane = state.get_stream_lane(item.scope)
     newest = (state.streams.get(item.scope) or 0) if item.scope else lane.position

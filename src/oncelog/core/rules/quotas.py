@@ -1,8 +1,8 @@
-"""Quotas: what a tenant may keep, and how many new writes it may make, over all processes that share the log.
+"""Quotas: storage and rate of new writes of a tenant, over all processes that share the log.
 
-A write belongs to every tenant that its stream or one of its partitions is under, and must fit into each of them. What
-they have is side state (`usage`), counted in the transaction that commits a record, changes side state or erases a
-body: so it holds over all gateways, and over restarts. `stored_bytes` defines how many bytes each of them counts.
+A write belongs to every tenant of its stream and partitions, and must fit into the quotas of all of them. Usage is side
+state (`usage`). It is counted in the transaction that commits a record, changes side state or erases a body, so that it
+holds over all servers and restarts. `stored_bytes` defines the counted bytes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,18 +33,19 @@ from oncelog.core.values import (
 
 _NO_USAGE: Final = Usage()
 SYSTEM_ACTOR_PREFIX: Final = "system:"
-"""Begins the actor of internal work (CO-20)."""
+"""Prefix of the actors of internal work (CO-20)."""
 
 
 def is_charged(actor: str) -> bool:
-    """Return whether the audit records of an actor's acts count against quotas: those of clients do."""
+    """Return whether quotas count the audit records of an actor. They count those of clients."""
     return actor != "" and not actor.startswith(SYSTEM_ACTOR_PREFIX)
 
 
 def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream | SetMember]:
     """Return whether an item with `known_only` is refused, unless it is known or changes nothing.
 
-    Requests of clients that add a member or set a role append audit records, so they are. A removal is not.
+    This includes requests of clients that add a member or set a role, because they append audit records. It does not
+    include removals.
     """
     if isinstance(item, SetMember):
         return item.present and is_charged(item.actor)
@@ -56,7 +57,7 @@ def collect_usage_keys(
 ) -> tuple[set[str], set[MemberIdentity]]:
     """Return the tenants whose usage a batch may change, and the members that it may add, for its read set.
 
-    A known-only item needs no usage: a look-up must not wait for rows that others have locked.
+    A known-only item needs no usage: a look-up must not wait for locked rows.
     """
     usage: set[str] = set()
     members: set[MemberIdentity] = set()
@@ -71,15 +72,15 @@ def collect_usage_keys(
 
 
 def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) -> Refused | None:
-    """Refuse a new write that does not fit. `growth` is what its effects add to the side state of its stream.
+    """Refuse a new write that exceeds a quota. `growth` is the number of bytes that its effects add to its stream.
 
-    Work under a lease was admitted when it was claimed.
+    Work under a lease was checked when it was claimed.
     """
     if state.tenants is None or (isinstance(item, Submission) and item.fence):
         return None
     if isinstance(item, Submission):
         size = submission_bytes(item)
-    else:  # the least that the record of claimed work will count: its body is not known yet
+    else:  # the minimum for a claim, whose body is not known yet
         size = record_bytes(utf8_bytes(item.scope) + len(item.key), (), 1)
     owners = state.tenants.list_for(item.scope, ()) if growth else ()
     for tenant in _list_tenants(item, state.tenants):
@@ -90,7 +91,7 @@ def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) ->
 
 
 def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
-    """Return the refusal of a request that was undone as a whole: its own items do not count for what a tenant has."""
+    """Return the refusal of an undone request, with the usage that does not include the items of the request."""
     if not isinstance(verdict, Refused) or verdict.reason is not Reason.QUOTA_EXCEEDED:
         return verdict
     usage = state.usage.get(verdict.tenant) or _NO_USAGE
@@ -103,7 +104,7 @@ def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
 
 
 def count_write(submission: Submission, state: BatchState, growth: int = 0) -> None:
-    """Count a record that is committed, and the side state that it adds to its stream."""
+    """Count a committed record, and the side state that it adds to its stream."""
     if state.tenants is None:
         return
     tenants = _list_tenants(submission, state.tenants)
@@ -115,10 +116,10 @@ def count_write(submission: Submission, state: BatchState, growth: int = 0) -> N
 def count_in_stream(
     scope: str, state: BatchState, *, size: int = 0, records: int = 0, takes_token: bool = False
 ) -> None:
-    """Add bytes and records to the usage of a stream's tenants, and take a token of their rates.
+    """Add bytes and records to the usage of the tenants of a stream, and take a token of their rates.
 
-    A claim takes a token, and the record of the claimed work takes none. An addition of a member or a new role takes a
-    token, and its audit record takes none. A negative size gives back the bytes of dropped side state.
+    A claim takes a token, so the record of the claimed work takes none. An added member or a new role takes a token, so
+    its audit record takes none. A negative size frees the bytes of dropped side state.
     """
     if state.tenants is not None:
         _add_usage(state.tenants.list_for(scope, ()), state, size, records=records, takes_token=takes_token)
@@ -136,10 +137,10 @@ def _add_usage(tenants: Iterable[Tenant], state: BatchState, size: int, *, recor
 
 
 def check_act_limits(scope: str, state: BatchState, *, act_bytes: int, member: MemberIdentity | None) -> Refused | None:
-    """Refuse an act that does not fit into the tenants of its stream, or whose record gets no token of their rates.
+    """Refuse an act that exceeds a quota of the tenants of its stream, or whose record gets no token of their rates.
 
-    `act_bytes` is the size of the act's audit record, 0 where it does not count. `member` is a member that the act
-    adds. A member counts as a record, unless it was a member before.
+    `act_bytes` is the size of the audit record, or 0 if it does not count. `member` is the member that the act adds. It
+    counts as a record, unless it was a member before.
     """
     if state.tenants is None:
         return None
@@ -153,7 +154,7 @@ def check_act_limits(scope: str, state: BatchState, *, act_bytes: int, member: M
 
 
 def count_member(identity: MemberIdentity, state: BatchState) -> None:
-    """Count a new member of a stream, unless it was a member before: the log has kept its row."""
+    """Count a new member of a stream. A past member is counted already, because the log has kept its row."""
     if state.tenants is None or state.past_members.get(identity):
         return
     count_in_stream(identity[0], state, size=member_bytes(identity), records=1)
@@ -163,18 +164,18 @@ def count_member(identity: MemberIdentity, state: BatchState) -> None:
 def reclaim_erased_bytes(
     usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[tuple[str, tuple[str, ...], int]]
 ) -> dict[str, Usage]:
-    """What tenants have left once bodies are gone: stream, partitions and bytes of each."""
+    """Return the changed usage after erasures, each with the stream, partitions and bytes of a body."""
     left = dict(usage)
     for stream, partitions, size in erased:
         for tenant in tenants.list_for(stream, partitions):
             before = left.get(tenant.prefix) or _NO_USAGE
-            # Never below nothing, whoever wrote without counting: a quota may be wrong, but must not stop the log.
+            # Usage never goes below 0. A wrong figure, after writes without quotas, must not stop the log.
             left[tenant.prefix] = replace(before, bytes=max(0, before.bytes - size))
     return {prefix: now for prefix, now in left.items() if now != usage.get(prefix)}
 
 
 def _list_counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
-    """Return the tenants whose usage a decision about the item may read or change."""
+    """Return the tenants whose usage the decision about an item may read or change."""
     if isinstance(item, Submission | Claim):
         has_lease = isinstance(item, Submission) and item.fence > 0
         return () if item.known_only and not has_lease else _list_tenants(item, tenants)
@@ -189,7 +190,7 @@ def _list_tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, .
 
 
 def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int, takes_token: bool) -> Refused | None:
-    """Refuse a write beyond a quota. A tenant over its quota may still write if that frees more bytes than it takes."""
+    """Refuse a write that exceeds a quota. A tenant over its quota may still write if the write frees bytes."""
     usage = state.usage.get(tenant.prefix) or _NO_USAGE
     for name, limit, has, more in (
         ("bytes_max", tenant.bytes_max, usage.bytes, size),
@@ -216,11 +217,11 @@ def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int,
 
 
 def _take_token(tenant: Tenant, usage: Usage, now_ms: int, admission: Admission | None = None) -> tuple[int, int]:
-    """As `rates.take_token`, by the time of the batch: the lanes of a tenant each have a separate time.
+    """Take a token of a tenant, by the time of the batch, because the lanes of a tenant have different log times.
 
-    That of another process may be behind by a little, and then there is less in the bucket. Where it is far behind, as
-    on a machine whose clock was set back before it came, the bucket seems much further from full than it can be, and
-    counts as full: the tenant does not wait until that clock has caught up.
+    The clock of another process may be slightly behind; then the bucket has less. If it is far behind, for example
+    after the clock of the machine was set back, the bucket would need longer to refill than its size allows. It then
+    counts as full, so that the tenant need not wait until this clock has caught up.
     """
     per_second = tenant.new_writes_per_second_max
     burst = tenant.new_writes_at_once_max or per_second

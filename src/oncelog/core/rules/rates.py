@@ -1,8 +1,8 @@
-"""The limits of new writes: how many an actor may make, over all processes that share the log.
+"""Rates: limits of new writes per actor or stream, over all processes that share the log.
 
-A bucket of tokens, kept as one number: the moment of log time at which it will be full again. Every token that is taken
-puts that moment off by the time that one token needs to come back. So whoever has waited long enough needs no entry at
-all. That time is rounded up to whole microseconds: every store computes the same, and never more are let through.
+A bucket of tokens is stored as one number: the log time at which it is full again. Taking a token moves this time by
+the time that one token needs to refill. A full bucket needs no entry. The refill time is rounded up to whole
+microseconds, so that all stores compute the same times and never admit more writes.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ _OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
 CLOCK_BACK_US_MAX: Final = 60 * _SECOND_US
-"""A time that is behind another by less is that of a process that was slower, or whose clock is not quite the same."""
+"""Difference of clocks up to which a process counts as slightly slower."""
 FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
-"""How far a bucket can be from being full: by the slowest rate with the largest burst."""
+"""Longest time until a bucket is full: the slowest rate with the largest burst."""
 
 
 def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIdentity]]:
@@ -83,9 +83,9 @@ def take_token(
 ) -> tuple[int, int]:
     """Return when a bucket is full after one more token, and how long the write must wait for that token.
 
-    The wait is 0 or less if the token is there, or if a request that is admitted as a whole may overdraw the bucket.
-    With `is_bounded` a bucket that seems much further from full than it can be, by its burst or by the debt of one
-    request, counts as full, for times that may go back.
+    The wait is 0 or less if the token is available, or if a request that is admitted as a whole may overdraw the
+    bucket. `is_bounded` is for times that may go back: a bucket then counts as full if it would need longer to refill
+    than its burst or the debt of one request allows.
     """
     token_us = -(-_SECOND_US // per_second)
     now_us = now_ms * _MILLISECOND_US
@@ -102,7 +102,7 @@ def take_token(
 def refuse_for_wait(
     wait_us: int, admission: Admission | None, used_up: str, field: str = "", *, tenant: str = "", limit: int = 0
 ) -> Refused | None:
-    """Refuse a new write that must wait for a token; None if it need not wait.
+    """Refuse a new write that must wait for a token; None without a wait.
 
     In a request that is admitted as a whole, `admission` keeps the refusal until all items have taken their tokens.
     """
@@ -124,5 +124,5 @@ def refuse_for_wait(
 
 
 def is_full(bucket: Bucket, log_time_ms: int) -> bool:
-    """True once a bucket counts as absent."""
+    """Return whether a bucket counts as absent."""
     return bucket.full_at_us <= log_time_ms * _MILLISECOND_US

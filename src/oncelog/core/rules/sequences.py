@@ -1,13 +1,13 @@
-"""Client sequences: a client numbers its writes 1, 2, 3… in each scope, with no gap and no number twice."""
+"""Client sequences: a client numbers its writes 1, 2, 3… in each scope, without gaps or repetitions."""
 
 from oncelog.core.batch_state import BatchState, LaneDraft
 from oncelog.core.values import ClientEntry, Reason, Refused, Remembered, Replayed, Submission, client_identity
 
 
 def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchState) -> Replayed | Refused | None:
-    """None if this is the client's next write; else the answer to an old number or one too high.
+    """Return None for the next write of the client, or the answer to an old or too high number.
 
-    Only for a submission whose key is unknown: a known key has been answered by its key, whatever its number.
+    The key of the submission is unknown: a known key is answered before, without regard to its number.
     """
     entry = state.clients.get(client_identity(submission))
     is_known = entry is not None and lane.remembers(submission.policy.retention, entry.last_seen_ms)
@@ -26,13 +26,13 @@ def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchS
 
 
 def _answer_old_sequence(submission: Submission, last: int, state: BatchState) -> Replayed | Refused:
-    """An old number is never executed as new. Equal content makes it a retry, other content a mistake."""
+    """Answer an old number, which is never committed again. Equal content is a retry, other content an error."""
     identity = (*client_identity(submission), submission.client_sequence)
-    # The record decides, also after its entry was evicted. The newest of several is the right one: a client that was
-    # evicted as a whole commits every number again.
+    # The record decides, even if the entry of the client was evicted. Of several records the newest is right: an
+    # evicted client commits all numbers again.
     remembered = state.sequences.get(identity)
     if remembered is None:
-        return Replayed(None)  # it was committed, or a later number could not have been, but its record is gone
+        return Replayed(None)  # It was committed, because a later number was, but its record is gone.
     if remembered.fingerprint == submission.fingerprint:
         return Replayed(remembered.receipt, erased=remembered.erased)
     return Refused(
@@ -44,7 +44,7 @@ def _answer_old_sequence(submission: Submission, last: int, state: BatchState) -
 
 
 def advance_client(submission: Submission, remembered: Remembered, state: BatchState) -> None:
-    """Notes a committed write of the client."""
+    """Record a committed write of the client."""
     identity = client_identity(submission)
     state.sequences.put((*identity, submission.client_sequence), remembered)
     entry = ClientEntry(
