@@ -123,8 +123,8 @@ class UnstorableError(OncelogError):
 
 
 class AuthError(OncelogError):
-    """A credential is invalid. Only the log of the server has the `reason`; callers get the same text for all reasons.
-    """
+    """A credential is invalid. Only the log of the server has the `reason`; callers get the same text for
+    all reasons."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("authentication failed")

@@ -168,8 +168,8 @@ class BatchState:
         self.settings = snapshot.settings
         self._heads = snapshot.heads
         self.now_ms = now_ms
-        """Proposed time of the batch. Decisions about a write use the log time of its lane (`LaneDraft.log_time_ms`).
-        """
+        """Proposed time of the batch. Decisions about a write use the log time of its lane
+        (`LaneDraft.log_time_ms`)."""
         self.tenants = snapshot.tenants
         self.admission: Admission | None = None
         """Set while `plan` decides a request that is admitted as a whole."""

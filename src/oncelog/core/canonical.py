@@ -31,8 +31,8 @@ JsonValue = Any
 """A value of exactly the types of JSON: dict with str keys, list, str, int, float, bool, None."""
 
 INTEGER_MAX: Final = 2**53 - 1
-"""Doubles hold every integer up to this one. Only some larger integers have a canonical form (see `_format_integer`).
-"""
+"""Doubles hold every integer up to this one. Only some larger integers have a canonical form (see
+`_format_integer`)."""
 
 ARGS_INTEGER_MAX: Final = 2**63 - 1
 ARGS_INTEGER_MIN: Final = -(2**63)
@@ -319,8 +319,8 @@ def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
 
 
 def _encode_plain(value: JsonValue) -> bytes:
-    """Return the JCS form of a plain value. Raises _NotPlain if the native encoder may sort its keys in another order.
-    """
+    """Return the JCS form of a plain value. Raises _NotPlain if the native encoder may sort its keys in
+    another order."""
     encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
     # Deleting the prefixes of four-byte characters and comparing lengths is the fastest search for them.
     if encoded.isascii() or len(encoded.translate(None, _FOUR_BYTE_PREFIXES)) == len(encoded):
@@ -486,8 +486,8 @@ def _check_text(text: str) -> str:
 
 
 def _format_integer(value: int) -> str:
-    """Return the ECMAScript text of the nearest double. Refuse the integer if that text is the text of another number.
-    """
+    """Return the ECMAScript text of the nearest double. Refuse the integer if that text is the text of
+    another number."""
     try:
         nearest = float(value)
     except OverflowError:

@@ -197,8 +197,8 @@ _NO_CONDITION: Final = frame(b"condition", b"")
 
 
 def request_hash(operations: Sequence[Operation]) -> bytes:
-    """Return the fingerprint of a ledger transaction: SHA-256 over its framed operations, including their conditions.
-    """
+    """Return the fingerprint of a ledger transaction: SHA-256 over its framed operations, including their
+    conditions."""
     return sha256(
         b"".join(
             [frame(b"operation", _encode_operation(operation, index)) for index, operation in enumerate(operations)]
@@ -253,8 +253,8 @@ def scope_of(*parts: str | int) -> str:
 
 @lru_cache(maxsize=8192)  # most writes go to recently used streams
 def compute_lane(stream: str, lanes: int) -> int:
-    """Return the lane (1 to `lanes`) of a stream. It never changes, because a stream that moved would lose its order.
-    """
+    """Return the lane (1 to `lanes`) of a stream. It never changes, because a stream that moved would lose
+    its order."""
     return 1 + int.from_bytes(sha256(stream.encode()).digest()[:8], "big") % lanes
 
 

@@ -38,8 +38,8 @@ def check_internal_record(record: Record) -> str | None:
 
 
 def check_restore_record(record: Record) -> str | None:
-    """Describe the fault of a restore record; None for a valid record. The caller has checked its place in the block.
-    """
+    """Describe the fault of a restore record; None for a valid record. The caller has checked its place in
+    the block."""
     if record.position != record.height:
         return f"a restore record at position {record.position} has height {record.height}, not the same number"
     if record.actor != RESTORE_ACTOR:

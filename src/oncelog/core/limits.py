@@ -51,8 +51,8 @@ TENANTS_MAX: Final = 10_000
 WHOLE_REQUEST_ITEMS_MAX: Final = 10_000
 """Items of a request that is admitted as a whole, which is also the maximum debt of a bucket."""
 QUOTA_RETRY_AFTER_MS: Final = 60_000
-"""Pause before a retry of a write that exceeds a quota, because an operator must first free space or raise the quota.
-"""
+"""Pause before a retry of a write that exceeds a quota, because an operator must first free space or raise
+the quota."""
 ACT_CHARACTERS_MAX: Final = 64
 """Maximum length of the name of an administrative act."""
 ACT_KEY_BYTES: Final = 32
@@ -60,8 +60,8 @@ ACT_KEY_BYTES: Final = 32
 TARGET_CHARACTERS_MAX: Final = 1024
 """Maximum length of the target of an administrative act."""
 ACT_DETAILS_BYTES_MAX: Final = 8192
-"""Maximum size of the details of an administrative act, in canonical form, which keeps a page of audit records small.
-"""
+"""Maximum size of the details of an administrative act, in canonical form, which keeps a page of audit
+records small."""
 LEAP_ABOVE_MAX: Final = 2**47
 """Positions have 48 bits in a file. After the highest leap, half of them are left."""
 REQUESTED_ABOVE_MAX: Final = 2**46
@@ -75,8 +75,8 @@ SETTING_NUMBER_MAX: Final = 2**53 - 1
 def check_whole_numbers(
     settings: Struct, names: Iterable[str], *, highest: float = math.inf, may_be_zero: Container[str] = ()
 ) -> None:
-    """Raise SettingsError for a named field that is not a whole number from 1 (or 0, if allowed) to the highest value.
-    """
+    """Raise SettingsError for a named field that is not a whole number from 1 (or 0, if allowed) to the
+    highest value."""
     for name in names:
         value = getattr(settings, name)
         lowest = 0 if name in may_be_zero else 1

@@ -128,8 +128,8 @@ def _decide_items(request: Request, first: int, state: BatchState, validate: Val
 
 
 def _decide_atomically(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
-    """Decide a request that a refusal undoes: any refusal with `Mode.ALL`, a refusal by a limit if admitted as a whole.
-    """
+    """Decide a request that a refusal undoes: any refusal with `Mode.ALL`, a refusal by a limit if admitted
+    as a whole."""
     savepoint = state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, first, state, validate)

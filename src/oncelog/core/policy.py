@@ -102,8 +102,8 @@ class Retention(Struct, frozen=True):
             )
 
     def remembers(self, since_ms: int, log_time_ms: int, eviction_time_ms: int) -> bool:
-        """Return whether state last seen at `since_ms` is still remembered, at a log time and after the last eviction.
-        """
+        """Return whether state last seen at `since_ms` is still remembered, at a log time and after the
+        last eviction."""
         if self.forget is Forget.NEVER:
             return True
         if self.forget is Forget.AT_AGE:

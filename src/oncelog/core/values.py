@@ -50,8 +50,8 @@ class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
-    """A write as an API submits it to the log. The API has checked its shape, its sender and the rights of the sender.
-    """
+    """A write as an API submits it to the log. The API has checked its shape, its sender and the rights of
+    the sender."""
 
     fingerprint: bytes
     """Hash of the content: equal fingerprints mean equal writes."""
@@ -199,8 +199,8 @@ class DropTombstones(Struct, frozen=True, gc=False):
 
 
 class FoldRows(Struct, frozen=True, gc=False):
-    """Commits a digest of rows of a gateway before compaction drops the bodies of their deltas (rules/compaction.py).
-    """
+    """Commits a digest of rows of a gateway before compaction drops the bodies of their deltas
+    (rules/compaction.py)."""
 
     scope: str
     deltas: tuple[tuple[int, int], ...]

@@ -160,8 +160,8 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
 
 
 def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Applied | Refused:
-    """Check the limits of new writes for an addition or a new role, and count it. The caller knows that it is a change.
-    """
+    """Check the limits of new writes for an addition or a new role, and count it. The caller knows that it
+    is a change."""
     if item.known_only and can_be_known_only(item):
         return NOT_KNOWN
     added = change.identity if change.act.act == MEMBER_ADDED else None
