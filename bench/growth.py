@@ -19,6 +19,7 @@ import oncelog
 from bench.bare import BareFile, Batch, batches_of
 from bench.disk import directory
 from bench.measure import Effort
+from bench.memory import compute_deep_size
 from bench.report import Finding, Report, Table, findings_table
 from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all, submit_all_timed
 from oncelog import Log, Replayed, Submission
@@ -141,12 +142,13 @@ class _Growth:
             bare_s += sum(times)
         self._stored += len(waited)
         bare_events = SLICES * sum(len(batch.records) for batch in self._pattern)
-        keys, index_bytes = store.index_memory_bytes
+        index = store._file_writer.index  # noqa: SLF001
+        keys = index.memtable_keys + index.segment_keys
         return Window(
             stored,
             speed_of(len(waited) / ours_s, waited),
             speed_of(bare_events / bare_s, transactions),
-            index_bytes / keys,
+            compute_deep_size(index) / keys,
             self._path.stat().st_size,
         )
 

@@ -13,7 +13,7 @@ from oncelog.engine.log import Log, open_log
 from oncelog.errors import NewerSchemaError
 from oncelog.storage.postgres import database
 from oncelog.storage.postgres.statements import MIGRATIONS, SCHEMA_VERSION
-from oncelog.storage.sqlite import database_file, schema_migration
+from oncelog.storage.sqlite import database_file
 from oncelog.storage.sqlite.statements import load_migrations
 
 NEWER = """
@@ -66,8 +66,7 @@ def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
         patch.setattr(database, "SCHEMA_VERSION", number)
     else:
         number, known = database_file.SCHEMA_VERSION + 1, load_migrations()
-        for module in (database_file, schema_migration):
-            patch.setattr(module, "load_migrations", lambda: [*known, (number, NEWER)])
+        patch.setattr(database_file, "load_migrations", lambda: [*known, (number, NEWER)])
         patch.setattr(database_file, "SCHEMA_VERSION", number)
 
 

@@ -6,8 +6,8 @@ from databases import query
 from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_DEFAULT
 from oncelog.core.policy import BUILT_IN_POLICIES
 from oncelog.core.values import Item, Request, Settings
-from oncelog.storage.expiry import EXPIRY_INTERVAL_COMMITS
 from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.queries.expiry import EXPIRY_INTERVAL_COMMITS
 from oncelog.storage.side_state import lane_of_scope
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import CAMPAIGN, claim, event

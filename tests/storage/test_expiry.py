@@ -12,7 +12,8 @@ from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_DEFAULT
 from oncelog.core.operations import SetEntity
 from oncelog.core.policy import BUILT_IN_POLICIES
 from oncelog.core.values import Committed, Granted, Rate, Refused, Request, Settings
-from oncelog.storage.expiry import EXPIRY_BATCH_ROWS, EXPIRY_INTERVAL_COMMITS
+from oncelog.storage.queries.expiry import EXPIRY_BATCH_ROWS, EXPIRY_INTERVAL_COMMITS
+from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import DAY_MS, claim, event, transaction
@@ -49,7 +50,7 @@ class Swept:
 @contextmanager
 def swept(path: Path) -> Iterator[Swept]:
     clock = ManualClock()
-    session = Writer(str(path), QuickDriver(), clock, bytes, 600_000)
+    session = Writer(str(path), QuickDriver(), TransactionOptions(clock, bytes))
     session.open(Settings(lanes=1, eviction_interval=10))
     session.declare(BUILT_IN_POLICIES)
     try:

@@ -10,8 +10,7 @@ import pytest
 
 from oncelog.storage.postgres import query_driver as postgres_driver
 from oncelog.storage.postgres.statements import SQL as POSTGRES_SQL
-from oncelog.storage.queries.statement import PagedStatement, QuerySteps, Statement
-from oncelog.storage.queries.statement_files import load_statements
+from oncelog.storage.queries.statement import PagedStatement, QuerySteps, Statement, load_statements
 from oncelog.storage.sqlite import query_driver as sqlite_driver
 from oncelog.storage.sqlite.statements import SQL as SQLITE_SQL
 

@@ -21,12 +21,11 @@ from oncelog.storage.inspect.sqlite import checkpoint_and_close, renew_epoch
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, count_records
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_gaps, load_heads
-from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, is_foreign_database, load_metadata
+from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, is_foreign_database, load_metadata, migrate_schema
 from oncelog.storage.sqlite.moved_marker import save_marker
 from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES, open_partial_copy
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_existing, open_read_transaction, to_store_error
-from oncelog.storage.sqlite.schema_migration import migrate_schema
 from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, ReportProgress, StepProgress
 from oncelog.storage.verify.sqlite import verify_quickly
 from oncelog.storage.verify.verification import verify_log
@@ -139,13 +138,9 @@ def _migrate_copy(partial: Path) -> None:
 
 
 def _check_target(target: Path, source: str, *, force: bool) -> None:
-    if target.is_dir():
-        raise StoreError(f"{target} is a directory; name a file in it.")
-    if target.exists():
-        if Path(source).exists() and target.samefile(source):
-            raise StoreError(f"{target} is the log itself.")
-        if not force:
-            raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
+    _check_other_file(target, source, "is the log itself.")
+    if target.exists() and not force:
+        raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
     side_files = _list_side_files(target)
     if side_files:
         # SQLite would apply it to the copy, and nothing would be left of either.
@@ -155,16 +150,21 @@ def _check_target(target: Path, source: str, *, force: bool) -> None:
 
 
 def _check_destination_free(target: Path, source: str, *, force: bool, moved_to: str | None = None) -> None:
-    if target.is_dir():
-        raise StoreError(f"{target} is a directory; name a file in it.")
-    if target.exists() and Path(source).exists() and target.samefile(source):
-        raise StoreError(f"{target} is the backup itself; restore it under another name.")
+    _check_other_file(target, source, "is the backup itself; restore it under another name.")
     _check_not_foreign(target)
     existing = _list_side_files(target) + ([target] if target.exists() and moved_to is None else [])
     if existing and not force:
         raise StoreError(
             f"{existing[0]} exists. Choose another name; with --force what is there is kept beside the new log."
         )
+
+
+def _check_other_file(target: Path, source: str, refusal: str) -> None:
+    """Raise StoreError if the target is a directory, or the source itself."""
+    if target.is_dir():
+        raise StoreError(f"{target} is a directory; name a file in it.")
+    if target.exists() and Path(source).exists() and target.samefile(source):
+        raise StoreError(f"{target} {refusal}")
 
 
 def _check_not_foreign(target: Path) -> None:

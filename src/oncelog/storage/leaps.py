@@ -102,13 +102,12 @@ def build_leap_request(
 
     `replaced` is the log that this one replaces, and `operator` the caller, where these are known.
     """
-    highest_committed = replaced.highest_number
-    highest = max(find_highest_number(heads.values()), highest_committed)
+    highest = max(find_highest_number(heads.values()), replaced.highest_number)
     chosen = above
     if chosen is None:
         chosen = max(choose_leap_number(heads.values(), metadata.created_ms, now_ms), highest)
         behind_ms = find_last_commit_ms(heads.values(), metadata.created_ms) - now_ms
-        if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > highest_committed:
+        if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > replaced.highest_number:
             logger.warning(
                 "the clock is %d ms behind the log's last commit, so that the time since then is not known, and the "
                 "numbers continue only %d above the highest one. If the lost history may have given out more, run "

@@ -39,7 +39,6 @@ from oncelog.core.values import (
 )
 from oncelog.errors import ClosedError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
-from oncelog.storage.erasure import build_erased_row
 from oncelog.storage.leaps import (
     NO_OPERATOR,
     PREVIOUS_EPOCHS_MAX,
@@ -76,7 +75,6 @@ from oncelog.storage.store import (
     count_fitting,
     cut_page,
     encode_partitions,
-    merge_by_log_time,
     plan_batch,
     seal_blocks,
     select_new_policies,
@@ -87,6 +85,7 @@ from oncelog.storage.tenants import (
     SizeRow,
     StateRow,
     UsageCount,
+    build_erased_row,
     compute_usage_after,
     decode_tenants,
     encode_tenants,
@@ -307,8 +306,12 @@ class MemoryStore:
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
         """As `Store` says."""
         self._check_open()
-        found = (record for record in self._log.records if is_internal(record))
-        return merge_by_log_time((record for record in found if record.position > after.get(record.lane, 0)), limit)
+        found = [
+            record
+            for record in self._log.records
+            if is_internal(record) and record.position > after.get(record.lane, 0)
+        ]
+        return sorted(found, key=attrgetter("log_time_ms", "lane", "position"))[:limit]
 
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """As `Store` says."""

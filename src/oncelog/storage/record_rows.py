@@ -1,7 +1,6 @@
 """Decodes records and evidence from rows, and names the errors that mean damage."""
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -9,14 +8,13 @@ import msgspec
 from oncelog.core.proof import hash_body
 from oncelog.core.values import Record
 from oncelog.storage.store import Evidence
+from oncelog.storage.tenants import decode_partitions
 
 DAMAGE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, TypeError)
 """Raised while a stored value is decoded or used that no log has written.
 
 SQLite stores a value of any type in any column, so a damaged file can have text where the log stores a number.
 """
-
-_decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
 
 
 def decode_record(row: Iterable[Any]) -> Record:
@@ -36,7 +34,7 @@ def decode_record(row: Iterable[Any]) -> Record:
         actor,
         client,
         number,
-        _decode_partitions(partitions),
+        decode_partitions(partitions),
         b"" if body is None else body,
         body is None,
     )

@@ -5,14 +5,14 @@ expires, verifies and moves side state follows from it.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from oncelog.core.identity import compute_lane
-from oncelog.core.merge import Row, decode_row, encode_row
+from oncelog.core.merge import decode_row, encode_row
 from oncelog.core.operations import Entity
 from oncelog.core.tenants import Usage
 from oncelog.core.values import Bucket, Changes, ClientEntry, Lease, Member, Roster, Snapshot
@@ -85,25 +85,6 @@ def _struct_codec(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {"encode_value": msgspec.structs.astuple, "decode_value": lambda columns: struct(*columns)}
 
 
-def _get_no_scope(_: Any) -> str:
-    """Return no scope: lane 0."""
-    return ""
-
-
-def _encode_lease_key(identity: Any) -> tuple[Any, ...]:
-    policy, scope, client, key = identity
-    return (policy, scope, client, key.hex())
-
-
-def _decode_lease_key(columns: tuple[Any, ...]) -> Any:
-    policy, scope, client, key_hex = columns
-    return (policy, scope, client, bytes.fromhex(key_hex))
-
-
-def _encode_row_column(row: Row) -> tuple[bytes]:
-    return (encode_row(row),)
-
-
 def decode_entity(columns: Sequence[Any]) -> Entity:
     """Return an entity from its columns."""
     value, version, expires_at_ms, erased = columns
@@ -134,7 +115,7 @@ ROWS: Final = SideStateTable(
     "rows",
     _texts("scope", "table_name", "row_id"),
     {"state": BYTEA},
-    encode_value=_encode_row_column,
+    encode_value=lambda row: (encode_row(row),),
     decode_value=lambda columns: decode_row(columns[0]),
     is_rebuilt=True,
 )
@@ -150,8 +131,8 @@ LEASES: Final = SideStateTable(
         "failure": BYTEA,
     },
     _SECOND,
-    _encode_lease_key,
-    _decode_lease_key,
+    lambda identity: (*identity[:3], identity[3].hex()),
+    lambda columns: (*columns[:3], bytes.fromhex(columns[3])),
     **_struct_codec(Lease),
     expires=True,
 )
@@ -185,7 +166,7 @@ TABLES: Final = (
         USAGE_TABLE,
         _texts("tenant"),
         {"bytes": BIGINT, "records": BIGINT, "full_at_us": BIGINT},
-        _get_no_scope,
+        lambda _: "",  # lane 0
         _wrap,
         _FIRST,
         **_struct_codec(Usage),
@@ -260,16 +241,6 @@ def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ..
     changed += [(identity, ACKNOWLEDGEMENT) for identity in changes.acknowledged]
     places = sorted((lane_of_scope(scope, lanes), scope, member, kind) for (scope, member), kind in changed)
     return [(*place, changes.heads[place[0]].revision) for place in places]
-
-
-def add_oldest_members(snapshot: Snapshot, rows: Iterable[Sequence[Any]]) -> None:
-    """Add the oldest members to a snapshot. A row has scope, member, `joined`, `is_owner`, acknowledged or None."""
-    members, acknowledged = dict(snapshot.members), dict(snapshot.acknowledged)
-    for scope, member, joined, is_owner, sequence in rows:
-        members[scope, member] = Member(joined, bool(is_owner))
-        if sequence is not None:
-            acknowledged[scope, member] = sequence
-    snapshot.members, snapshot.acknowledged = members, acknowledged
 
 
 def compute_prefix_end(prefix: str) -> str:

@@ -4,10 +4,12 @@ A store keeps tables and transactions; it decides nothing. `commit` is the one w
 `build_read_set` names, hand it to `plan`, close the blocks, save the changes, all in one transaction.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from struct import Struct as Packing
+from time import monotonic
 from typing import Final, Protocol, TypeVar
 
 import orjson
@@ -41,12 +43,18 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import HistoryChangedError, PolicyError
-from oncelog.storage.cursor_check import warn_of_reader_ahead
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.side_state import MEMBERSHIP
 
 T = TypeVar("T")
 
+logger: Final = logging.getLogger("oncelog.engine")
+
+WARNING_INTERVAL_S: Final = 600
+"""Pause between two warnings about readers of the same history."""
+_EPOCHS_MAX: Final = 100
+_last_warning_s: dict[str, float] = {}
+"""When the last warning was logged, by epoch."""
 _SALT: Final = Packing(f"{SALT_BYTES}s")
 Draw = Callable[[int], bytes]
 """Gives so many random bytes."""
@@ -115,6 +123,23 @@ def select_new_policies(known: Mapping[str, Policy], policies: Sequence[Policy])
     return declared
 
 
+def _warn_of_reader_ahead(order: str, cursor: int, newest: int, epoch: str) -> None:
+    """Log that a cursor is ahead of the order that it reads: the log may have been put back to an earlier state."""
+    now_s = monotonic()
+    if now_s - _last_warning_s.get(epoch, -WARNING_INTERVAL_S) < WARNING_INTERVAL_S:
+        return
+    if len(_last_warning_s) >= _EPOCHS_MAX:
+        _last_warning_s.clear()
+    _last_warning_s[epoch] = now_s
+    logger.warning(
+        "a reader of %s is at %d, ahead of the newest record, %d. If the log was restored without `oncelog restore`, "
+        "stop everything that uses it and run `oncelog epoch LOG --renew`",
+        order,
+        cursor,
+        newest,
+    )
+
+
 class Query(Struct, frozen=True, kw_only=True):
     """Which records, in which order: of a lane, of some partitions in it, or of a stream."""
 
@@ -137,7 +162,7 @@ class Query(Struct, frozen=True, kw_only=True):
         """
         if self.after > newest:
             order = f"lane {self.lane}" if self.stream is None else f"the stream {self.stream!r}"
-            warn_of_reader_ahead(order, self.after, newest, epoch)
+            _warn_of_reader_ahead(order, self.after, newest, epoch)
             message = f"the cursor {self.after} is ahead of the newest, {newest}: this is not the log it was read from"
             raise HistoryChangedError(message, epoch, newest)
         upto = newest if self.upto is None else min(self.upto, newest)
@@ -155,11 +180,6 @@ class Page(Struct, frozen=True):
     has_more: bool
     newest: int
     """Of the order that was read, matching or not."""
-
-
-def merge_by_log_time(records: Iterable[Record], limit: int) -> list[Record]:
-    """Merge the records of several lanes by log time, and return the first ones."""
-    return sorted(records, key=lambda one: (one.log_time_ms, one.lane, one.position))[:limit]
 
 
 RecordView = tuple[int, int, str, str, str, bytes, str, str | None]
@@ -236,11 +256,6 @@ class KeyStatus(Struct, frozen=True):
     """Of all records under it, oldest first: there are several where it was forgotten and used again."""
     client_entry: ClientEntry | None = None
     """The sequence of the record's client, evicted or not, where clients number their writes."""
-
-    @property
-    def key_entry(self) -> Remembered | None:
-        """What the record left to remember."""
-        return None if self.record is None else self.record.remembered
 
 
 class SideState(Struct, frozen=True):

@@ -34,7 +34,8 @@ MemberRow = tuple[str, int, int]
 """Of the members of a stream, past ones too: scope, count, bytes of their names."""
 
 _TENANTS_DECODER: Final = msgspec.json.Decoder(list[Tenant])
-_NAMES_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
+decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
+"""Decodes the partitions of a record from their JSON array."""
 
 
 def encode_tenants(tenants: Sequence[Tenant]) -> str | None:
@@ -54,12 +55,6 @@ def list_tenants(text: str | None) -> list[Tenant]:
     return [] if found is None else list(found.by_prefix.values())
 
 
-@lru_cache(maxsize=1024)
-def decode_names(encoded: str) -> tuple[str, ...]:
-    """Partitions out of their JSON array."""
-    return _NAMES_DECODER.decode(encoded)
-
-
 def is_counted_for_stream(sequence: int, policy: str, actor: str) -> bool:
     """Return whether a record counts for the tenants of the stream that its scope names."""
     return sequence > 0 or (policy == AUDIT_POLICY and is_charged(actor))
@@ -69,6 +64,11 @@ def decode_size_row(row: Sequence[Any]) -> SizeRow:
     """Return the size of a record from its columns: place, sequence, policy, actor, scope, partitions, bytes, names."""
     place, sequence, policy, actor, scope, partitions, size, names = row
     return (place, is_counted_for_stream(sequence, policy, actor), scope, partitions, size, names)
+
+
+def build_erased_row(scope: str, size: int) -> ErasedRow:
+    """Return what the tenants of a scope get back when values of its entities are erased."""
+    return (0, True, scope, "[]", size)
 
 
 class CountStart(NamedTuple):
@@ -115,7 +115,7 @@ class UsageCount:
     def add(self, rows: Iterable[SizeRow]) -> None:
         """Counts records, each once."""
         for _, is_of_stream, scope, partitions, size, names in rows:
-            found = decode_names(partitions)
+            found = decode_partitions(partitions)
             tenants = self._uncounted.list_for(scope if is_of_stream else "", found)
             self._add(tenants, record_bytes(names, found, size or 0) if tenants else 0, 1)
 
@@ -138,7 +138,7 @@ class UsageCount:
 def compute_usage_after(usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[ErasedRow]) -> dict[str, Usage]:
     """The usage that changes when those bodies go."""
     bodies = (
-        (scope if is_of_stream else "", decode_names(partitions), size or 0)
+        (scope if is_of_stream else "", decode_partitions(partitions), size or 0)
         for _, is_of_stream, scope, partitions, size in erased
     )
     return reclaim_erased_bytes(usage, tenants, bodies)
@@ -149,5 +149,5 @@ def find_affected_tenants(tenants: Tenants, erased: Iterable[ErasedRow]) -> set[
     return {
         tenant.prefix
         for _, is_of_stream, scope, partitions, _ in erased
-        for tenant in tenants.list_for(scope if is_of_stream else "", decode_names(partitions))
+        for tenant in tenants.list_for(scope if is_of_stream else "", decode_partitions(partitions))
     }

@@ -24,7 +24,7 @@ from oncelog.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from oncelog.storage.sqlite import SqliteStore, database_file, schema_migration
+from oncelog.storage.sqlite import SqliteStore, database_file
 from oncelog.storage.sqlite.database_file import APPLICATION_ID, SCHEMA_VERSION
 from oncelog.storage.sqlite.statements import load_migrations
 from oncelog.storage.sqlite.writer import Writer
@@ -333,8 +333,7 @@ FAILING = "INSERT INTO nowhere VALUES (1);"
 def with_migration(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
     added = [(SCHEMA_VERSION + 1 + place, script) for place, script in enumerate(scripts)]
     known = [*load_migrations(), *added]
-    for module in (database_file, schema_migration):
-        monkeypatch.setattr(module, "load_migrations", lambda: known)
+    monkeypatch.setattr(database_file, "load_migrations", lambda: known)
     monkeypatch.setattr(database_file, "SCHEMA_VERSION", known[-1][0])
 
 
@@ -380,7 +379,7 @@ def rate_used_up(session: Writer) -> bool:
 def test_file_of_the_first_schema_is_migrated_and_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
-    monkeypatch.setattr(schema_migration, "_BATCH_ROWS", rows_at_once)
+    monkeypatch.setattr(database_file, "_MIGRATION_BATCH_ROWS", rows_at_once)
     path = tmp_path / "log.db"
     make_log(path)
     make_older(path)
@@ -406,8 +405,8 @@ def test_process_of_an_older_version_cannot_write_keys_during_a_migration(
     make_older(path)
     steps = load_migrations()
     with monkeypatch.context() as patched, database(path) as connection:
-        patched.setattr(schema_migration, "load_migrations", lambda: [step for step in steps if step[0] <= 7])
-        schema_migration.migrate_schema(connection, 1)
+        patched.setattr(database_file, "load_migrations", lambda: [step for step in steps if step[0] <= 7])
+        database_file.migrate_schema(connection, 1)
         with pytest.raises(sqlite3.OperationalError, match="no such table: oncelog_keys"):
             connection.execute("INSERT INTO oncelog_keys VALUES (1, 2, 3)")
     assert version_of(path) == 7

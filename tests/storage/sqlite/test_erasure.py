@@ -90,7 +90,7 @@ def test_scrub_reports_bytes_that_a_reader_still_holds(tmp_path: Path) -> None:
         reader.execute("SELECT * FROM oncelog_records").fetchone()
         assert session.erase(record.lane, [record.position]) == 1
         assert not session.scrub()
-        with session._transaction(session.connection, "BEGIN IMMEDIATE"):  # its busy timeout is unchanged
+        with session._transaction():  # its busy timeout is unchanged
             assert session.connection.execute("PRAGMA busy_timeout").fetchone() == (BUSY_TIMEOUT_MS,)
         assert secrets_on_disk(path) == {b"SECRET000000"}
         reader.execute("COMMIT")

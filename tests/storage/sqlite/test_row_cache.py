@@ -28,7 +28,7 @@ from oncelog.storage.memory import MemoryStore
 from oncelog.storage.sqlite import SqliteStore, row_cache
 from oncelog.storage.sqlite.database_file import SqliteDriver, connect, load_metadata
 from oncelog.storage.sqlite.row_cache import RowCache
-from oncelog.storage.sqlite.transaction import StoreTransaction
+from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions
 from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
 
@@ -120,7 +120,7 @@ async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) ->
     await commit_alone(write(1, SetEntity("a", b"")))
     copy = path.read_bytes()
     connection = connect(SqliteDriver(), str(path))
-    writing = StoreTransaction(load_metadata(connection, str(path)), ManualClock(), bytes, 600_000)
+    writing = StoreTransaction(load_metadata(connection, str(path)), TransactionOptions(ManualClock(), bytes))
 
     for sequence in (2, 3):
         assert isinstance(commit_shared(writing, connection, write(sequence, DeleteEntity("a"))), Committed)
@@ -217,7 +217,7 @@ async def test_cached_members_are_dropped_when_the_file_is_restored(tmp_path: Pa
     await alone(OpenStream(CHAT, "user:ann"))
     copy = path.read_bytes()
     connection = connect(SqliteDriver(), str(path))
-    writing = StoreTransaction(load_metadata(connection, str(path)), clock, bytes, 600_000)
+    writing = StoreTransaction(load_metadata(connection, str(path)), TransactionOptions(clock, bytes))
 
     commit_shared(writing, connection, SetMember(CHAT, "user:cyd"))
     commit_shared(writing, connection, SetMember(CHAT, "user:bob"))

@@ -14,6 +14,7 @@ from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.database_file import APPLICATION_ID, SqliteDriver
 from oncelog.storage.sqlite.key_index.key_run import unpack_run
 from oncelog.storage.sqlite.statements import load_migrations
+from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.testing.clock import ManualClock
 
@@ -24,7 +25,7 @@ ORDERS = Policy(name="orders", key_bytes=(1, 16), order=Order.STREAM, on_reuse=O
 @contextmanager
 def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -> Iterator[Writer]:
     """Open a file as one process does. An existing log keeps its settings."""
-    session = Writer(str(path), driver or QuickDriver(), ManualClock(), bytes, 600_000, seal_keys)
+    session = Writer(str(path), driver or QuickDriver(), TransactionOptions(ManualClock(), bytes, seal_keys=seal_keys))
     session.open(None if path.exists() and path.stat().st_size else SETTINGS)
     try:
         yield session

@@ -1,7 +1,6 @@
 """Inspection of a log in an SQLite file, for the command line."""
 
 import json
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from oncelog.core.values import KeyIdentity
 from oncelog.errors import NotALogError, StoreError
-from oncelog.storage.clock import JUMP_MS_MAX, ClockMark, SystemClock
+from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog
 from oncelog.storage.metadata import LogMetadata
@@ -24,7 +23,7 @@ from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, translate_read_errors
 from oncelog.storage.sqlite.statements import SQL
-from oncelog.storage.sqlite.transaction import load_key_status
+from oncelog.storage.sqlite.transaction import TransactionOptions, load_key_status
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import KeyStatus
 
@@ -157,7 +156,7 @@ def checkpoint_and_close(path: Path) -> None:
 
 @contextmanager
 def _open_writer(path: str) -> Iterator[Writer]:
-    writer = Writer(path, ExistingFileDriver(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
+    writer = Writer(path, ExistingFileDriver(query_only=False), TransactionOptions(SystemClock()))
     with closing(writer):
         writer.open(None)
         yield writer

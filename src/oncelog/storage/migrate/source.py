@@ -3,12 +3,10 @@
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from oncelog.core.internal_records import Gap, count_missing_numbers
@@ -30,6 +28,7 @@ from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import load_current_metadata, open_existing
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.writer import make_durable
+from oncelog.storage.tenants import decode_partitions
 
 SQL_DIRECTORY: Final = files("oncelog.storage.migrate") / "sql"
 _MIGRATION_SQL: Final = parse_statements((SQL_DIRECTORY / "source.sql").read_text(encoding="utf-8"))
@@ -47,7 +46,6 @@ SLICE_BYTES: Final = 16 * 2**20
 """Bytes of bodies in a slice. A longer body is a slice alone."""
 _FETCH_ROWS: Final = 200
 T = TypeVar("T")
-_decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
 
 
 class RecordSlice(NamedTuple):
@@ -155,7 +153,7 @@ class MigrationSource:
         if len(blocks) != height - at.height - count_missing_numbers(gaps.heights, at.height, height):
             raise CorruptError(f"lane {lane}: a block below height {height} is missing; see `oncelog verify`")
         records = [self._to_target_row(row) for row in rows]
-        partitions = sorted((lane, name, record[1]) for record in records for name in _decode_partitions(record[14]))
+        partitions = sorted((lane, name, record[1]) for record in records for name in decode_partitions(record[14]))
         return RecordSlice(records, partitions, blocks)
 
     def _to_target_row(self, row: RowTuple) -> RowTuple:

@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Any, Final
 
 from oncelog.core.values import Changes
-from oncelog.storage.erasure import RecordContent, build_erased_row, find_erased_values
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.queries.statement import TableSlice
+from oncelog.storage.queries.writes import RecordContent, find_erased_values
 from oncelog.storage.side_state import (
     BYTEA,
     PAST_MEMBERS,
@@ -25,7 +25,7 @@ from oncelog.storage.side_state import (
     iterate_changes,
     lane_of_scope,
 )
-from oncelog.storage.tenants import ErasedRow
+from oncelog.storage.tenants import ErasedRow, build_erased_row
 
 SHORT_BYTES_MAX: Final = 2000
 """Total UTF-8 bytes of the texts of a short key: below PostgreSQL's limit of 2,704 for an index row."""

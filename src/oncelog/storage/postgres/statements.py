@@ -4,7 +4,7 @@ from importlib.resources import files
 from typing import Final
 
 from oncelog.sql_files import list_scripts
-from oncelog.storage.queries.statement_files import load_statements
+from oncelog.storage.queries.statement import load_statements
 
 _SQL: Final = files("oncelog.storage.postgres") / "sql"
 SQL: Final = load_statements(_SQL)

@@ -105,16 +105,6 @@ class PostgresStore(SqlStore):
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
-    def epoch(self) -> str:
-        """As `Store` says."""
-        return self._metadata.epoch
-
-    @property
-    def settings(self) -> Settings:
-        """As `Store` says."""
-        return self._metadata.settings
-
-    @property
     def _metadata(self) -> LogMetadata:
         if self._store_transaction is None:
             raise ClosedError(f"the log {self._name} has not been opened")

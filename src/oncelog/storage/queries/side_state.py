@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from oncelog.core.read_set import ReadSet
-from oncelog.core.values import KeyIdentity, LaneHead, Record, Snapshot
+from oncelog.core.values import KeyIdentity, LaneHead, Member, Record, Snapshot
 from oncelog.storage.queries.records import load_heads
 from oncelog.storage.queries.statement import QuerySteps, Statement, TableRows
 from oncelog.storage.side_state import (
@@ -11,7 +11,6 @@ from oncelog.storage.side_state import (
     LEASES,
     PAST_MEMBERS,
     TABLES,
-    add_oldest_members,
     get_mappings,
     lane_of_scope,
 )
@@ -38,12 +37,17 @@ def _load_oldest_members(counts: Mapping[str, int], snapshot: Snapshot) -> Query
     One statement for all streams with the same count, because LIMIT cannot refer to a column on SQLite. Most streams of
     a batch lose one member.
     """
+    members, acknowledged = dict(snapshot.members), dict(snapshot.acknowledged)
     scopes_by_count: dict[int, list[str]] = {}
     for scope, count in counts.items():
         scopes_by_count.setdefault(count, []).append(scope)
     for count, scopes in scopes_by_count.items():
         lanes = [lane_of_scope(scope, snapshot.settings.lanes) for scope in scopes]
-        add_oldest_members(snapshot, (yield Statement("oldest_members", lanes, scopes, count)))
+        for scope, member, joined, is_owner, sequence in (yield Statement("oldest_members", lanes, scopes, count)):
+            members[scope, member] = Member(joined, bool(is_owner))
+            if sequence is not None:
+                acknowledged[scope, member] = sequence
+    snapshot.members, snapshot.acknowledged = members, acknowledged
 
 
 def load_key_status(identity: KeyIdentity, records: list[Record], lanes: int) -> QuerySteps[KeyStatus]:

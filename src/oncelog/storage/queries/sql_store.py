@@ -17,6 +17,7 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import LaneHead, Record, RecordAct, Settings, Snapshot
 from oncelog.storage.leaps import PREVIOUS_EPOCHS_MAX, decode_previous_epochs
+from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries import records
 from oncelog.storage.queries import tenants as tenant_queries
 from oncelog.storage.queries.record_pages import Rows, read_rows
@@ -78,13 +79,8 @@ class SqlStore(ABC):
 
     @property
     @abstractmethod
-    def epoch(self) -> str:
-        """As `Store` says."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> Settings:
-        """As `Store` says."""
+    def _metadata(self) -> LogMetadata:
+        """Metadata of the open log."""
 
     @abstractmethod
     async def _run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
@@ -99,6 +95,16 @@ class SqlStore(ABC):
         self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
     ) -> bool:
         """Save tenants and their usage. Returns False if it must be counted again (`queries.tenants`)."""
+
+    @property
+    def epoch(self) -> str:
+        """As `Store` says."""
+        return self._metadata.epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Store` says."""
+        return self._metadata.settings
 
     def _get_lane(self, scope: str) -> int:
         return lane_of_scope(scope, self.settings.lanes)

@@ -6,11 +6,29 @@ Statements go by name; each engine has its own SQL for them, or both share it (`
 """
 
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import Any, TypeVar
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Final, NamedTuple, TypeVar
 
+from oncelog.sql_files import parse_statements
 from oncelog.storage.side_state import SideStateTable
 
 T = TypeVar("T")
+
+_SHARED_SQL: Final = files("oncelog.storage.queries") / "sql" / "queries.sql"
+"""The SQL that both engines share. Parameters are `$1`, `$2`, … as PostgreSQL writes them."""
+
+
+def load_statements(directory: Traversable, parameter_prefix: str = "$") -> dict[str, str]:
+    """Return the statements of an engine by name: those in its directory, and the shared ones.
+
+    Raises ValueError for a name that stands in both files.
+    """
+    shared = parse_statements(_SHARED_SQL.read_text(encoding="utf-8").replace("$", parameter_prefix))
+    own = parse_statements((directory / "queries.sql").read_text(encoding="utf-8"))
+    if shared.keys() & own.keys():
+        raise ValueError(f"SQL statements have two definitions: {sorted(shared.keys() & own.keys())}")
+    return shared | own
 
 
 class Statement:
@@ -38,40 +56,31 @@ class PagedStatement(Statement):
         self.bytes_max = bytes_max
 
 
-class TableRows:
+class TableRows(NamedTuple):
     """Asks for rows of a side-state table. The answer is a dictionary with the keys that have a row."""
 
-    __slots__ = ("keys", "lanes", "table")
-
-    def __init__(self, table: SideStateTable, keys: Collection[Any], lanes: int) -> None:
-        self.table = table
-        self.keys = keys
-        self.lanes = lanes
+    table: SideStateTable
+    keys: Collection[Any]
+    lanes: int
 
 
-class TableSlice:
+class TableSlice(NamedTuple):
     """Asks for the next rows of a table after a cursor. The answer is the rows, and the cursor of the next slice.
 
     A row has lane, key and values. The engine defines cursors; None is the start, and follows the last row.
     """
 
-    __slots__ = ("after", "lane", "rows_max", "table")
-
-    def __init__(self, table: SideStateTable, lane: int | None, after: Any, rows_max: int) -> None:
-        self.table = table
-        self.lane = lane
-        self.after = after
-        self.rows_max = rows_max
+    table: SideStateTable
+    lane: int | None
+    after: Any
+    rows_max: int
 
 
-class DeleteRows:
+class DeleteRows(NamedTuple):
     """Deletes rows of a table by key, each with its lane. Answered with None."""
 
-    __slots__ = ("keys", "table")
-
-    def __init__(self, table: SideStateTable, keys: Sequence[tuple[Any, ...]]) -> None:
-        self.table = table
-        self.keys = keys
+    table: SideStateTable
+    keys: Sequence[tuple[Any, ...]]
 
 
 QuerySteps = Generator[Statement | TableRows | TableSlice | DeleteRows, Any, T]

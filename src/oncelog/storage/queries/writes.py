@@ -1,18 +1,18 @@
 """Parts of write transactions that are the same on both engines: what a batch needs, policies, leaps and erasures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncelog.core.policy import Policy
+from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.proof import hash_body
 from oncelog.core.read_set import ReadSet
+from oncelog.core.replay import list_set_keys
 from oncelog.core.rules.duplicates import collect_event_identities
 from oncelog.core.rules.quotas import collect_usage_keys
 from oncelog.core.tenants import Tenants
-from oncelog.core.values import Request
-from oncelog.storage.erasure import RecordContent
+from oncelog.core.values import Record, Request
 from oncelog.storage.leaps import encode_leaps
 from oncelog.storage.queries.statement import QuerySteps, Statement
 from oncelog.storage.queries.tenants import release_usage
@@ -54,6 +54,24 @@ def save_leap(leaps: Sequence[int], above: int) -> QuerySteps[None]:
     yield Statement("set_floors", above)
 
 
+class RecordContent(NamedTuple):
+    """What determines the values that a record set."""
+
+    sequence: int
+    scope: str
+    fingerprint: bytes
+    body: bytes
+
+
+class ErasedValues(NamedTuple):
+    """Entities whose values are erased: those of a scope with one of the versions."""
+
+    scope: str
+    versions: list[int]
+    keys: list[str] | None
+    """None if the bodies do not say which: then all entities of the scope are searched."""
+
+
 class Erasure(NamedTuple):
     """A record that is about to be erased."""
 
@@ -78,6 +96,41 @@ def _build_erasure(
     partitions, fingerprint = others
     size = (position, is_counted_for_stream(sequence, policy, actor), scope, partitions, len(body))
     return Erasure(position, hash_body(salt, body), size, RecordContent(sequence, scope, fingerprint, body))
+
+
+def find_erased_values(contents: Iterable[RecordContent]) -> list[ErasedValues]:
+    """Return the entities that lose their values when records are erased."""
+    named, others = [], dict[str, list[int]]()
+    for content in contents:
+        if not content.sequence:
+            continue
+        keys = _find_entity_keys(content)
+        if keys is None:
+            others.setdefault(content.scope, []).append(content.sequence)
+        elif keys:
+            named.append(ErasedValues(content.scope, [content.sequence], keys))
+    return named + [ErasedValues(scope, versions, None) for scope, versions in others.items()]
+
+
+def _find_entity_keys(content: RecordContent) -> list[str] | None:
+    """Return the keys that a record set; None if its body is not that of a ledger transaction."""
+    record = Record(
+        lane=0,
+        position=0,
+        sequence=content.sequence,
+        log_time_ms=0,
+        height=0,
+        policy=LEDGER.name,
+        scope=content.scope,
+        key=b"",
+        fingerprint=content.fingerprint,
+        actor="",
+        client="",
+        client_sequence=0,
+        partitions=(),
+        body=content.body,
+    )
+    return list_set_keys(record, LEDGER)
 
 
 def finish_erasure(lane: int, erasures: Sequence[Erasure], values: Sequence[ErasedRow]) -> QuerySteps[None]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from oncelog.core.policy import Policy
 from oncelog.core.values import Receipt, Record, Request, Submission, Verdict
 from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavailableError, TransactionError
-from oncelog.storage.clock import JUMP_MS_MAX, Clock, SystemClock
+from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_records
 from oncelog.storage.sqlite.database_file import (
@@ -29,7 +29,8 @@ from oncelog.storage.sqlite.database_file import (
     translate_error,
 )
 from oncelog.storage.sqlite.query_driver import run_query
-from oncelog.storage.sqlite.transaction import StoreTransaction
+from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions
+from oncelog.storage.store import BatchResult
 
 _SYNCHRONOUS_FULL: Final = 2
 _SAVEPOINT: Final = "oncelog_guest"
@@ -73,7 +74,7 @@ class _SharedFile:
 @lru_cache(maxsize=16)
 def _get_shared_file(metadata: LogMetadata, file_id: Hashable, process: int, clock: Any) -> _SharedFile:  # noqa: ARG001 - which file it is
     """For the files that were used last: what is not here any more is made anew, at the cost of some reading."""
-    return _SharedFile(StoreTransaction(metadata, clock, os.urandom, JUMP_MS_MAX, fills_later=False))
+    return _SharedFile(StoreTransaction(metadata, TransactionOptions(clock, fills_later=False)))
 
 
 _shared_files_lock: Final = threading.Lock()
@@ -189,8 +190,7 @@ class BorrowedTransaction:
             raise
         finally:
             self._raw_connection.set_authorizer(None)
-        if not self._connection.in_transaction:
-            raise _build_rollback_error()
+        self._check_in_transaction()
         if refused:
             raise _build_ended_error()
         self._connection.execute(f"RELEASE {_SAVEPOINT}")
@@ -205,19 +205,19 @@ class BorrowedTransaction:
 
     def preview(self, submission: Submission) -> Verdict:
         """Return what the log knows of the write: its verdict, or NOT_KNOWN if the write is new and valid."""
-        known_only = replace(submission, known_only=True)
-        self._check_in_transaction()
-        with self._translate_errors():
-            return self._shared_file.transaction.commit(self._connection, [Request((known_only,))], None).verdicts[0][0]
+        return self._commit(replace(submission, known_only=True)).verdicts[0][0]
 
     def commit(self, submission: Submission) -> Verdict:
         """Decides it. It is durable when the transaction has ended."""
-        self._check_in_transaction()
-        with self._translate_errors():
-            result = self._shared_file.transaction.commit(self._connection, [Request((submission,))], None)
+        result = self._commit(submission)
         for block in result.sealed.blocks:
             self._newest_root = (block.lane, block.height, block.root)
         return result.verdicts[0][0]
+
+    def _commit(self, submission: Submission) -> BatchResult:
+        self._check_in_transaction()
+        with self._translate_errors():
+            return self._shared_file.transaction.commit(self._connection, [Request((submission,))], None)
 
     def load_record(self, receipt: Receipt) -> Record:
         """The record at a place."""

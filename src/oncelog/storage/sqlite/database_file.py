@@ -8,6 +8,7 @@ import os
 import secrets
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -31,9 +32,9 @@ from oncelog.storage.metadata import (
     new_epoch,
     new_settings,
 )
+from oncelog.storage.sqlite.key_index.key_run import RUN_KEYS, KeyPairs, write_runs
 from oncelog.storage.sqlite.moved_marker import check_not_moved
-from oncelog.storage.sqlite.schema_migration import migrate_schema
-from oncelog.storage.sqlite.statements import SQL, load_migrations
+from oncelog.storage.sqlite.statements import SQL, load_migrations, transaction
 
 APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
 SCHEMA_VERSION: Final = load_migrations()[-1][0]
@@ -43,6 +44,8 @@ _BUSY_POLL_MS: Final = 5
 CHECKPOINT_PAGES: Final = 4000
 """The write-ahead log is moved into the file when it has come to this (16 MB)."""
 CACHE_KIB: Final = 32_768
+
+_MIGRATION_BATCH_ROWS: Final = 1000 * RUN_KEYS
 
 HEADER_BYTES: Final = 100
 _MAGIC: Final = b"SQLite format 3\0"
@@ -54,9 +57,16 @@ _UNAVAILABLE_ERRORS: Final = (
     "SQLITE_CANTOPEN",
     "SQLITE_READONLY",
 )
-_CORRUPT_ERRORS: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_CORRUPT_ERRORS: Final = (
+    "SQLITE_CORRUPT",
+    "SQLITE_NOTADB",
+    # No decision writes a row twice, so the tables contradict each other.
+    "SQLITE_CONSTRAINT_UNIQUE",
+    "SQLITE_CONSTRAINT_PRIMARYKEY",
+    "SQLITE_CONSTRAINT_ROWID",
+)
+_CORRUPT_MESSAGES: Final = ("no such table: oncelog_", "no such column: ", "Could not decode to UTF-8")
 _UNSTORABLE_ERRORS: Final = ("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_RANGE")
-_UNIQUE_ERRORS: Final = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_ROWID")
 
 
 class Driver(Protocol):
@@ -106,10 +116,8 @@ class SqliteDriver:
             with closing(self.connect(path)) as connection:
                 if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # else it is being made
                     check_application_id(connection, path)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: for a damaged name in a message of sqlite3
             raise translate_error(error, path) from error
-        except UnicodeError as error:  # sqlite3 raises it for a damaged name in its own message
-            raise CorruptError(f"{path} is damaged: {error}; see `oncelog verify`") from error
 
     def create(self, path: str) -> None:
         """As `Driver` says. An existing file that has more permissions than new ones is reported."""
@@ -204,21 +212,19 @@ def _read_header(path: str) -> bytes:
         raise StoreUnavailableError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def translate_error(error: sqlite3.Error, path: str, hint: str = "") -> Exception:
-    """An error of SQLite's in our words; the same error if it says nothing about the disk or the file."""
+def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
+    """Translate an error of SQLite, or an error of decoding. Returns an error of a wrong use of SQLite unchanged."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name == "SQLITE_FULL":
         return DiskFullError(f"{path}: {error} [{name}]{hint}")
     if name.startswith(_UNAVAILABLE_ERRORS):
         return StoreUnavailableError(f"{path}: {error} [{name}]{hint}")
-    if name.startswith(_CORRUPT_ERRORS):
-        return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
-    if name.startswith(_UNSTORABLE_ERRORS) and name not in _UNIQUE_ERRORS:
+    is_sqlite = isinstance(error, sqlite3.Error)
+    if not is_sqlite or name.startswith(_CORRUPT_ERRORS) or str(error).startswith(_CORRUPT_MESSAGES):
+        code = f" [{name}]" if name else ""
+        return CorruptError(f"{path} is damaged: {error}{code}; see `oncelog verify`")
+    if name.startswith(_UNSTORABLE_ERRORS):
         return UnstorableError(f"{path} cannot store this: {name}")
-    if name in _UNIQUE_ERRORS:  # decisions rule it out: the tables contradict each other
-        return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
-    if str(error).startswith(("no such table: oncelog_", "no such column: ", "Could not decode to UTF-8")):
-        return CorruptError(f"{path} is damaged: {error}; see `oncelog verify`")
     return error
 
 
@@ -306,11 +312,9 @@ def _fetch_only_row(connection: Any, statement: str, path: str) -> tuple[Any, ..
 
 def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> None:
     """In one transaction, and before write-ahead logging: a file is a whole log or still empty."""
-    connection.execute("BEGIN EXCLUSIVE")
-    try:
+    with transaction(connection, "BEGIN EXCLUSIVE"):
         if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
-            connection.execute("ROLLBACK")  # another process was faster
-            return
+            return  # another process has created the log meanwhile
         _check_empty(connection, path)
         for _, script in load_migrations():
             for statement in split_script(script):
@@ -326,13 +330,49 @@ def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> 
         connection.execute(SQL["make_log"], parameters)
         connection.execute(SQL["make_state"])
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _check_empty(connection: Any, path: str) -> None:
     if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         raise NotALogError(f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed.")
+
+
+def migrate_schema(connection: Any, version: int) -> None:
+    """Step by step, each in a transaction of its own that also notes the version it leads to."""
+    for number, script in load_migrations():
+        if number <= version:
+            continue
+        with transaction(connection):
+            if connection.execute("SELECT schema_version FROM oncelog_log").fetchone()[0] < number:
+                for statement in split_script(script):
+                    connection.execute(statement)
+                if number in _CONVERSIONS:
+                    _CONVERSIONS[number](connection)
+                connection.execute(SQL["set_schema_version"], (number,))
+
+
+def _pack_keys(connection: Any) -> None:
+    """Keys had a row each before there were runs."""
+    for (segment,) in connection.execute("SELECT segment FROM oncelog_key_segments").fetchall():
+        for keys in _iterate_key_rows(connection, segment):
+            write_runs(connection, segment, keys)
+
+
+def _iterate_key_rows(connection: Any, segment: int) -> Iterator[KeyPairs]:
+    """Some at a time, those of one hash together."""
+    cursor = connection.execute(
+        "SELECT hash, place FROM oncelog_key_rows WHERE segment = ? ORDER BY hash, place", (segment,)
+    )
+    pairs: list[tuple[int, int]] = []
+    while rows := cursor.fetchmany(_MIGRATION_BATCH_ROWS):
+        pairs += rows
+        end = len(pairs)
+        while end and pairs[end - 1][0] == pairs[-1][0]:
+            end -= 1
+        yield [key_hash for key_hash, _ in pairs[:end]], [place for _, place in pairs[:end]]
+        del pairs[:end]
+    yield [key_hash for key_hash, _ in pairs], [place for _, place in pairs]
+
+
+_CONVERSIONS: Final[dict[int, Callable[[Any], None]]] = {7: _pack_keys}
+"""What no statement can do, after the script of the same number."""

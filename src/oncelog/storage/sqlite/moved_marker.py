@@ -29,7 +29,7 @@ _MARKER_DECODER: Final = msgspec.json.Decoder(MovedMarker)
 def load_marker(connection: Any) -> MovedMarker | None:
     """The mark, if the log has one."""
     (text,) = connection.execute(SQL["moved"]).fetchone()
-    return None if text is None else _decode_marker(text)
+    return None if text is None else decode_marker(text)
 
 
 MOVED_SCHEMA_VERSION: Final = 3
@@ -38,16 +38,17 @@ MOVED_SCHEMA_VERSION: Final = 3
 
 def check_not_moved(connection: Any) -> None:
     """Raises MovedError if the log is to be written to elsewhere."""
-    (text,) = connection.execute(SQL["moved"]).fetchone()
-    if text is not None:
-        raise build_moved_error(connection, text)
+    marker = load_marker(connection)
+    if marker is not None:
+        raise build_moved_error(connection, marker)
 
 
-def build_moved_error(connection: Any, text: str) -> MovedError:
+def build_moved_error(connection: Any, marker: MovedMarker) -> MovedError:
     """What the mark says to somebody who wants to write."""
     path = connection.execute("PRAGMA database_list").fetchone()[2]
-    target = _decode_marker(text).target
-    return MovedError(f"{path} has been moved to {target}: open the log there. This file can only be read.", target)
+    return MovedError(
+        f"{path} has been moved to {marker.target}: open the log there. This file can only be read.", marker.target
+    )
 
 
 def save_marker(connection: Any, marker: MovedMarker | None) -> None:
@@ -55,7 +56,8 @@ def save_marker(connection: Any, marker: MovedMarker | None) -> None:
     connection.execute(SQL["set_moved"], (None if marker is None else msgspec.json.encode(marker).decode(),))
 
 
-def _decode_marker(text: str) -> MovedMarker:
+def decode_marker(text: str) -> MovedMarker:
+    """Decode a marker. Raises CorruptError."""
     try:
         return _MARKER_DECODER.decode(text)
     except msgspec.MsgspecError as error:

@@ -1,12 +1,17 @@
-"""The statements of SQLite by name, and the migrations in their order."""
+"""The statements of SQLite by name, the migrations in their order, and transactions."""
 
-from collections.abc import Iterable
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from itertools import chain, islice
 from typing import Any, Final
 
 from oncelog.sql_files import list_scripts
-from oncelog.storage.queries.statement_files import load_statements
+from oncelog.storage.queries.statement import load_statements
+
+logger: Final = logging.getLogger("oncelog.sqlite")
 
 _SQL: Final = files("oncelog.storage.sqlite") / "sql"
 SQL: Final = load_statements(_SQL, parameter_prefix="?")
@@ -18,6 +23,26 @@ with 16; beyond that nothing is gained."""
 def load_migrations() -> list[tuple[int, str]]:
     """Each version's number and script, oldest first."""
     return list_scripts(_SQL / "migrations")
+
+
+@contextmanager
+def transaction(connection: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Run the block in a transaction, and roll the transaction back if the block or COMMIT fails."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            roll_back(connection)
+
+
+def roll_back(connection: Any) -> None:
+    """Roll back the open transaction. An error is only logged, because the caller raises the error that led here."""
+    try:
+        connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        logger.debug("ROLLBACK failed; the connection will be closed", exc_info=True)
 
 
 class BulkInsert:

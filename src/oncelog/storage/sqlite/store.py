@@ -26,9 +26,10 @@ from oncelog.core.values import (
     Settings,
     Submission,
 )
-from oncelog.errors import ClosedError, CorruptError
+from oncelog.errors import ClosedError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator
+from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.sql_store import SqlStore
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.record_rows import DAMAGE_ERRORS
@@ -37,6 +38,7 @@ from oncelog.storage.sqlite.key_index.filters import load_filters
 from oncelog.storage.sqlite.key_index.index import SEAL_KEYS
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL
+from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.worker_thread import WorkerThread
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import BatchResult, Draw, EncodeViews, KeyStatus, Query, RecordViewPage
@@ -82,7 +84,9 @@ class SqliteStore(SqlStore):
         self._path = os.fspath(path)
         self._requested_settings = settings
         self._driver = driver or SqliteDriver()
-        self._file_writer = Writer(self._path, self._driver, clock or SystemClock(), draw, jump_ms_max, seal_keys)
+        self._file_writer = Writer(
+            self._path, self._driver, TransactionOptions(clock or SystemClock(), draw, jump_ms_max, seal_keys)
+        )
         self._writer_thread: WorkerThread | None = None
         self._readers: ThreadPoolExecutor | WorkerThread | None = None
         self._checkpointer: ThreadPoolExecutor | None = None
@@ -98,14 +102,8 @@ class SqliteStore(SqlStore):
         """Until then batches are written by the writer's thread alone."""
 
     @property
-    def epoch(self) -> str:
-        """As `Store` says."""
-        return self._file_writer.metadata.epoch
-
-    @property
-    def settings(self) -> Settings:
-        """As `Store` says."""
-        return self._file_writer.metadata.settings
+    def _metadata(self) -> LogMetadata:
+        return self._file_writer.metadata
 
     async def open(self) -> None:
         """As `Store` says. Several processes may open one file, each after it was forked."""
@@ -248,12 +246,6 @@ class SqliteStore(SqlStore):
     ) -> bool:
         return await self._write(self._file_writer.set_tenants, text, counted, start, is_last, act)
 
-    @property
-    def index_memory_bytes(self) -> tuple[int, int]:
-        """How many keys the index knows, and what it takes of memory for them, roughly."""
-        index = self._file_writer.index
-        return index.memtable_keys + index.segment_keys, index.memory_bytes
-
     # --- threads
 
     async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -302,14 +294,12 @@ class SqliteStore(SqlStore):
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, *DAMAGE_ERRORS) as error:
             self._close_reader_connection()
             store_error = translate_error(error, self._path)
             if store_error is error:
                 raise
             raise store_error from error
-        except DAMAGE_ERRORS as error:
-            raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     def _reader_connection(self, use: str = "reader") -> Any:
         """This thread's own, one for each use."""

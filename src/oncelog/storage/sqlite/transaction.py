@@ -4,10 +4,11 @@ Memory is used only after the transaction has taken the write lock and seen what
 (`load_state`, `get_current_index`). Memory follows only after COMMIT has returned (`confirm`).
 """
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -26,19 +27,18 @@ from oncelog.core.values import (
     SequenceIdentity,
     Snapshot,
 )
-from oncelog.storage.clock import Clock, ClockMark
-from oncelog.storage.expiry import EXPIRY_INTERVAL_COMMITS
+from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
 from oncelog.storage.leaps import decode_leaps
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries import side_state
-from oncelog.storage.queries.expiry import ExpirySweep
+from oncelog.storage.queries.expiry import EXPIRY_INTERVAL_COMMITS, ExpirySweep
 from oncelog.storage.queries.records import find_record
 from oncelog.storage.queries.writes import complete_read_set, declare_policies, save_leap
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.sqlite import side_state_tables
 from oncelog.storage.sqlite.key_index.filters import load_filters
 from oncelog.storage.sqlite.key_index.index import POSITION_BITS, SEAL_KEYS, KeyIndex, LaneIndexState, decode_place
-from oncelog.storage.sqlite.moved_marker import build_moved_error, check_not_moved
+from oncelog.storage.sqlite.moved_marker import build_moved_error, check_not_moved, decode_marker
 from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.row_cache import CACHED_TABLES, RowCache
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
@@ -87,28 +87,25 @@ class TransactionState(msgspec.Struct):
     """The numbers above which the log continued after restores."""
 
 
+class TransactionOptions(NamedTuple):
+    """How a process commits to a log."""
+
+    clock: Clock
+    draw: Draw = os.urandom
+    jump_ms_max: int = JUMP_MS_MAX
+    seal_keys: int = SEAL_KEYS
+    fills_later: bool = True
+    """Whether the caller fills the filter of a large key index beside the commits. If not, there is no filter."""
+
+
 class StoreTransaction:
     """Of one log. Used by one transaction at a time; whoever shares it between threads has a lock for that."""
 
-    def __init__(
-        self,
-        metadata: LogMetadata,
-        clock: Clock,
-        draw: Draw,
-        jump_ms_max: int,
-        seal_keys: int = SEAL_KEYS,
-        *,
-        fills_later: bool = True,
-    ) -> None:
+    def __init__(self, metadata: LogMetadata, options: TransactionOptions) -> None:
         self.metadata = metadata
+        self.options = options
         self.index: KeyIndex | None = None
         """As of the newest transaction; None until the first one."""
-        self._clock = clock
-        self._draw = draw
-        self._jump_ms_max = jump_ms_max
-        self.seal_keys = seal_keys
-        self._fills_later = fills_later
-        """Who has it fills the filter of a large index beside the commits."""
         self._expiry_sweep = ExpirySweep()
         self._row_cache = RowCache()
 
@@ -128,15 +125,15 @@ class StoreTransaction:
         self.roll_back()
         state = current_state or self.load_state(connection)
         if state.moved is not None:
-            raise build_moved_error(connection, state.moved)
+            raise build_moved_error(connection, decode_marker(state.moved))
         index = self.get_current_index(connection, state)
-        mark, jumped = self.propose_clock(state)
+        mark, jumped = self.propose_clock(state.clock)
         needs = build_read_set(batch, self.metadata.settings)
         complete_read_set(needs, batch, state.tenants, state.leaps)
         self._row_cache.begin(state.commits, state.heads)
-        snapshot, hashes = self._load_identities(connection, index, needs, state)
+        snapshot, hashes = self.load_identities(connection, index, needs, state)
         loaded_keys = self._load_tables(connection, needs, snapshot)
-        result = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
+        result = plan_batch(batch, snapshot, mark.time_ms, validate, self.options.draw, needs.faults)
         result.erasures = state.erasures
         if result.changes.is_empty:
             self._row_cache.stage(loaded_keys, snapshot)
@@ -147,7 +144,8 @@ class StoreTransaction:
         self._expiry_sweep.add_commit(result.changes)
         if state.commits % EXPIRY_INTERVAL_COMMITS == 0:
             result.evicted_clients = run_query(connection, self._expiry_sweep.run, state.heads)
-        index.stage(_list_added_keys(result, hashes), _compute_positions(state.heads, result))
+        positions = {lane: head.position for lane, head in {**state.heads, **result.changes.heads}.items()}
+        index.stage(_list_added_keys(result, hashes), positions)
         index.maintain(connection)
         if result.changes.leap:
             run_query(connection, save_leap, state.leaps, result.changes.leap)
@@ -180,9 +178,9 @@ class StoreTransaction:
         check_not_moved(connection)
         return run_query(connection, declare_policies, policies)
 
-    def propose_clock(self, state: TransactionState) -> tuple[ClockMark, Exception | None]:
-        """The time of this transaction, and what stands in the way of new writes at it."""
-        return state.clock.propose(self._clock, self._jump_ms_max)
+    def propose_clock(self, newest: ClockMark) -> tuple[ClockMark, Exception | None]:
+        """Return the time of a commit after the newest one, and an error if new writes must wait for the clock."""
+        return newest.propose(self.options.clock, self.options.jump_ms_max)
 
     def load_state(self, connection: Any) -> TransactionState:
         """What the log says by now."""
@@ -198,11 +196,11 @@ class StoreTransaction:
         if self.index is not None and state.commits < self.index.commits:
             self.reset()  # another file has been put in the place of this one
         if self.index is None:
-            index = KeyIndex(self.metadata.index_secret, self.seal_keys)
+            index = KeyIndex(self.metadata.index_secret, self.options.seal_keys)
             index.catch_up(connection, state.commits, state.lanes)
             if index.segment_keys <= IMMEDIATE_FILL_KEYS_MAX:
                 index.set_filters(load_filters(connection, index.segment_keys))
-            elif not self._fills_later:
+            elif not self.options.fills_later:
                 index.disable_filter()
             self.index = index
         else:
@@ -220,14 +218,6 @@ class StoreTransaction:
         )
         return state if is_soon else None
 
-    def load_snapshot(
-        self, connection: Any, index: KeyIndex, read_set: ReadSet, state: TransactionState
-    ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
-        """What a decision needs, all of it from the file, and the hashes by which it was looked for."""
-        snapshot, hashes = self._load_identities(connection, index, read_set, state)
-        run_query(connection, side_state.load_tables, read_set, snapshot)
-        return snapshot, hashes
-
     def _load_tables(self, connection: Any, read_set: ReadSet, snapshot: Snapshot) -> dict[str, list[Any]]:
         """Load side state, cached rows from memory. Returns the keys of cached tables that had to be loaded."""
         loaded: dict[str, list[Any]] = {}
@@ -242,9 +232,10 @@ class StoreTransaction:
         run_steps(connection, side_state.load_tables(read_set, snapshot), load_rows)
         return loaded
 
-    def _load_identities(
+    def load_identities(
         self, connection: Any, index: KeyIndex, read_set: ReadSet, state: TransactionState
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
+        """Return a snapshot with what is known under the keys and sequences of a read set, and their hashes."""
         snapshot = Snapshot(settings=self.metadata.settings, heads=state.heads, tenants=state.tenants)
         hashes = index.hash_identities(chain(read_set.keys, read_set.sequences))
         found = index.find_places(connection, hashes.values())
@@ -327,8 +318,8 @@ def _load_remembered(
 
 def load_key_status(connection: Any, index: KeyIndex, identity: KeyIdentity, lanes: int) -> KeyStatus:
     """As `queries.side_state.load_key_status`. The index, which must be current, gives places to look at."""
-    key_hash = index.hash_identity(identity)
-    places = index.find_places(connection, [key_hash]).get(key_hash, [])
+    hashes = index.hash_identities([identity])
+    places = index.find_places(connection, hashes.values()).get(hashes[identity], [])
     found = [run_query(connection, find_record, *decode_place(place)) for place in sorted(set(places))]
     records = [record for record in found if record is not None and record.identity == identity]
     return run_query(connection, side_state.load_key_status, identity, records, lanes)
@@ -346,9 +337,3 @@ def _list_added_keys(
         (hashes[identity], remembered.receipt.lane << POSITION_BITS | remembered.receipt.position)
         for identity, remembered in added
     ]
-
-
-def _compute_positions(heads: Mapping[int, LaneHead], result: BatchResult) -> dict[int, int]:
-    positions = {lane: head.position for lane, head in heads.items()}
-    positions.update((lane, head.position) for lane, head in result.changes.heads.items())
-    return positions

@@ -18,12 +18,11 @@ from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
-from oncelog.storage.clock import Clock, ClockMark
-from oncelog.storage.erasure import RecordContent, build_erased_row, find_erased_values
+from oncelog.storage.clock import ClockMark
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
 from oncelog.storage.queries.tenants import load_count_start, replace_tenants
-from oncelog.storage.queries.writes import finish_erasure, load_erasures
+from oncelog.storage.queries.writes import RecordContent, find_erased_values, finish_erasure, load_erasures
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import (
     BUSY_TIMEOUT_MS,
@@ -32,13 +31,13 @@ from oncelog.storage.sqlite.database_file import (
     create_or_open,
     translate_error,
 )
-from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, KeyIndex, encode_place
+from oncelog.storage.sqlite.key_index.index import KeyIndex, encode_place
 from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query, run_steps
-from oncelog.storage.sqlite.statements import SQL
-from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionState, load_key_status
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, build_act_request
-from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount
+from oncelog.storage.sqlite.statements import SQL, roll_back, transaction
+from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions, TransactionState, load_key_status
+from oncelog.storage.store import BatchResult, KeyStatus, build_act_request
+from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount, build_erased_row
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -52,21 +51,11 @@ class Writer:
         self,
         path: str,
         driver: Driver,
-        clock: Clock,
-        draw: Draw,
-        jump_ms_max: int,
-        seal_keys: int = SEAL_KEYS,
-        *,
-        fills_later: bool = True,
+        options: TransactionOptions,
     ) -> None:
         self._path = path
         self._driver = driver
-        self._clock = clock
-        self._draw = draw
-        self._jump_ms_max = jump_ms_max
-        self._seal_keys = seal_keys
-        self._fills_later = fills_later
-        """False: a large key index is used without its filter."""
+        self._options = options
         self._connection: Any = None
         self._store_transaction: StoreTransaction | None = None
         self._settings: Settings | RequestedSettings | None = None
@@ -79,28 +68,17 @@ class Writer:
         self._settings = settings
         self.check_file()
         self._driver.check(self._path)
-        with self._translate_errors():
-            connection = self._get_connection()
-            try:
-                with self._transaction(connection, "BEGIN"):
-                    self.store_transaction.get_current_index(connection, self.store_transaction.load_state(connection))
-            except DAMAGE_ERRORS as error:
-                raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
-            return self.metadata
+        try:
+            with self._read_transaction():
+                return self.metadata
+        except DAMAGE_ERRORS as error:
+            raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     def create_sibling(self) -> "Writer":
         """Return a session of the same file that is not open yet. It works without the filter of a large key index."""
-        sibling = Writer(
-            self._path,
-            self._driver,
-            self._clock,
-            self._draw,
-            self._jump_ms_max,
-            self._seal_keys,
-            fills_later=False,
-        )
+        sibling = Writer(self._path, self._driver, self._options._replace(fills_later=False))
         sibling._file_id = self._file_id
-        sibling._store_transaction = sibling._create_store_transaction(self.metadata)
+        sibling._store_transaction = StoreTransaction(self.metadata, sibling._options)
         return sibling
 
     def close(self) -> None:
@@ -113,12 +91,10 @@ class Writer:
 
     def commit(self, batch: Sequence[Request], validate: Validate | None) -> BatchResult:
         """One transaction: load, decide, save. Raises StoreUnavailableError, and then nothing is told to anyone."""
-        with self._translate_errors(_RETRY_HINT):
-            connection = self._get_connection()
-            with self._transaction(connection, "BEGIN IMMEDIATE"):
-                result = self._commit_batch(connection, batch, validate)
-            self.store_transaction.confirm()
-            return result
+        with self._transaction(hint=_RETRY_HINT) as connection:
+            result = self._commit_batch(connection, batch, validate)
+        self.store_transaction.confirm()
+        return result
 
     def prepare(self, batch: Sequence[Request]) -> BatchResult | None:
         """The same but for the end of it, for who must not wait: `finish` must follow, unless nothing was changed.
@@ -128,7 +104,7 @@ class Writer:
         if self._connection is None:
             return None
         with self._translate_errors(_RETRY_HINT):
-            connection = self._get_connection()
+            connection = self.connection
             if not self._try_begin(connection):
                 return None
             try:
@@ -141,7 +117,7 @@ class Writer:
                     self._commit_prepared(connection)
             except BaseException:
                 if connection.in_transaction:
-                    _roll_back(connection)
+                    roll_back(connection)
                 raise
             return result
 
@@ -149,7 +125,7 @@ class Writer:
         """Lets go of what was prepared and will not be finished."""
         if self._connection is not None and self._connection.in_transaction:
             self.store_transaction.roll_back()
-            _roll_back(self._connection)
+            roll_back(self._connection)
 
     def finish(self) -> None:
         """Makes durable what was prepared. Raises StoreUnavailableError, as `commit` does."""
@@ -161,7 +137,7 @@ class Writer:
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
-                _roll_back(connection)
+                roll_back(connection)
         self.store_transaction.confirm()
 
     def _try_begin(self, connection: Any) -> bool:
@@ -200,72 +176,64 @@ class Writer:
 
     def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps what is new; raises PolicyError for what contradicts."""
-        with self._translate_errors():
-            connection = self._get_connection()
-            with self._transaction(connection, "BEGIN IMMEDIATE"):
-                return self.store_transaction.declare(connection, policies)
+        with self._transaction() as connection:
+            return self.store_transaction.declare(connection, policies)
 
     def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """Of each identity, what its newest record left to remember."""
         with self._read_transaction() as (connection, state):
-            snapshot, _ = self.store_transaction.load_snapshot(
-                connection, self.index, ReadSet(keys=set(identities)), state
-            )
+            needs = ReadSet(keys=set(identities))
+            snapshot, _ = self.store_transaction.load_identities(connection, self.index, needs, state)
         return [snapshot.keys.get(identity) for identity in identities]
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """Its newest record, its lease, and the head to judge both by."""
         with self._read_transaction() as (connection, state):
-            mark, _ = self.store_transaction.propose_clock(state)
+            mark, _ = self.store_transaction.propose_clock(state.clock)
             status = load_key_status(connection, self.index, identity, self.metadata.settings.lanes)
             return msgspec.structs.replace(status, time_ms=mark.time_ms)
 
     def propose_time_ms(self, mark: ClockMark) -> int:
         """At which a write would be decided now, after a commit with that clock; 0 while the clock is in doubt."""
-        proposed, jumped = mark.propose(self._clock, self._jump_ms_max)
+        proposed, jumped = self.store_transaction.propose_clock(mark)
         return proposed.time_ms if jumped is None else 0
 
     def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """In one transaction. The bytes are overwritten in the file when `scrub` has moved it there."""
-        with self._translate_errors():
-            connection = self._get_connection()
+        with self._transaction() as connection:
+            check_not_moved(connection)
             connection.execute("PRAGMA secure_delete = ON")
             try:
-                with self._transaction(connection, "BEGIN IMMEDIATE"):
-                    check_not_moved(connection)
-                    erased = run_query(connection, load_erasures, lane, positions)
-                    if erased and act is not None:
-                        self._commit_audit_record(
-                            connection, build_act_request(act, lane, self.metadata.settings.lanes, len(erased))
-                        )
-                    if erased:
-                        rows = [(erasure.body_hash, encode_place(lane, erasure.position)) for erasure in erased]
-                        connection.executemany(SQL["erase"], rows)
-                        values = _erase_values(connection, lane, [erasure.content for erasure in erased])
-                        run_query(connection, finish_erasure, lane, erased, values)
+                erased = run_query(connection, load_erasures, lane, positions)
+                if erased and act is not None:
+                    request = build_act_request(act, lane, self.metadata.settings.lanes, len(erased))
+                    self._commit_audit_record(connection, request)
+                if erased:
+                    rows = [(erasure.body_hash, encode_place(lane, erasure.position)) for erasure in erased]
+                    connection.executemany(SQL["erase"], rows)
+                    values = _erase_values(connection, lane, [erasure.content for erasure in erased])
+                    run_query(connection, finish_erasure, lane, erased, values)
             finally:
                 connection.execute("PRAGMA secure_delete = FAST")
-            self._confirm_if_staged()
-            return len(erased)
+        self.store_transaction.confirm()
+        return len(erased)
 
     def load_count_start(self) -> CountStart:
         """As `queries.tenants.load_count_start`."""
         with self._translate_errors():
-            return run_query(self._get_connection(), load_count_start)
+            return run_query(self.connection, load_count_start)
 
     def set_tenants(
         self, text: str | None, count: UsageCount, start: CountStart, is_last: bool, act: RecordAct | None = None
     ) -> bool:
         """As `tenants.replace`, in one transaction."""
-        with self._translate_errors():
-            connection = self._get_connection()
-            with self._transaction(connection, "BEGIN IMMEDIATE"):
-                check_not_moved(connection)
-                is_replaced = run_steps(connection, replace_tenants(text, count, start, is_last=is_last))
-                if is_replaced and act is not None:
-                    self._commit_audit_record(connection, build_act_request(act, 0, self.metadata.settings.lanes))
-            self._confirm_if_staged()
-            return is_replaced
+        with self._transaction() as connection:
+            check_not_moved(connection)
+            is_replaced = run_steps(connection, replace_tenants(text, count, start, is_last=is_last))
+            if is_replaced and act is not None:
+                self._commit_audit_record(connection, build_act_request(act, 0, self.metadata.settings.lanes))
+        self.store_transaction.confirm()
+        return is_replaced
 
     def _commit_audit_record(self, connection: Any, request: Request) -> None:
         """Commit an audit record in a transaction that other statements are part of."""
@@ -275,10 +243,6 @@ class Writer:
             self.store_transaction.reset()  # the index may count commits that are rolled back
             raise
 
-    def _confirm_if_staged(self) -> None:
-        if self.store_transaction.index is not None and self.store_transaction.index.is_staged:
-            self.store_transaction.confirm()
-
     def scrub(self) -> bool:
         """Moves the write-ahead log into the file and empties it; False if a reader is in the way of that.
 
@@ -286,7 +250,7 @@ class Writer:
         """
         self._has_begun = False  # if it fails, nothing in memory is wrong
         with self._translate_errors():
-            connection = self._get_connection()
+            connection = self.connection
             self._set_busy_timeout(connection, waits=False)
             return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
@@ -296,37 +260,31 @@ class Writer:
         On a full disk that is what a start would fail at, and the write-ahead log is the first room that can be had.
         """
         self.scrub()
-        with self._translate_errors():
-            connection = self._get_connection()
-            with self._transaction(connection, "BEGIN IMMEDIATE"):
-                connection.execute(SQL["touch_state"])
+        with self._transaction() as connection:
+            connection.execute(SQL["touch_state"])
 
     def confirm_clock(self) -> None:
         """Believes the wall clock."""
-        with self._translate_errors():
-            connection = self._get_connection()
-            with self._transaction(connection, "BEGIN IMMEDIATE"):
-                check_not_moved(connection)
-                mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
-                connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
+        clock = self._options.clock
+        with self._transaction() as connection:
+            check_not_moved(connection)
+            connection.execute(SQL["save_state"], (clock.boot(), clock.elapsed_ms(), clock.wall_ms()))
 
     def renew_epoch(
         self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
     ) -> EpochRenewal:
         """As `Store` says, in one transaction. `replaced`: see `build_leap_request`."""
-        with self._translate_errors():
-            connection = self._get_connection()
-            with self._transaction(connection, "BEGIN IMMEDIATE"):
-                state = self.store_transaction.load_state(connection)
-                now_ms = state.clock.get_latest_ms(self._clock)
-                request, renewed = build_leap_request(
-                    state.heads, self.metadata, above, now_ms, new_epoch(), replaced, operator
-                )
-                self._commit_batch(connection, [request], None)
-                connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
-            self.store_transaction.confirm()
-            self.store_transaction.metadata = msgspec.structs.replace(self.metadata, epoch=renewed.new_epoch)
-            return renewed
+        with self._transaction() as connection:
+            state = self.store_transaction.load_state(connection)
+            now_ms = state.clock.get_latest_ms(self._options.clock)
+            request, renewed = build_leap_request(
+                state.heads, self.metadata, above, now_ms, new_epoch(), replaced, operator
+            )
+            self._commit_batch(connection, [request], None)
+            connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
+        self.store_transaction.confirm()
+        self.store_transaction.metadata = msgspec.structs.replace(self.metadata, epoch=renewed.new_epoch)
+        return renewed
 
     # --- the key index and its filter
 
@@ -351,14 +309,9 @@ class Writer:
         return index
 
     @property
-    def connection(self) -> Any:
-        """The writer's own, for readers that can have no other."""
-        return self._get_connection()
-
-    @property
     def index_without_filter(self) -> KeyIndex | None:
         """The index, if it waits for its filter."""
-        if not self._fills_later:
+        if not self._options.fills_later:
             return None
         # Once: the writer's thread may let go of it at any moment.
         index = None if self._store_transaction is None else self._store_transaction.index
@@ -366,15 +319,18 @@ class Writer:
 
     # --- connection and transaction
 
-    def _get_connection(self) -> Any:
-        if self._connection is not None and self._driver.get_file_id(self._path) != self._file_id:
-            raise self._build_replaced_error()
-        if self._connection is None:
+    @property
+    def connection(self) -> Any:
+        """The connection of the writer, which is opened if it is not open."""
+        if self._connection is not None:
+            self.check_file()
+        else:
             if self._store_transaction is not None:
                 self._driver.check(self._path)
             connection = connect(self._driver, self._path)
             try:
-                self._use_metadata(create_or_open(connection, self._path, self._settings, self._clock.wall_ms()))
+                now_ms = self._options.clock.wall_ms()
+                self._use_metadata(create_or_open(connection, self._path, self._settings, now_ms))
                 self._file_id = self._driver.get_file_id(self._path)
                 make_durable(connection)
             except BaseException:
@@ -386,24 +342,16 @@ class Writer:
     def check_file(self) -> None:
         """Raise LogReplacedError if the file is not the one that was opened: readers of the old file do not notice."""
         if self._file_id is not None and self._driver.get_file_id(self._path) != self._file_id:
-            raise self._build_replaced_error()
-
-    def _build_replaced_error(self) -> LogReplacedError:
-        return LogReplacedError(f"{self._path} has been removed or replaced since it was opened")
+            raise LogReplacedError(f"{self._path} has been removed or replaced since it was opened")
 
     def _use_metadata(self, metadata: LogMetadata) -> None:
         """After an error the file is opened again, and somebody may have put another one in its place."""
         if self._store_transaction is None:
-            self._store_transaction = self._create_store_transaction(metadata)
+            self._store_transaction = StoreTransaction(metadata, self._options)
         elif self._store_transaction.metadata.epoch != metadata.epoch:
             raise LogReplacedError(f"{self._path} is another log than the one that was opened; open it again")
         else:
             self._store_transaction.reset()
-
-    def _create_store_transaction(self, metadata: LogMetadata) -> StoreTransaction:
-        return StoreTransaction(
-            metadata, self._clock, self._draw, self._jump_ms_max, self._seal_keys, fills_later=self._fills_later
-        )
 
     @contextmanager
     def _translate_errors(self, hint: str = "") -> Iterator[None]:
@@ -432,26 +380,23 @@ class Writer:
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     @contextmanager
-    def _transaction(self, connection: Any, begin: str) -> Iterator[None]:
-        self._has_begun = False
-        self._set_busy_timeout(connection, waits=True)
-        connection.execute(begin)
-        self._has_begun = True
-        try:
-            yield
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                _roll_back(connection)
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE", hint: str = "") -> Iterator[Any]:
+        """Run the block in a transaction of the writer's connection, which is opened if necessary."""
+        with self._translate_errors(hint):
+            connection = self.connection
+            self._has_begun = False
+            self._set_busy_timeout(connection, waits=True)
+            with transaction(connection, begin):
+                self._has_begun = True
+                yield connection
 
     @contextmanager
     def _read_transaction(self) -> Iterator[tuple[Any, TransactionState]]:
-        with self._translate_errors():
-            connection = self._get_connection()
-            with self._transaction(connection, "BEGIN"):
-                state = self.store_transaction.load_state(connection)
-                self.store_transaction.get_current_index(connection, state)
-                yield connection, state
+        """Run the block in a read transaction with the state of the log and a current key index."""
+        with self._transaction("BEGIN") as connection:
+            state = self.store_transaction.load_state(connection)
+            self.store_transaction.get_current_index(connection, state)
+            yield connection, state
 
 
 def make_durable(connection: Any) -> None:
@@ -468,20 +413,8 @@ def make_durable(connection: Any) -> None:
     connection.execute("PRAGMA busy_timeout = 0")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         connection.execute(SQL["touch_state"])
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            _roll_back(connection)
-
-
-def _roll_back(connection: Any) -> None:
-    try:
-        connection.execute("ROLLBACK")
-    except sqlite3.Error:
-        logger.debug("rollback failed; the connection will be closed", exc_info=True)
 
 
 def _erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:

@@ -12,8 +12,8 @@ from oncelog.core.merge import NEVER, Row, Stamp, merge
 from oncelog.core.operations import Entity
 from oncelog.core.rules.compaction import FoldedRow, build_horizon_delete, is_horizon_delete, row_digest
 from oncelog.core.values import ClientEntry
-from oncelog.storage.expiry import ExpiryCheck
 from oncelog.storage.inspect.inspector import RowTuple
+from oncelog.storage.queries.expiry import ExpiryCheck
 from oncelog.storage.side_state import HORIZONS, SideStateTable
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary
 from oncelog.storage.verify.indexes import REPORT_ROWS

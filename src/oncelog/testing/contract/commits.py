@@ -256,7 +256,7 @@ class CommitContract(Contract):
     def test_the_standing_of_an_identity_says_all_there_is(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             unknown = log.run(log.store.get_key_status(("runs", CAMPAIGN, "", key(1))))
-            assert (unknown.key_entry, unknown.record, unknown.lease, unknown.head.position) == (None, None, None, 0)
+            assert (unknown.record, unknown.lease, unknown.head.position) == (None, None, 0)
             log(claim(1, "h"))
             log.reopen()
             leased = log.run(log.store.get_key_status(identity(claim(1, "h"))))
@@ -267,7 +267,7 @@ class CommitContract(Contract):
             done = log.run(log.store.get_key_status(identity(claim(1, "h"))))
             (record,) = log.read_all(stream=CAMPAIGN)
             assert done == KeyStatus(record, None, log.heads()[receipt.lane], done.time_ms, (record.position,))
-            assert done.key_entry == Remembered(receipt, b"")
+            assert record.remembered == Remembered(receipt, b"")
 
     def test_names_and_bytes_come_back_as_they_were(self, tmp_path: Path) -> None:
         odd = "a\"'\\/\x01\x7f é ￿ \U0001f600 [1,2] -- ;%"

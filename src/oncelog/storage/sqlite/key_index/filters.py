@@ -42,11 +42,6 @@ class LayeredBloomFilter:
         hits = {key_hash for layer in self._layers for key_hash in candidates if key_hash in layer}
         return [key_hash for key_hash in candidates if key_hash in hits] if hits else []
 
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes."""
-        return sum(layer.size_in_bits // 8 for layer in self._layers)
-
 
 def create_segment_filter(keys: int) -> Bloom:
     """For so many."""

@@ -15,9 +15,8 @@ segment says where a known key may be.
 Keys are known here by a keyed hash (`key_hash`); a hit is checked against the record itself.
 """
 
-import sys
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
@@ -97,11 +96,12 @@ class KeyIndex:
         self._sealing_order: HashOrder | None = None
         self._lanes: dict[int, int] = {}
         self._borders: dict[int, tuple[int, int]] = {}
-        self._segments: list[Segment] = []
+        self.segments: list[Segment] = []
+        """All segments, complete or being filled."""
         self._jobs: dict[int, IndexJob] = {}
         self._merges: dict[int, SegmentMerge] = {}
-        self._commits = -1
-        self._staged: list[tuple[int, int]] = []
+        self.commits = -1
+        """Number of the log's commits that this index knows; below 0 for none."""
         self._delta: IndexDelta | None = None
         self._unfiltered: list[int] = []
         self._awaits_filter = True
@@ -111,10 +111,6 @@ class KeyIndex:
         self._filter: LayeredBloomFilter | None = None
         self._segment_filters: dict[int, Bloom] = {}
         """A filter of each segment that this process has read, or has made from its beginning."""
-
-    def hash_identity(self, identity: KeyIdentity | SequenceIdentity) -> int:
-        """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
-        return self.hash_identities((identity,))[identity]
 
     def hash_identities(
         self, identities: Iterable[KeyIdentity | SequenceIdentity]
@@ -126,17 +122,17 @@ class KeyIndex:
 
     def catch_up(self, connection: Any, commits: int, lanes: Mapping[int, LaneIndexState]) -> None:
         """Takes in what other processes have committed, sealed and merged since the last time."""
-        if commits == self._commits:
+        if commits == self.commits:
             return
-        self._segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
+        self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
         self._jobs = {row[0]: decode_job(row) for row in connection.execute(SQL["jobs"]).fetchall()}
-        check_key_counts(self._segments, self._jobs.values(), sum(lane.position for lane in lanes.values()))
+        check_key_counts(self.segments, self._jobs.values(), sum(lane.position for lane in lanes.values()))
         self._drop_stale_merges()
         borders = {number: (lane.sealed_position, lane.sealing_position) for number, lane in lanes.items()}
         if any(self._borders.get(number, (0, 0)) != border for number, border in borders.items()):
             self._reassign_keys(lanes)
         self._borders = borders
-        is_new = self._commits < 0
+        is_new = self.commits < 0
         for number, lane in lanes.items():
             # What was sealed before this index was made is in its filter, or the index has none. What others have
             # both committed and sealed since is not: it is read here, or it would pass for new.
@@ -145,7 +141,7 @@ class KeyIndex:
                 bounds = (encode_place(number, known), encode_place(number, lane.position))
                 self._add_rows(connection.execute(SQL["identities"], bounds).fetchall(), lane)
             self._lanes[number] = lane.position
-        self._commits = commits
+        self.commits = commits
 
     def is_nearly_current(self, lanes: Mapping[int, LaneIndexState]) -> bool:
         """Whether `catch_up` would have little to do."""
@@ -167,7 +163,7 @@ class KeyIndex:
                         found.setdefault(key_hash, []).extend(list_places(places))
         # Also what was found: another identity of the same hash may be sealed.
         sealed = (
-            [] if not self._segments else [*hashes] if self._filter is None else self._filter.possible_members(hashes)
+            [] if not self.segments else [*hashes] if self._filter is None else self._filter.possible_members(hashes)
         )
         for segment, segment_hashes in self._select_segments(sorted(sealed)) if sealed else ():
             segment_filter = self._segment_filters.get(segment)
@@ -191,20 +187,14 @@ class KeyIndex:
             done = bisect_right(hashes, job.cursor)
             ranges.update((source, (done, len(hashes))) for source in job.sources)
             ranges[job.target] = (0, done if job.sources else 0)
-        for segment in self._segments:
+        for segment in self.segments:
             first, end = ranges.get(segment.segment, (0, len(hashes)))
             if first < end:
                 yield segment.segment, hashes[first:end]
 
     def stage(self, added: list[tuple[int, int]], positions: Mapping[int, int]) -> None:
         """Notes what the transaction adds: hashes with their places, and the new positions of the lanes."""
-        self._staged = added
-        self._delta = IndexDelta(dict(self._jobs), list(self._segments), dict(positions))
-
-    @property
-    def commits(self) -> int:
-        """How many of the log's commits it knows."""
-        return self._commits
+        self._delta = IndexDelta(added, dict(self._jobs), list(self.segments), dict(positions))
 
     @property
     def is_staged(self) -> bool:
@@ -216,7 +206,7 @@ class KeyIndex:
         state = self._delta
         if state is None:
             return
-        self._work_due_keys += WORK_FACTOR * len(self._staged)
+        self._work_due_keys += WORK_FACTOR * len(state.added)
         if self._work_due_keys < self._slice_keys:
             return
         keys, self._work_due_keys = int(self._work_due_keys), 0.0
@@ -234,18 +224,18 @@ class KeyIndex:
             return
         if state.began_sealing:
             self._sealing_memtable, self._memtable, self._sealing_order = self._memtable, {}, state.sealing_order
-        added: Memtable = dict(self._staged)
-        if len(added) == len(self._staged) and self._memtable.keys().isdisjoint(added):
+        added: Memtable = dict(state.added)
+        if len(added) == len(state.added) and self._memtable.keys().isdisjoint(added):
             self._memtable.update(added)
         else:
-            for key_hash, place in self._staged:
+            for key_hash, place in state.added:
                 add_place(self._memtable, key_hash, place)
         if state.sealed_segment:
             self._end_sealing(state.sealed_segment)
-        self._jobs, self._segments = state.jobs, state.segments
+        self._jobs, self.segments = state.jobs, state.segments
         self._lanes.update(state.positions)
-        self._commits += 1
-        self._staged, self._delta = [], None
+        self.commits += 1
+        self._delta = None
 
     # --- the filter
 
@@ -263,7 +253,7 @@ class KeyIndex:
         filters.sealed.add(self._unfiltered)
         self._unfiltered = []
         self._filter = filters.sealed
-        existing = {segment.segment for segment in self._segments}
+        existing = {segment.segment for segment in self.segments}
         self._segment_filters |= {
             number: segment_filter for number, segment_filter in filters.segments.items() if number in existing
         }
@@ -279,23 +269,7 @@ class KeyIndex:
     def segment_keys(self) -> int:
         """How many keys are in segments, those that are being sealed left out."""
         # What is being merged is in source or target, and counted in both.
-        return sum(segment.keys for segment in self._segments) - sum(job.keys for job in self._jobs.values())
-
-    @property
-    def memory_bytes(self) -> int:
-        """What all of it takes, to within the interpreter's own book-keeping."""
-        memtables = sum(sys.getsizeof(keys) for keys in (self._memtable, self._sealing_memtable))
-        numbers = 2 * sys.getsizeof(2**62) * self.memtable_keys
-        sealing_order = self._sealing_order  # once: the writer's thread may let go of it at any moment
-        order = sealing_order.memory_bytes if sealing_order is not None else 0
-        merges = sum(merge.memory_bytes for merge in list(self._merges.values()))
-        filters = sum(segment_filter.size_in_bits // 8 for segment_filter in list(self._segment_filters.values()))
-        return memtables + numbers + order + merges + filters + (self._filter.memory_bytes if self._filter else 0)
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """All segments, complete or being filled."""
-        return self._segments
+        return sum(segment.keys for segment in self.segments) - sum(job.keys for job in self._jobs.values())
 
     # --- inside
 
@@ -336,13 +310,13 @@ class KeyIndex:
 
     def hash_record(self, policy: str, scope: str, client: str, client_sequence: int, key: bytes) -> list[int]:
         """Under what a record can be found: its key, and the number its client gave it."""
-        hashes = []
+        identities: list[KeyIdentity | SequenceIdentity] = []
         if key:
-            # Only clients that number their writes have keys of their own (core.values.key_identity).
-            hashes.append(self.hash_identity((policy, scope, client if client_sequence else "", key)))
+            # Only clients that number their writes have a separate key space (core.values.key_identity).
+            identities.append((policy, scope, client if client_sequence else "", key))
         if client_sequence:
-            hashes.append(self.hash_identity((policy, scope, client, client_sequence)))
-        return hashes
+            identities.append((policy, scope, client, client_sequence))
+        return list(self.hash_identities(identities).values())
 
     def _begin_jobs(self, connection: Any, delta: IndexDelta) -> None:
         if 0 not in delta.jobs and not self._sealing_memtable and len(self._memtable) >= self._seal_keys:
@@ -411,7 +385,7 @@ class KeyIndex:
             if job is None or (merge.target, merge.cursor) != (job.target, job.cursor):
                 del self._merges[level]
                 self._segment_filters.pop(merge.target, None)
-        for segment in self._segment_filters.keys() - {segment.segment for segment in self._segments}:
+        for segment in self._segment_filters.keys() - {segment.segment for segment in self.segments}:
             del self._segment_filters[segment]
 
     def _end_sealing(self, segment: int) -> None:

@@ -1,6 +1,5 @@
 """The memtable: keys in memory, from a hash to the place of a record, or of several."""
 
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
@@ -37,11 +36,6 @@ class HashOrder:
             found += part[start : start + count - len(found)]
             number += 1
         return found
-
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes beside the hashes."""
-        return sum(map(sys.getsizeof, self._parts))
 
 
 def list_places(places: Places) -> list[int]:

@@ -1,6 +1,5 @@
 """Merges segments of the key index into one, slice by slice."""
 
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -37,11 +36,6 @@ class SegmentMerge:
             self.filter.update(hashes)
         self.cursor = upto
 
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes."""
-        return sum(source.memory_bytes for source in self._sources)
-
 
 class _SegmentReader:
     """A segment that is read from a hash on, some runs at a time."""
@@ -75,10 +69,6 @@ class _SegmentReader:
             self._hashes.extend(hashes[begin:])
             self._places.extend(places[begin:])
             self._read_upto = last
-
-    @property
-    def memory_bytes(self) -> int:
-        return sys.getsizeof(self._hashes) + sys.getsizeof(self._places)
 
 
 def _sort_pairs(hashes: list[int], places: list[int]) -> KeyPairs:

@@ -5,6 +5,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import orjson
+from msgspec import Struct
 
 from oncelog.errors import CorruptError
 from oncelog.storage.key_hash import HASH_MAX
@@ -54,17 +55,18 @@ def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], reco
             raise CorruptError(f"the key index says that it has {problem}; {VERIFY_HINT}")
 
 
-class IndexDelta:
-    """How segments and jobs stand if the transaction is committed."""
+class IndexDelta(Struct):
+    """What a transaction changes in the index, and its segments and jobs once the transaction is committed."""
 
-    def __init__(self, jobs: dict[int, IndexJob], segments: list[Segment], positions: dict[int, int]) -> None:
-        self.jobs = jobs
-        self.segments = segments
-        self.positions = positions
-        self.began_sealing = False
-        self.sealed_segment = 0
-        """A segment, which has all its keys now."""
-        self.sealing_order: HashOrder | None = None
+    added: list[tuple[int, int]]
+    """Hashes of new keys with their places."""
+    jobs: dict[int, IndexJob]
+    segments: list[Segment]
+    positions: dict[int, int]
+    began_sealing: bool = False
+    sealed_segment: int = 0
+    """Segment that the transaction completed; 0 for none."""
+    sealing_order: HashOrder | None = None
 
     def begin_job(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
         """Notes new work, and the segment that it fills."""

@@ -1,0 +1,25 @@
+"""Memory of objects, for figures of single data structures."""
+
+import gc
+import sys
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+_SHARED: Final = (type, ModuleType, FunctionType)
+"""Objects of these types belong to the program, not to the object that refers to them."""
+
+
+def compute_deep_size(root: Any) -> int:
+    """Return the bytes of an object and of all objects that it refers to, each counted once."""
+    seen: set[int] = set()
+    found: list[Any] = [root]
+    total = 0
+    while found:
+        item = found.pop()
+        if id(item) in seen or isinstance(item, _SHARED):
+            continue
+        seen.add(id(item))
+        total += sys.getsizeof(item)
+        total += getattr(item, "size_in_bits", 0) // 8  # a Bloom filter does not count its bits
+        found += gc.get_referents(item)
+    return total
