@@ -184,7 +184,7 @@ def test_backup_overwrites_a_file_only_with_force(log: Path, tmp_path: Path) -> 
     assert copy.read_text() == "precious"
     wal = tmp_path / "copy.db-wal"
     wal.touch()
-    assert "is open, or was not closed" in RUNNER.invoke(COMMAND, ["backup", str(log), str(copy), "--force"]).stderr
+    assert "is open or was not closed" in RUNNER.invoke(COMMAND, ["backup", str(log), str(copy), "--force"]).stderr
     wal.unlink()
     assert RUNNER.invoke(COMMAND, ["backup", str(log), str(copy), "--force"]).exit_code == 0
     verified(copy)
@@ -432,7 +432,7 @@ def test_restore_never_replaces_a_foreign_database(log: Path, tmp_path: Path, fo
     before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
     done = RUNNER.invoke(COMMAND, ["restore", str(log), str(target), *force])
     assert done.exit_code == 2
-    assert f"{target} is an SQLite database, but not a log of Oncelog's" in done.stderr
+    assert f"{target} is an SQLite database of another application" in done.stderr
     assert "Nothing was changed" in done.stderr
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
     theirs.close()

@@ -242,14 +242,14 @@ def test_move_to_or_from_anything_else_is_refused(log: Path, database: str, tmp_
 def test_unusable_source_file_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path / "missing.db", database)
     (tmp_path / "text.db").write_text("Dear diary\n" * 100)
-    assert "no SQLite database" in refused(tmp_path / "text.db", database)
+    assert "not an SQLite database" in refused(tmp_path / "text.db", database)
     with closing(sqlite3.connect(log, isolation_level=None)) as connection:
         connection.execute("UPDATE oncelog_log SET schema_version = 99")
     assert "newer Oncelog" in refused(log, database)
     with closing(sqlite3.connect(log, isolation_level=None)) as connection:
         connection.execute("UPDATE oncelog_log SET schema_version = ?", (SCHEMA_VERSION,))
     make_older(log)
-    assert "Opening the log with it once brings the file up to date" in refused(log, database)
+    assert "Open the log once with this version to migrate the file" in refused(log, database)
     log.write_bytes(log.read_bytes()[:-8192])
     assert "oncelog: " in refused(log, database)
     assert query(database, "SELECT to_regclass('oncelog_log')") == [(None,)]

@@ -572,7 +572,7 @@ def test_files_that_are_not_logs_are_refused_and_not_changed(tmp_path: Path, cop
         (missing, "does not exist"),
         (tmp_path, "not a file"),
         (empty, "is empty"),
-        (text, "no SQLite database"),
+        (text, "not an SQLite database"),
         (foreign, "not a log of Oncelog's"),
         (copy, "newer Oncelog"),
     ):

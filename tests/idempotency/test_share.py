@@ -307,7 +307,8 @@ class TestSharedFileWithLog:
             calls.append(number)
             return number
 
-        log._borrowed._shared_file.transaction.seal_keys = 20
+        shared = log._borrowed._shared_file.transaction
+        shared.options = shared.options._replace(seal_keys=20)
         for number in range(150):
             assert work(number) == number
             if number % 40 == 0:

@@ -50,7 +50,7 @@ async def test_leap_with_a_clock_behind_the_log_is_logged(
         renewed = await store.renew_epoch(above)
     finally:
         await store.close()
-    warnings = warnings_of(caplog, "behind the log's last commit")
+    warnings = warnings_of(caplog, "behind the last commit of the log")
     if above is None and behind_ms > 10_000:
         assert renewed.above == 1_000_001
         (warning,) = warnings

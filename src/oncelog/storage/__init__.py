@@ -1,1 +1,1 @@
-"""Stores of a log: SQLite, PostgreSQL and memory. They load and save; `core.plan` decides."""
+"""Stores of a log: SQLite, PostgreSQL and memory. A store loads and saves; `core.plan` decides."""

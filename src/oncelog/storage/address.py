@@ -1,4 +1,4 @@
-"""What names a log: the path of a file, or the address of a database."""
+"""Names of logs: the path of a file, or the address of a database."""
 
 import re
 from collections.abc import Mapping
@@ -16,19 +16,22 @@ _SCHEMES: Final = ("postgresql://", "postgres://")
 _ANY_SCHEME_PATTERN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 BAD_ADDRESS: Final = "the address cannot be read; it should be like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 _PUBLIC_PARAMETERS: Final = ("host", "port", "search_path", "target_session_attrs")
-"""Parameters of an address that may be shown."""
+"""Parameters of an address that messages and logs may show."""
 _HOSTS_PATTERN: Final = re.compile(r"[\w.,:%\[\]/-]*")
 POSTGRES_TIMEOUTS: Final = ("connect_ms", "lane_ms", "commit_ms", "patience_ms")
-"""What `timeouts_ms` may name; the defaults are those of `oncelog.storage.postgres.connection.Timeouts`."""
+"""Names that `timeouts_ms` accepts; `oncelog.storage.postgres.connection.Timeouts` has the defaults."""
 
 
 def is_address(store: str) -> bool:
-    """Whether it names a database, not a file."""
+    """Return whether a name is the address of a database and not a path."""
     return store.lower().startswith(_SCHEMES)
 
 
 def check_scheme(store: str) -> None:
-    """Raise SettingsError for an address with another scheme. The message has no other part: it may have a password."""
+    """Raise SettingsError for an address with an unsupported scheme.
+
+    The message quotes only the scheme, because the rest of the address may contain a password.
+    """
     other = _ANY_SCHEME_PATTERN.match(store)
     if other is not None and not is_address(store):
         raise SettingsError(
@@ -37,7 +40,10 @@ def check_scheme(store: str) -> None:
 
 
 def redact_address(store: str) -> str:
-    """Without a password and what may be one, for messages and logs; with what says which database it is."""
+    """Return an address without passwords, for messages and logs.
+
+    The result still identifies the database.
+    """
     if not is_address(store):
         return store
     scheme = store.partition("://")[0]
@@ -47,7 +53,7 @@ def redact_address(store: str) -> str:
         raise SettingsError(BAD_ADDRESS) from None
     user, at, hosts = parts.netloc.rpartition("@")
     if parts.fragment or "@" in parts.path + parts.query or not _HOSTS_PATTERN.fullmatch(hosts):
-        return f"{scheme}://…"  # what it means is not clear, so nobody knows which part is the password
+        return f"{scheme}://…"  # any part of an ambiguous address may be the password
     public_query = urlencode(
         [parameter for parameter in parse_qsl(parts.query) if parameter[0] in _PUBLIC_PARAMETERS], safe="/,"
     )
@@ -57,14 +63,14 @@ def redact_address(store: str) -> str:
 def create_postgres_store(
     address: str, settings: Settings | RequestedSettings | None, *, timeouts_ms: Mapping[str, int], **options: Any
 ) -> "Store":
-    """A store in a database. Raises SettingsError where what it needs is not installed."""
+    """Create a store in a database. Raises SettingsError if the driver is not installed."""
     module = import_with_driver("oncelog.storage.postgres")
     store: Store = module.PostgresStore(address, settings, timeouts=module.Timeouts(**timeouts_ms), **options)
     return store
 
 
 def import_with_driver(module_name: str) -> Any:
-    """A module that needs the database's driver. Raises SettingsError where that is not installed."""
+    """Import a module that needs the database driver. Raises SettingsError if the driver is not installed."""
     try:
         return import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Backup and restore. A copy gets its name only when it is whole and on the disk.
+"""Backup and restore. A copy gets its final name only when it is complete and synced.
 
-A log is more than its file: what has been committed last may still be in the write-ahead log beside it. So copies are
-made by SQLite's own backup, from one read transaction, while others go on writing.
+The newest commits of a log can be in the write-ahead log and not in the file. So copies are made by the backup function
+of SQLite, in one read transaction, while other connections continue to write.
 """
 
 import logging
@@ -33,14 +33,14 @@ from oncelog.storage.verify.verification import verify_log
 logger: Final = logging.getLogger("oncelog.sqlite")
 
 SLICE_PAGES: Final = 1024
-"""Copied at once: 4 MiB, between two looks at whether someone wants to stop."""
+"""Pages per step of the copy, 4 MiB. The copy can be interrupted between steps."""
 
 LEAPS_SCHEMA_VERSION: Final = 10
-"""The schema from which on a log has leaps."""
+"""First schema version with leaps."""
 
 
 class BackupResult(Struct, frozen=True):
-    """What a backup holds."""
+    """Result of a backup."""
 
     epoch: str
     records: int
@@ -48,31 +48,31 @@ class BackupResult(Struct, frozen=True):
 
 
 class RestoreResult(Struct, frozen=True):
-    """What has become of a backup."""
+    """Result of a restore."""
 
     old_epoch: str
     new_epoch: str
     above: int
-    """All numbers continue above this one."""
+    """All numbers continue above this number."""
     records: int
     bytes: int
     kept: str | None
-    """Where the log is now that stood there before."""
+    """Path of the replaced log; None without one."""
 
 
 def backup(
     source: str, destination: str, report: ReportProgress, *, force: bool = False, file_mode: int = OWNER_ONLY
 ) -> BackupResult:
-    """Copies a log as it is at this moment. Others may be writing; what they commit from now on is not in the copy.
+    """Copy the current state of a log. Others may write meanwhile; their later commits are not in the copy.
 
-    `file_mode` is the mode of the copy, whatever that of the log is. Raises StoreError if the destination exists
-    (unless `force`) or is a log that is open.
+    The copy gets `file_mode`, independent of the mode of the log. Raises StoreError if the destination exists (unless
+    `force`) or is an open log.
     """
     target = Path(destination)
     _check_target(target, source, force=force)
     with open_read_transaction(source) as (connection, file), _create_partial_copy(target) as unfinished:
         copied = _copy(connection, file, unfinished, report, file_mode)
-        _check_target(target, source, force=force)  # copying may have taken long
+        _check_target(target, source, force=force)  # again, because copying can take long
         _publish_copy(unfinished, target)
     return copied
 
@@ -88,13 +88,13 @@ def restore(  # noqa: PLR0913 - the options of the command
     file_mode: int = OWNER_ONLY,
     operator: Operator = NO_OPERATOR,
 ) -> RestoreResult:
-    """Makes a backup the log, under a new epoch: whoever has read further than it goes must be told.
+    """Make a backup the log, under a new epoch, so that readers of lost records notice the restore.
 
-    All numbers continue above every number that the lost history may have given out (`Store.renew_epoch`).
+    All numbers continue above every number that the lost history may have assigned (`Store.renew_epoch`).
 
-    The backup is checked first. With `force` a log that is there, damaged or not, is kept under another name; it must
-    not be open. Somebody else's database is never replaced: raises NotALogError.
-    `file_mode` is the mode of the new log. The restore records name the `operator`.
+    The backup is verified first. With `force` an existing log, damaged or not, is kept under another name; it must not
+    be open. A database of another application is never replaced: raises NotALogError. The new log gets `file_mode`. The
+    restore records name the `operator`.
     """
     target = Path(destination)
     _check_destination_free(target, source, force=force)
@@ -108,7 +108,7 @@ def restore(  # noqa: PLR0913 - the options of the command
     ):
         copied = _copy(connection, file, unfinished, report, file_mode)
         if is_older:
-            # A backup is never changed, and what it lacks of the current schema cannot be verified.
+            # The backup itself stays unchanged, and only the current schema can be verified.
             _migrate_copy(unfinished)
             _verify_backup(source, str(unfinished), report, full=full)
         renewed = _start_new_history(unfinished, above, _read_replaced_log(target), operator)
@@ -119,7 +119,7 @@ def restore(  # noqa: PLR0913 - the options of the command
 
 
 def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool) -> None:
-    """Verify the backup, or a copy of it that has the current schema. Raises InconsistencyError."""
+    """Verify the backup, or a copy of it with the current schema. Raises InconsistencyError."""
     if not full:
         report(StepProgress("structure"))
         with open_read_transaction(path) as (connection, _):
@@ -143,10 +143,8 @@ def _check_target(target: Path, source: str, *, force: bool) -> None:
         raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
     side_files = _list_side_files(target)
     if side_files:
-        # SQLite would apply it to the copy, and nothing would be left of either.
-        raise StoreError(
-            f"{side_files[0]} exists: {target} is a log that is open, or was not closed. Choose another name."
-        )
+        # SQLite would apply this file to the copy and destroy both.
+        raise StoreError(f"{side_files[0]} exists: the log {target} is open or was not closed. Choose another name.")
 
 
 def _check_destination_free(target: Path, source: str, *, force: bool, moved_to: str | None = None) -> None:
@@ -155,7 +153,7 @@ def _check_destination_free(target: Path, source: str, *, force: bool, moved_to:
     existing = _list_side_files(target) + ([target] if target.exists() and moved_to is None else [])
     if existing and not force:
         raise StoreError(
-            f"{existing[0]} exists. Choose another name; with --force what is there is kept beside the new log."
+            f"{existing[0]} exists. Choose another name; --force keeps the existing files under other names."
         )
 
 
@@ -170,8 +168,8 @@ def _check_other_file(target: Path, source: str, refusal: str) -> None:
 def _check_not_foreign(target: Path) -> None:
     if is_foreign_database(str(target)):
         raise NotALogError(
-            f"{target} is an SQLite database, but not a log of Oncelog's, so no log takes its place, not even with "
-            "--force. Choose another name, or move it away. Nothing was changed."
+            f"{target} is an SQLite database of another application, so no log replaces it, even with --force. "
+            "Choose another name, or move the database. Nothing was changed."
         )
 
 
@@ -181,7 +179,7 @@ def _list_side_files(target: Path) -> list[Path]:
 
 @contextmanager
 def _create_partial_copy(target: Path) -> Iterator[Path]:
-    """As `open_partial_copy`, and errors of SQLite's are told in our words."""
+    """Create a partial copy, and translate the errors of SQLite."""
     try:
         with open_partial_copy(target) as unfinished:
             yield unfinished
@@ -192,7 +190,7 @@ def _create_partial_copy(target: Path) -> Iterator[Path]:
 def _copy(
     connection: sqlite3.Connection, metadata: LogMetadata, partial: Path, report: ReportProgress, file_mode: int
 ) -> BackupResult:
-    """From inside the connection's read transaction, so that it never has to start again."""
+    """Copy the log inside the connection's read transaction, so that commits of others never restart the copy."""
     positions = {lane: head.position for lane, head in run_query(connection, load_heads).items()}
 
     def report_pages(_status: int, remaining: int, total: int) -> None:
@@ -201,40 +199,40 @@ def _copy(
     if not create_file(str(partial), file_mode):
         raise StoreUnavailableError(f"{partial} exists already")
     with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
-        # Until it has its name it may be lost as a whole, so nothing is waited for before the end.
+        # The copy may be lost until it has its final name, so only the end is synced.
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")
         connection.backup(copy, pages=SLICE_PAGES, progress=report_pages)
     with open_read_transaction(str(partial), allow_older=True) as (copied, found):
         heads = run_query(copied, load_heads)
         if found != metadata or positions != {lane: head.position for lane, head in heads.items()}:
-            raise InconsistencyError("the copy is not what was copied; is the disk in order?")
+            raise InconsistencyError("the copy differs from the log that was copied; check the disk")
         has_leaps = found.schema_version >= LEAPS_SCHEMA_VERSION
         records = count_records(heads, run_query(copied, load_gaps) if has_leaps else {})
     return BackupResult(metadata.epoch, records, partial.stat().st_size)
 
 
 def _read_replaced_log(target: Path) -> ReplacedLog:
-    """Return epoch and highest number of the log that a restore replaces; empty if none can be read."""
+    """Return the epoch and the highest number of the log that a restore replaces; empty if no log can be read."""
     if not target.exists():
         return NO_REPLACED_LOG
     try:
         with open_read_transaction(str(target), allow_older=True) as (connection, metadata):
             return ReplacedLog(metadata.epoch, find_highest_number(run_query(connection, load_heads).values()))
     except StoreError as error:
-        logger.warning("the log that is replaced cannot be read, so its numbers are not known: %s", error)
+        logger.warning("the replaced log cannot be read, so its highest number is unknown: %s", error)
         return NO_REPLACED_LOG
 
 
 def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, operator: Operator) -> EpochRenewal:
-    """A history of its own from here on, also where the log that was backed up has been moved into a database."""
+    """Start a separate history, even if the backed up log has been moved into a database."""
     with open_existing(str(partial), query_only=False) as connection:
         save_marker(connection, None)
     return renew_epoch(str(partial), above, replaced, operator)
 
 
 def _publish_copy(partial: Path, target: Path) -> None:
-    """Give a copy its name. It is on the disk before, so a reader of the name finds all of it."""
+    """Give a copy its final name. The copy is synced first, so a reader of the name finds all of it."""
     if _list_side_files(partial):
         raise StoreUnavailableError(f"{partial} could not be closed")
     sync_path(partial)
@@ -243,8 +241,8 @@ def _publish_copy(partial: Path, target: Path) -> None:
 
 
 def _move_aside(target: Path) -> str | None:
-    """Keeps the log that is there, with all that belongs to it. Gives its new name, or None if there was nothing."""
-    _check_not_foreign(target)  # copying may have taken long
+    """Rename the existing log and its side files. Returns the new name, or None without an existing log."""
+    _check_not_foreign(target)  # again, because copying can take long
     if target.exists():
         checkpoint_and_close(target)
     side_files = _list_side_files(target)

@@ -1,7 +1,7 @@
-"""Keyed hashes of identities, of 63 bits, for indexes.
+"""Keyed hashes of identities for indexes, 63 bits long.
 
-A hit is checked against the record itself. So a collision costs a look, never an answer, and nobody who does not know
-the log's secret can make one.
+A store compares every hit with the record itself, so a collision costs one read and never a wrong answer. Only a caller
+that knows the secret of the log can construct collisions.
 """
 
 from collections.abc import Iterable
@@ -16,14 +16,14 @@ SECRET_BYTES: Final = 32
 
 
 def hash_identity(secret: bytes, identity: KeyIdentity | SequenceIdentity) -> int:
-    """The hash of an identity. A number in place of the key makes it that of a client's sequence."""
+    """Return the hash of a key identity, or of the client sequence that has a number in the place of the key."""
     return hash_identities(secret, (identity,))[identity]
 
 
 def hash_identities(
     secret: bytes, identities: Iterable[KeyIdentity | SequenceIdentity]
 ) -> dict[KeyIdentity | SequenceIdentity, int]:
-    """The same of many, of which most have all but the key in common with the one before."""
+    """Return the hash of each identity. Consecutive identities usually differ only in the key."""
     hashes = {}
     before: tuple[str | None, str, str] = None, "", ""
     for identity in identities:
@@ -37,8 +37,8 @@ def hash_identities(
     return hashes
 
 
-@lru_cache(maxsize=8192)  # the same streams and clients come again and again
+@lru_cache(maxsize=8192)  # streams and clients repeat
 def _hash_prefix(secret: bytes, policy: str, scope: str, client: str) -> blake2b:
-    """The hash of all that stands before the key. No name has a U+0000 in it, so it can be read in one way only."""
-    # The secret comes first: BLAKE2 is a keyed hash that way too, and in one block less than by its own parameter.
+    """Return a hasher of everything before the key. Names cannot contain U+0000, so the encoding is unambiguous."""
+    # A secret prefix makes BLAKE2 a keyed hash, and saves the block that the parameter `key` adds.
     return blake2b(secret + f"{policy}\0{scope}\0{client}\0".encode(), digest_size=8)

@@ -1,8 +1,8 @@
-"""Search for the writes under keys when their policy, scope or client is not known.
+"""Search for the writes under keys if their policy, scope or client is unknown.
 
-The key index holds hashes of whole identities, so it cannot be asked for a key alone. Reading all records is complete,
-and takes up to a second for every million records. In a large log the search first asks the index for the key in all
-scopes that the log has a table of. It reads all records if that finds nothing.
+The key index holds hashes of whole identities, so it cannot find a key alone. A scan of all records is complete, but
+can need one second per million records. In a large log the search first looks up the key in the index under every scope
+that the log's tables contain, and scans the records only if it finds nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from oncelog.storage.queries.tenants import load_usage
 from oncelog.storage.verify.findings import ReportProgress, StepProgress
 
 SCAN_RECORDS_MAX: Final = 5_000_000
-"""A log with at most this many records is read at once, in a few seconds: a million took 0.2 to 0.8 seconds."""
+"""A log with at most this many records is scanned immediately. One million records took 0.2 to 0.8 seconds."""
 INDEX_IDENTITIES_MAX: Final = 20_000
-"""More identities are not looked up in the index: 15,000 took as long as reading about three million records."""
+"""Largest number of index lookups. 15,000 lookups took as long as a scan of about three million records."""
 MATCHES_MAX: Final = 100
-"""The search ends when it has found more writes than this."""
+"""The search ends after this many writes."""
 _BATCH_IDENTITIES: Final = 1_000
 _PROGRESS_STEP: Final = "records"
 
@@ -31,7 +31,7 @@ _PROGRESS_STEP: Final = "records"
 class KeyQuery(Struct, frozen=True):
     """The keys, and the known properties of their writes. None matches anything.
 
-    There are several keys where one text can be read in several ways.
+    There are several keys if a text has several readings.
     """
 
     keys: tuple[bytes, ...]
@@ -41,19 +41,19 @@ class KeyQuery(Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it names one identity for each policy and key."""
+        """Return whether the query names exactly one identity for each policy and key."""
         return self.scope is not None and (
             self.client is not None or not any(policy.client_sequence for policy in self.policies)
         )
 
     def list_identities(self, policy: Policy, scope: str, client: str = "") -> list[KeyIdentity]:
-        """Return the identities of the keys that a policy allows."""
+        """Return the identities of the keys that a policy accepts."""
         shortest, longest = policy.key_bytes
         fitting = [key for key in self.keys if shortest <= len(key) <= longest]
         return [(policy.name, scope, client if policy.client_sequence else "", key) for key in fitting]
 
     def is_match(self, identity: KeyIdentity) -> bool:
-        """Tell whether an identity is one that is wanted."""
+        """Return whether an identity matches the query."""
         name, scope, client, _ = identity
         policy = next((policy_entry for policy_entry in self.policies if policy_entry.name == name), None)
         if policy is None or (self.scope is not None and scope != self.scope):
@@ -62,19 +62,19 @@ class KeyQuery(Struct, frozen=True):
 
 
 class KeyMatches(Struct, frozen=True):
-    """The identities that the search has found, and the number of records that it has read."""
+    """Result of the search: the identities, and the number of scanned records."""
 
     identities: tuple[KeyIdentity, ...]
     """One more than `MATCHES_MAX` if there may be more."""
     records_read: int | None = None
-    """None where the key index alone answered."""
+    """None if the search did not scan records."""
 
 
 def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_all: bool = False) -> KeyMatches:
     """Find the identities under which the keys have a record or a lease.
 
-    With `read_all` the search reads all records, even if the index has found some. A wanted identity that is exact is
-    returned without a look.
+    With `read_all` the search scans all records even if the index has found some. Identities of an exact query are
+    returned without a search.
     """
     if query.is_exact:
         scope, client = query.scope or "", query.client or ""
@@ -100,7 +100,7 @@ def _build_matches(query: KeyQuery, found: Sequence[KeyIdentity], records_read: 
 
 
 def _search_index(view: LogView, query: KeyQuery) -> list[KeyIdentity]:
-    """Ask the index in the scopes that the log has a table of; nothing if these are too many."""
+    """Look up the keys in the index under all scopes in the log's tables; skip the lookup if these are too many."""
     candidates = list(islice(filter(query.is_match, _list_candidates(view, query)), INDEX_IDENTITIES_MAX + 1))
     found: list[KeyIdentity] = []
     if len(candidates) <= INDEX_IDENTITIES_MAX:

@@ -1,6 +1,6 @@
-"""Leaps as stored: their numbers in one text, with the log's state. `core.rules.leaps` defines leaps.
+"""Storage of leaps: their numbers are one text in the log's state. `core.rules.leaps` defines leaps.
 
-The text is in the row that every transaction reads anyway, so a log that was never restored pays nothing for it.
+Every transaction reads the row that contains the text, so a log that was never restored pays nothing for it.
 """
 
 import logging
@@ -26,7 +26,7 @@ _LEAPS_DECODER: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
 class EpochRenewal(Struct, frozen=True):
-    """A new history of a log: its epochs, and the number above which all its numbers continue."""
+    """A new history of a log: its epochs, and the number above which all numbers continue."""
 
     old_epoch: str
     new_epoch: str
@@ -34,7 +34,7 @@ class EpochRenewal(Struct, frozen=True):
 
 
 class ReplacedLog(Struct, frozen=True):
-    """The log that a restore replaces: its epoch, and the highest number that it has given out."""
+    """Log that a restore replaces: its epoch, and the highest number that it has assigned."""
 
     epoch: str = ""
     highest_number: int = 0
@@ -51,19 +51,19 @@ def decode_leaps(text: str | None) -> tuple[int, ...]:
     try:
         return _LEAPS_DECODER.decode(text)
     except msgspec.MsgspecError as error:
-        raise CorruptError(f"the list of the log's leaps cannot be read: {error}") from error
+        raise CorruptError(f"the stored list of leaps is damaged: {error}") from error
 
 
 PREVIOUS_EPOCHS_MAX: Final = 100
-"""Restores whose previous epochs are returned: the newest ones."""
+"""Number of restores, counted from the newest, whose previous epochs are returned."""
 
 
 class Operator(Struct, frozen=True):
-    """The caller that restores a log, for the bodies of the restore records."""
+    """Caller that restores a log, for the bodies of the restore records."""
 
     actor: str = ""
     os_user: str = ""
-    """The user of the operating system. Nothing proves this name, so it is not the actor."""
+    """User of the operating system. Nothing proves this name, so it is not the actor."""
 
 
 NO_OPERATOR: Final = Operator()
@@ -100,7 +100,7 @@ def build_leap_request(
 ) -> tuple[Request, EpochRenewal]:
     """Return the batch of a leap. Raises SettingsError for a number that is too low or too high.
 
-    `replaced` is the log that this one replaces, and `operator` the caller, where these are known.
+    `replaced` is the log that this one replaces, and `operator` is the caller, where these are known.
     """
     highest = max(find_highest_number(heads.values()), replaced.highest_number)
     chosen = above
@@ -109,19 +109,19 @@ def build_leap_request(
         behind_ms = find_last_commit_ms(heads.values(), metadata.created_ms) - now_ms
         if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > replaced.highest_number:
             logger.warning(
-                "the clock is %d ms behind the log's last commit, so that the time since then is not known, and the "
-                "numbers continue only %d above the highest one. If the lost history may have given out more, run "
-                "`oncelog epoch LOG --renew --above N` before the log is used",
+                "the clock is %d ms behind the last commit of the log, so the time since that commit is unknown, and "
+                "numbers continue only %d above the highest one. If the lost history may have assigned higher numbers, "
+                "run `oncelog epoch LOG --renew --above N` before anything uses the log",
                 behind_ms,
                 chosen - highest,
             )
     if chosen < highest:
         raise SettingsError(
-            f"above must be at least {highest}, the highest number that the log has given out, not {chosen}"
+            f"above must be at least {highest}, the highest number that the log has assigned, not {chosen}"
         )
     above_max = REQUESTED_ABOVE_MAX if above is not None and highest < REQUESTED_ABOVE_MAX else LEAP_ABOVE_MAX
     if chosen > above_max:
-        hint = ", so that later restores find higher numbers" if above is not None else ": give a number, with --above"
+        hint = ", so that later restores have higher numbers left" if above is not None else "; set it with --above"
         raise SettingsError(f"above must be at most {above_max}, not {chosen}{hint}")
     body: dict[str, str | int] = {
         "above": chosen,
@@ -137,14 +137,14 @@ def build_leap_request(
 
 
 class LaneGaps(NamedTuple):
-    """What leaps have passed over in a lane."""
+    """Numbers that leaps have skipped in a lane."""
 
     positions: tuple[Gap, ...] = ()
     heights: tuple[Gap, ...] = ()
 
     @classmethod
     def from_leaps(cls, leaps: Sequence[int], ends_before: Sequence[tuple[int, int]]) -> "LaneGaps":
-        """`before` has the last position and the last height before each leap."""
+        """Build the gaps of a lane. `ends_before` has the last position and the last height before each leap."""
         pairs = list(zip(leaps, ends_before, strict=True))
         return cls(
             tuple((position, above + 1) for above, (position, _) in pairs),
@@ -156,7 +156,7 @@ NO_GAPS: Final = LaneGaps()
 
 
 def count_records(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) -> int:
-    """Count the records up to the heads."""
+    """Return the number of records up to the heads."""
     return sum(
         head.position - count_missing_numbers(gaps.get(lane, NO_GAPS).positions, 0, head.position)
         for lane, head in heads.items()
@@ -164,7 +164,7 @@ def count_records(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) -
 
 
 def count_blocks(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) -> int:
-    """Count the blocks up to the heads."""
+    """Return the number of blocks up to the heads."""
     return sum(
         head.height - count_missing_numbers(gaps.get(lane, NO_GAPS).heights, 0, head.height)
         for lane, head in heads.items()
@@ -172,5 +172,5 @@ def count_blocks(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) ->
 
 
 def is_across_leap(leaps: Sequence[int], cursor: int, newest: int) -> bool:
-    """Whether numbers may be missing between a cursor and the newest number of the order that it reads."""
+    """Return whether a leap lies between a cursor and the newest number of the order that it reads."""
     return any(cursor <= above < newest for above in leaps)

@@ -1,4 +1,4 @@
-"""A log in memory: the tables that every store has, as dictionaries. Nothing is durable."""
+"""Log in memory: the tables of every store as dictionaries. Nothing is durable."""
 
 import os
 from bisect import bisect_right
@@ -97,10 +97,10 @@ _CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 
 
 class MemoryLog:
-    """Decides batches on what it remembers, and remembers what was decided. Threads may share it.
+    """Log in memory that decides and keeps batches. Threads may share it.
 
-    `draw` gives random bytes for the salts of the record hashes; `bytes` in its place gives zeros, and two logs
-    that are fed alike are then alike to the last hash.
+    `draw` returns random bytes for the salts of record hashes. With `bytes` all salts are zeros, so equal inputs give
+    equal hashes.
     """
 
     def __init__(self, settings: Settings | None = None, draw: Callable[[int], bytes] = os.urandom) -> None:
@@ -109,23 +109,24 @@ class MemoryLog:
         self.salts: list[bytes] = []
         self.blocks: list[Block] = []
         self.leaps: list[int] = []
-        """The numbers above which it continued."""
+        """Numbers above which the log continued after restores."""
         self._draw = draw
         self._lock = Lock()
 
     def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
-        """One verdict an item, request by request."""
+        """Decide and keep a batch. Returns the verdicts of each request, one per item."""
         with self._lock:
             planned = plan(batch, self.snapshot, now_ms, validate)
             self.save(planned.changes)
         return planned.verdicts
 
     def save(self, changes: Changes) -> None:
-        """Closes the blocks and takes over the changes, which must have been planned on this log as it stands."""
+        """Close the blocks of changes, and keep them. The changes must have been planned on the current state of this
+        log."""
         self.keep(seal_blocks(Plan([], changes), [self._draw(SALT_BYTES) for _ in changes.records]))
 
     def keep(self, decided: BatchResult) -> None:
-        """Takes over what was decided on this log as it stands, blocks and all."""
+        """Keep a decided batch with its blocks. The batch must have been decided on the current state of this log."""
         self.blocks.extend(decided.sealed.blocks)
         self.records.extend(decided.changes.records)
         self.salts.extend(decided.salts)
@@ -145,7 +146,8 @@ class MemoryLog:
                 table[key] = value
 
     def erase(self, index: int) -> bytes:
-        """Drops body and salt of a record, and gives the hash that stays of them. Whoever sends it again is told so."""
+        """Erase body and salt of a record, and return the hash that replaces them. A retry of the write reports the
+        erasure."""
         record = self.records[index]
         kept_hash = hash_body(self.salts[index], record.body)
         self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
@@ -174,11 +176,11 @@ class MemoryLog:
         return size
 
     def keep_usage(self, changed: Mapping[str, Usage | None]) -> None:
-        """What tenants have by now; None of those that are no more."""
+        """Replace the usage of tenants. None removes a tenant."""
         self._apply_changes("usage", changed)
 
     def touch(self, lane: int) -> None:
-        """Something in the lane has changed that is neither a record nor in its head."""
+        """Count a change of the lane that is neither a record nor in its head."""
         heads = self._get_table("heads")
         heads[lane] = replace(heads[lane], revision=heads[lane].revision + 1)
 
@@ -188,7 +190,7 @@ class MemoryLog:
 
 
 class MemoryStore:
-    """A log that ends with its process, for tests and for trying things out. See `stores.protocol.Store`."""
+    """Log that ends with its process, for tests and trials. See `storage.store.Store` for what each method promises."""
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ class MemoryStore:
         self._is_open = True
 
     async def close(self) -> None:
-        """As `Store` says. What is in it stays until the store itself goes."""
+        """As `Store` says. The contents stay as long as the store object exists."""
         self._is_open = False
 
     def create_sibling(self) -> None:
@@ -446,7 +448,8 @@ class MemoryStore:
         indexes = [self._index.find_index(lane, position) for position in sorted(set(positions))]
         erased = [index for index in indexes if index is not None and not log.records[index].erased]
         if erased and act is not None:
-            await self.commit([build_act_request(act, lane, self.settings.lanes, len(erased))])  # first: it may raise
+            # Before the erasure, because the commit can fail.
+            await self.commit([build_act_request(act, lane, self.settings.lanes, len(erased))])
         for index in erased:
             self._body_hashes[index] = log.erase(index)
         if erased:
@@ -459,7 +462,7 @@ class MemoryStore:
         log, text = self._check_open(), encode_tenants(tenants)
         if text == self._tenants:
             return False
-        count = UsageCount(CountStart(self._tenants, self._erasures, {}), tenants)  # first: it may refuse the quotas
+        count = UsageCount(CountStart(self._tenants, self._erasures, {}), tenants)  # before the commit: it can raise
         if act is not None:
             await self.commit([build_act_request(act, 0, self.settings.lanes)])
         count.add(map(_measure_record, log.records))
@@ -492,14 +495,14 @@ class MemoryStore:
         return True
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """As `Store` says: nobody else has it."""
+        """As `Store` says. No other process can reach the log."""
 
     def free_bytes(self) -> int | None:
-        """As `Store` says: nobody knows."""
+        """As `Store` says. The store has no file system."""
         return None
 
     async def size_bytes(self) -> int | None:
-        """As `Store` says: nor this."""
+        """As `Store` says. The store has no file."""
         return None
 
     async def probe(self) -> None:

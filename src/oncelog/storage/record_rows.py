@@ -1,4 +1,4 @@
-"""Decodes records and evidence from rows, and names the errors that mean damage."""
+"""Decoding of records and evidence from rows, and the errors that indicate damage."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -11,14 +11,14 @@ from oncelog.storage.store import Evidence
 from oncelog.storage.tenants import decode_partitions
 
 DAMAGE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, TypeError)
-"""Raised while a stored value is decoded or used that no log has written.
+"""Errors that decoding or using a stored value raises if no log has written the value.
 
 SQLite stores a value of any type in any column, so a damaged file can have text where the log stores a number.
 """
 
 
 def decode_record(row: Iterable[Any]) -> Record:
-    """A record from the columns of a page's statement."""
+    """Return the record of a row of a page."""
     (lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, number, partitions,
      body) = row  # fmt: skip
     return Record(
@@ -41,7 +41,7 @@ def decode_record(row: Iterable[Any]) -> Record:
 
 
 def decode_evidence(row: Iterable[Any]) -> Evidence:
-    """A record with all that its hash is made of: salt and the hash of an erased body stand behind the body."""
+    """Return a record with everything that its hash covers. The salt and the hash of an erased body follow the body."""
     *columns, body, salt, kept_hash = row
     if body is None:
         return Evidence(decode_record((*columns, body)), b"", kept_hash)

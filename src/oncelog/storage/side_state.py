@@ -1,7 +1,7 @@
-"""Side state as rows: one table for each mapping of a snapshot, the same in every database.
+"""Side state as rows: one table for each mapping of a snapshot, equal in every database.
 
-`TABLES` describes each table: key columns, value columns, and how both are encoded. What loads, saves,
-expires, verifies and moves side state follows from it.
+`TABLES` describes each table: key columns, value columns, and the codecs of both. Loading, saving, expiry, verification
+and migration of side state are derived from it.
 """
 
 import sys
@@ -20,13 +20,13 @@ from oncelog.core.values import Bucket, Changes, ClientEntry, Lease, Member, Ros
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
 USAGE_TABLE: Final = "usage"
-"""The one table whose rows may be of a lane that has not been written to, and are looked for by several lanes."""
+"""The only table with rows in lanes that have no records, and the only one that several lanes look up."""
 MEMBERSHIP: Final = 1
 ACKNOWLEDGEMENT: Final = 2
-"""Kinds of changes of a member."""
+"""`MEMBERSHIP` and `ACKNOWLEDGEMENT` are the kinds of member changes."""
 
 Columns = Mapping[str, str]
-"""Names of columns with their types in PostgreSQL, in order. SQLite needs no types."""
+"""Names of columns with their types in PostgreSQL, in order. SQLite ignores the types."""
 TEXT: Final = "text"
 BIGINT: Final = "bigint"
 BYTEA: Final = "bytea"
@@ -40,14 +40,14 @@ def _wrap(value: Any) -> tuple[Any, ...]:
 
 
 class SideStateTable(NamedTuple):
-    """A mapping of a snapshot as a table. The field of snapshot, changes and read set has the name of the table.
+    """Table of a mapping. Fields of snapshot, changes and read set have the name of the table.
 
-    The defaults are those of a key of several texts that begins with the scope, and a value that is one number.
+    The defaults are for keys of several texts that begin with the scope, and for values that are one number.
     """
 
     name: str
     keys: Columns
-    """The columns of the key after the lane."""
+    """Columns of the key after the lane."""
     values: Columns
     get_scope: Callable[[Any], str] = _FIRST
     """Returns the scope in a key, which determines the lane."""
@@ -56,18 +56,19 @@ class SideStateTable(NamedTuple):
     encode_value: Callable[[Any], tuple[Any, ...]] = _wrap
     decode_value: Callable[[tuple[Any, ...]], Any] = _FIRST
     expires: bool = False
-    """Whether log time makes rows absent, which are deleted later (`expiry`)."""
+    """Whether log time makes rows absent. Expired rows are deleted later (`queries.expiry`)."""
     is_rebuilt: bool = False
     """Whether the records determine the rows, so that `oncelog verify` can rebuild them."""
 
     @property
     def has_long_keys(self) -> bool:
-        """Whether keys have several texts. One name always fits into an index of PostgreSQL; several may not."""
+        """Return whether keys have several texts. An index of PostgreSQL holds any single name, but not every
+        combination."""
         return len(self.keys) > 1
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns: lane, key and values."""
+        """Return all columns: lane, key and values."""
         return ("lane", *self.keys, *self.values)
 
 
@@ -174,7 +175,8 @@ TABLES: Final = (
 )
 _MEMBER_CHANGE_KEYS: Final = {**_texts("scope", "member"), "kind": _INTEGER}
 MEMBER_CHANGES: Final = SideStateTable("member_changes", _MEMBER_CHANGE_KEYS, {"revision": BIGINT})
-"""When members have changed (`build_member_change_rows`), for subscribers. No mapping of a snapshot: only saved."""
+"""Revisions of member changes for subscribers (`build_member_change_rows`). It is only saved: no mapping has its
+name."""
 PAST_MEMBERS: Final = SideStateTable(
     "member_changes",
     _MEMBER_CHANGE_KEYS,
@@ -183,20 +185,20 @@ PAST_MEMBERS: Final = SideStateTable(
     decode_key=lambda columns: columns[:2],
     decode_value=lambda _: True,
 )
-"""`Snapshot.past_members`, which is only loaded: it is saved as `MEMBER_CHANGES`."""
+"""`Snapshot.past_members`, which is only loaded. `MEMBER_CHANGES` saves its rows."""
 STORED_TABLES: Final = (*TABLES, MEMBER_CHANGES)
-"""All that a log keeps besides records."""
+"""All tables of a log apart from records."""
 get_mappings: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(table.name for table in TABLES))
 """Returns the fields of a read set, a snapshot or changes in the order of `TABLES`."""
 
 
 class ChangedRows(NamedTuple):
-    """What a batch changes in a table: rows with lane, key and values; of deleted rows lane and key."""
+    """Changes of one table in a batch. Rows have lane, key and values; deleted rows have lane and key."""
 
     inserted: list[tuple[Any, ...]]
-    """May exist already, except where the existing ones are known."""
+    """Rows that may exist, unless the caller knows the existing rows."""
     updated: list[tuple[Any, ...]]
-    """Known to exist."""
+    """Rows that exist."""
     deleted: list[tuple[Any, ...]]
 
 
@@ -207,7 +209,7 @@ def iterate_changes(
     stored: Snapshot | None = None,
     updatable: Collection[str] = (),
 ) -> Iterator[tuple[SideStateTable, ChangedRows]]:
-    """Yield each table that a batch changes with its changed rows.
+    """Yield each table that a batch changes, with the changed rows.
 
     `encoders` encode the values of each table. `stored` has rows that exist, in the tables that `updatable` names.
     """
@@ -231,12 +233,12 @@ def iterate_changes(
 
 
 def lane_of_scope(scope: str, lanes: int) -> int:
-    """The lane of a stream, or lane 0 where none is named (consumers of the whole log, rates of its writers)."""
+    """Return the lane of a stream; lane 0 for an empty scope (consumers of the whole log, rates of its writers)."""
     return compute_lane(scope, lanes) if scope else 0
 
 
 def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ...]]:
-    """Lane, scope and member of all of whom something has changed, which kind of thing, and the revision it gets."""
+    """Return lane, scope, member, kind and revision of each member change of a batch."""
     changed = [(identity, MEMBERSHIP) for identity in changes.members]
     changed += [(identity, ACKNOWLEDGEMENT) for identity in changes.acknowledged]
     places = sorted((lane_of_scope(scope, lanes), scope, member, kind) for (scope, member), kind in changed)
@@ -244,7 +246,7 @@ def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ..
 
 
 def compute_prefix_end(prefix: str) -> str:
-    """The first text, in the order of code points, behind all that begin with the prefix; "" if there is none."""
+    """Return the first text, by code points, after all texts that begin with the prefix; "" without such a text."""
     while prefix:
         last = ord(prefix[-1]) + 1
         if last <= sys.maxunicode:

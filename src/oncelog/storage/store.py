@@ -1,7 +1,7 @@
-"""What every store does: memory, SQLite, and what comes after them. `oncelog.testing.contract` says it in tests.
+"""The protocol of all stores, and the values that they return. `oncelog.testing.contract` tests the protocol.
 
-A store keeps tables and transactions; it decides nothing. `commit` is the one way in for a batch: load what
-`build_read_set` names, hand it to `plan`, close the blocks, save the changes, all in one transaction.
+A store keeps tables and transactions and decides nothing. `commit` is the only way in for a batch: in one transaction
+it loads what `build_read_set` names, calls `plan`, closes the blocks and saves the changes.
 """
 
 import logging
@@ -57,20 +57,20 @@ _last_warning_s: dict[str, float] = {}
 """When the last warning was logged, by epoch."""
 _SALT: Final = Packing(f"{SALT_BYTES}s")
 Draw = Callable[[int], bytes]
-"""Gives so many random bytes."""
+"""Returns a number of random bytes."""
 
 
 class BatchResult(Struct):
-    """What became of a batch, once it is durable."""
+    """Result of a durable batch."""
 
     verdicts: list[list[Verdict]]
     changes: Changes
     salts: Sequence[bytes]
     sealed: SealedBatch
     erasures: int = 0
-    """How many there had been when it was decided: answers that are older than an erasure must not be kept."""
+    """Number of erasures before the decision. A cache must not keep answers that are older than the newest erasure."""
     evicted_clients: int = 0
-    """Entries of forgotten clients that were deleted with it."""
+    """Number of expired client entries that the transaction deleted."""
 
 
 def plan_batch(
@@ -81,23 +81,23 @@ def plan_batch(
     draw: Draw,
     faults: Mapping[int, Refused] | None = None,
 ) -> BatchResult:
-    """Plans a batch and closes its blocks. Nothing has been saved when it returns."""
+    """Plan a batch and close its blocks. The caller saves the result."""
     planned = plan(batch, snapshot, now_ms, validate, faults)
     random_bytes = draw(SALT_BYTES * len(planned.changes.records))
     return seal_blocks(planned, list(chain.from_iterable(_SALT.iter_unpack(random_bytes))))
 
 
 def seal_blocks(planned: Plan, salts: Sequence[bytes]) -> BatchResult:
-    """Closes the blocks of a planned batch, with one salt a record."""
+    """Close the blocks of a planned batch, with one salt per record."""
     sealed = seal(planned.changes, salts)
     return BatchResult(planned.verdicts, replace(planned.changes, heads=sealed.heads), salts, sealed)
 
 
 def build_act_request(act: RecordAct, lane: int, lanes: int, records: int | None = None) -> Request:
-    """Return the batch of an act that is recorded in the transaction of the act. Raises ValueError if it cannot be.
+    """Return the batch of an act that is recorded in the transaction of the act.
 
-    `lane` is the lane that the act concerns, of a log with `lanes` of them. `records` is the number of records that the
-    act changed, for its details.
+    `lane` is the lane that the act concerns, in a log with `lanes` lanes. `records` is the number of records that the
+    act changed, for its details. Raises ValueError if the act cannot be recorded.
     """
     if records is not None:
         act = add_detail(act, "records", records)
@@ -111,20 +111,21 @@ def build_act_request(act: RecordAct, lane: int, lanes: int, records: int | None
 
 
 def select_new_policies(known: Mapping[str, Policy], policies: Sequence[Policy]) -> dict[str, Policy]:
-    """Those that the log does not know yet. Raises PolicyError for another of a known name."""
+    """Return the policies that the log does not know. Raises PolicyError if the log knows a different policy of that
+    name."""
     declared: dict[str, Policy] = {}
     for policy in policies:
         before = known.get(policy.name) or declared.setdefault(policy.name, policy)
         if before != policy:
             raise PolicyError(
-                f"the log knows another policy named {policy.name!r}: {before}; "
-                "what it remembers depends on it, so declare the new one under a new name"
+                f"the log knows a different policy named {policy.name!r}: {before}; "
+                "stored keys depend on it, so declare the new policy under a new name"
             )
     return declared
 
 
 def _warn_of_reader_ahead(order: str, cursor: int, newest: int, epoch: str) -> None:
-    """Log that a cursor is ahead of the order that it reads: the log may have been put back to an earlier state."""
+    """Log that a cursor is ahead of the order that it reads: the log may have been reset to an earlier state."""
     now_s = monotonic()
     if now_s - _last_warning_s.get(epoch, -WARNING_INTERVAL_S) < WARNING_INTERVAL_S:
         return
@@ -141,19 +142,19 @@ def _warn_of_reader_ahead(order: str, cursor: int, newest: int, epoch: str) -> N
 
 
 class Query(Struct, frozen=True, kw_only=True):
-    """Which records, in which order: of a lane, of some partitions in it, or of a stream."""
+    """Selects records and their order: those of a lane, of partitions in a lane, or of a stream."""
 
     lane: int = 0
     partitions: tuple[str, ...] = ()
     stream: str | None = None
-    """Names the order to read by: sequences of this stream, in place of positions of the lane."""
+    """Name of a stream: the page is ordered by the sequences of the stream and not by the positions of the lane."""
     after: int = 0
-    """The cursor: only what comes after it."""
+    """Cursor: the page begins after this number."""
     upto: int | None = None
-    """And nothing beyond; None for the newest."""
+    """Last number of the page; None for the newest."""
     limit: int = 500
     bytes_max: int = 8 * 2**20
-    """A page ends early, but never empty, when its bodies have come to this."""
+    """Bytes of bodies after which a page ends. A page has at least one record, if any record matches."""
 
     def clamp(self, newest: int, epoch: str) -> tuple["Query", int]:
         """Return the query with its numbers in range, and its bound, which is at most the newest number.
@@ -163,32 +164,32 @@ class Query(Struct, frozen=True, kw_only=True):
         if self.after > newest:
             order = f"lane {self.lane}" if self.stream is None else f"the stream {self.stream!r}"
             _warn_of_reader_ahead(order, self.after, newest, epoch)
-            message = f"the cursor {self.after} is ahead of the newest, {newest}: this is not the log it was read from"
+            message = f"the cursor {self.after} is ahead of the newest record, {newest}: it belongs to another history"
             raise HistoryChangedError(message, epoch, newest)
         upto = newest if self.upto is None else min(self.upto, newest)
         return replace(self, after=max(0, self.after), upto=upto, limit=max(1, self.limit)), upto
 
 
 class Page(Struct, frozen=True):
-    """Some records in order, and how to go on."""
+    """Records in order, and the cursor of the next page."""
 
     records: list[Record]
     next: int
-    """The cursor after this page. Behind the last page it is the bound, also where no record matched."""
+    """Cursor after this page. The last page ends at the bound, even if no record matched."""
     upto: int
-    """The bound of the reading: ask for it again, and paging ends however fast the log grows."""
+    """Bound of the query. A reader that passes it with the next query reaches an end, however fast the log grows."""
     has_more: bool
     newest: int
-    """Of the order that was read, matching or not."""
+    """Newest number of the order, whether or not its record matches."""
 
 
 RecordView = tuple[int, int, str, str, str, bytes, str, str | None]
 """A record as readers see it: position, log time in ms, actor, client, scope, key, partitions as a JSON array, and the
-body as text (None if erased). It has nothing that proves the record, which halves the work of reading it."""
+body as text (None if erased). Fields that only prove the record are left out, which halves the work of reading it."""
 
 
 def to_record_view(record: Record) -> RecordView:
-    """A record in brief."""
+    """Return the view of a record."""
     return (
         record.position,
         record.log_time_ms,
@@ -203,20 +204,20 @@ def to_record_view(record: Record) -> RecordView:
 
 @lru_cache(maxsize=1024)
 def encode_partitions(partitions: tuple[str, ...]) -> str:
-    """Partitions as a JSON array."""
+    """Encode partitions as a JSON array."""
     return orjson.dumps(partitions).decode()
 
 
 EncodeViews = Callable[[Sequence[RecordView]], bytes]
-"""Makes bytes of some records in brief, for whoever reads them."""
+"""Encodes views of records for their readers."""
 
 
 class RecordViewPage(Struct, frozen=True):
-    """As `Page`, in brief."""
+    """Like `Page`, with encoded views."""
 
     encoded: list[bytes]
-    """All of them in order, some in each: what is made of a hundred lets its parts go before the next are made, and
-    never has the system give memory to the process and take it back."""
+    """All views in order, some in each element. The store encodes a hundred at a time and releases their parts before
+    it continues, so the process never allocates and frees memory for a whole page."""
     count: int
     next: int
     upto: int
@@ -225,16 +226,16 @@ class RecordViewPage(Struct, frozen=True):
 
 
 class Evidence(Struct, frozen=True):
-    """A record with all that its hash is made of."""
+    """A record with everything that its hash covers."""
 
     record: Record
     salt: bytes
-    """Empty once erased."""
+    """Empty once the record is erased."""
     body_hash: bytes
 
 
 class Consumer(Struct, frozen=True):
-    """A named reader, and how far it is behind."""
+    """A named reader and its lag."""
 
     scope: str
     name: str
@@ -246,29 +247,30 @@ class KeyStatus(Struct, frozen=True):
     """What a store knows about an identity."""
 
     record: Record | None
-    """The newest under it, forgotten or not."""
+    """The newest record under the identity, expired or not."""
     lease: Lease | None
     head: LaneHead
-    """Of its lane, to judge both by."""
+    """Head of the lane, by which record and lease expire."""
     time_ms: int = 0
-    """At which a write under it would be decided now."""
+    """Time at which a write under the identity would be decided now."""
     positions: tuple[int, ...] = ()
-    """Of all records under it, oldest first: there are several where it was forgotten and used again."""
+    """Positions of all records under the identity, oldest first. There are several if the key expired and was used
+    again."""
     client_entry: ClientEntry | None = None
-    """The sequence of the record's client, evicted or not, where clients number their writes."""
+    """Sequence of the record's client, evicted or not, if clients number their writes."""
 
 
 class SideState(Struct, frozen=True):
-    """Side state that was asked for, all of one moment, and by what it is to be judged."""
+    """Requested side state, read at one moment, with the time by which it expires."""
 
     snapshot: Snapshot
-    """With the heads of the lanes that were named."""
+    """Includes the heads of the requested lanes."""
     time_ms: int
-    """At which a write would be decided now, if its lane's time were not ahead of that. 0 while the clock is in doubt:
-    then time stands still, for readers too."""
+    """Time at which a write would be decided now, unless the time of its lane is later. It is 0 while the clock is in
+    doubt: then time stands still, also for readers."""
 
     def get_time_ms(self, lane: int) -> int:
-        """At which a write to the lane would be decided."""
+        """Return the time at which a write to the lane would be decided."""
         head = self.snapshot.heads.get(lane)
         return self.time_ms if head is None else max(self.time_ms, head.log_time_ms)
 
@@ -295,94 +297,95 @@ def to_role(is_owner: object) -> Role:
 
 
 class EntityPage(Struct, frozen=True):
-    """Some entities of a scope in the order of their keys, none of them expired."""
+    """Live entities of a scope, ordered by key."""
 
     entities: list[tuple[str, Entity]]
     has_more: bool
 
 
 class RowPage(Struct, frozen=True):
-    """Some rows of a scope in the order of table and row id, those that were deleted too."""
+    """Rows of a scope, ordered by table and row id, including deleted rows."""
 
     rows: list[tuple[str, str, Row]]
-    """Table, row id, and what is left of its deltas."""
+    """Table, row id, and the merged state of the row."""
     has_more: bool
 
 
 class RelationshipQuery(Struct, frozen=True, kw_only=True):
-    """Which relationships of a scope. What is empty is any; the relation alone is not enough to find one by."""
+    """Selects relationships of a scope. An empty field matches anything. A search by the relation alone has no
+    index."""
 
     scope: str
     resource: str = ""
     relation: str = ""
     subject: str = ""
     after: tuple[str, str, str] = ("", "", "")
-    """Only those that come after it: resource, relation, subject (where one is asked for, that one)."""
+    """Cursor: resource, relation and subject. A query for one subject uses that subject."""
     limit: int = 500
 
     @property
     def search_field(self) -> str:
-        """What they are found by: subject, relation (of a resource), resource; "" where all are asked for."""
+        """Return the index of the search: subject, relation (of a resource) or resource; "" for all relationships."""
         if self.subject:
             return "subject"
         return "relation" if self.resource and self.relation else "resource" if self.resource else ""
 
 
 class RelationshipPage(Struct, frozen=True):
-    """Some relationships in the order of resource, relation and subject, each with the version that made it."""
+    """Relationships ordered by resource, relation and subject, each with the version that created it."""
 
     relationships: list[tuple[str, str, str, int]]
     has_more: bool
 
 
 class StreamMember(Struct, frozen=True):
-    """A member as readers of a stream see it."""
+    """A member of a stream."""
 
     name: str
     acknowledged: int
-    """The sequence up to which it has received the stream."""
+    """Sequence up to which the member has received the stream."""
     role: Role
 
 
 class MemberPage(Struct, frozen=True):
-    """Some members of a stream in the order of their names."""
+    """Members of a stream, ordered by name."""
 
     members: list[StreamMember]
     has_more: bool
 
 
 class Membership(Struct, frozen=True):
-    """A stream of which somebody is a member."""
+    """A stream of a member."""
 
     scope: str
     newest: int
-    """The newest sequence of the stream."""
+    """Newest sequence of the stream."""
     acknowledged: int
-    """Up to where the member has received it."""
+    """Sequence up to which the member has received the stream."""
     role: Role
 
 
 class MembershipPage(Struct, frozen=True):
-    """Some streams of a member in the order of their names."""
+    """Streams of a member, ordered by name."""
 
     memberships: list[Membership]
     has_more: bool
 
 
 class MemberChange(Struct, frozen=True, gc=False):
-    """Somebody who has come or gone, or has acknowledged something, as it stands now."""
+    """The current state of a member that was added, removed or promoted, or that has acknowledged a sequence."""
 
     revision: int
-    """Of the lane."""
+    """Revision of the lane."""
     scope: str
     member: str
     kind: int
-    """`side_state.MEMBERSHIP` or `ACKNOWLEDGEMENT`: what has changed."""
+    """`side_state.MEMBERSHIP` or `ACKNOWLEDGEMENT`: the part that has changed."""
     present: bool
     acknowledged: int
-    """Of one who is present; who comes back has what he had."""
+    """Sequence that a present member has acknowledged. A returning member keeps its acknowledgement."""
     role: Role | None
-    """Of a member that was added or got another role; None of one that is gone, and of an acknowledgement."""
+    """Role of a member that was added or has a new role; None for a removed member, and for an acknowledgement."""
 
     @classmethod
     def from_row(
@@ -394,7 +397,7 @@ class MemberChange(Struct, frozen=True, gc=False):
 
     @property
     def cursor(self) -> "MemberCursor":
-        """Where it stands in the order of its lane."""
+        """Return the place of the change in the order of its lane."""
         return (self.revision, self.scope, self.member, self.kind)
 
 
@@ -403,31 +406,32 @@ MemberCursor = tuple[int, str, str, int]
 
 
 class ScopedBlock(Struct, frozen=True):
-    """A block, and which of its records are of one scope."""
+    """A block, and the positions of its records in one scope."""
 
     block: Block
     positions: tuple[int, ...]
 
 
 class Store(Protocol):
-    """One log. Opened once, closed once, used by one event loop.
+    """One log, opened once, closed once, and used by one event loop.
 
-    Whatever cannot be done right now raises StoreUnavailableError; what is not a log, NotALogError and its kin.
+    A method raises StoreUnavailableError if it cannot work at the moment, and NotALogError or a related error if the
+    file or database is not a log.
     """
 
     @property
     def epoch(self) -> str:
-        """The history that cursors belong to."""
+        """Name of the history that cursors belong to."""
 
     @property
     def settings(self) -> Settings:
-        """What the log was made with."""
+        """Settings of the log, fixed at its creation."""
 
     async def open(self) -> None:
-        """Makes the log if it is not there, else gets ready what commits need."""
+        """Create the log if it does not exist, and prepare for commits."""
 
     async def close(self) -> None:
-        """Ends what is under way and lets everything go."""
+        """Finish running operations and release all resources."""
 
     def create_sibling(self) -> "Store | None":
         """Return a second store on the same log, not yet open, for the event loop of another thread.
@@ -436,125 +440,128 @@ class Store(Protocol):
         """
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Keeps the declarations and gives all that the log knows. Raises PolicyError for another of a known name."""
+        """Save new policies, and return all policies of the log. Raises PolicyError for a name with a
+        different policy."""
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
-        """Decides a batch and makes it durable: all of it, or nothing and an error."""
+        """Decide a batch and make all of it durable, or raise an error and store nothing."""
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """What is remembered of keys, as of now; forgotten ones may still be among them."""
+        """Return what the log remembers of each key. Expired keys may still be found."""
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """All there is about one identity."""
+        """Return everything that the log knows about an identity."""
 
     async def read(self, query: Query) -> Page:
-        """A page of records. Raises HistoryChangedError for a cursor beyond the newest."""
+        """Return a page of records. Raises HistoryChangedError for a cursor beyond the newest record."""
 
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
-        """A page of the records of one policy, whose bodies are texts; of a lane or of partitions in it.
+        """Return a page of the records of one policy, whose bodies are texts, in a lane or in partitions of it.
 
-        `encode` is called in a thread that may not be the caller's, never with none.
+        The store may call `encode` in another thread. It never passes an empty sequence.
         """
 
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """Return the oldest audit and restore records, at most `limit`, by log time, lane and position.
+        """Return the oldest audit and restore records, at most `limit`, ordered by log time, lane and position.
 
-        `after` has the position in each lane that they come after; a lane that it does not name is read from 0.
+        `after` has a position for each lane. A lane without one is read from the beginning.
         """
 
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """Return the sequence `count` records back; the record at `upto` is the first. 0 if there are fewer records.
 
-        Sequences are not dense where the log has leapt, so that they cannot be computed.
+        Leaps leave gaps between sequences, so the result cannot be computed without the records.
         """
 
     async def sequence_after(self, stream: str, after: int, count: int) -> int:
         """Return the sequence `count` records after another one, or the last; `after` if no record follows."""
 
     async def heads(self) -> Mapping[int, LaneHead]:
-        """The heads of the lanes that have been written to."""
+        """Return the heads of the lanes that have records."""
 
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
-        """A block and its records. Raises LookupError where there is none."""
+        """Return a block and its records. Raises LookupError for a missing block."""
 
     async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
-        """Blocks of a lane above a height, in order, at most so many."""
+        """Return the first blocks of a lane above a height, at most `limit`."""
 
     async def side_state(self, read_set: ReadSet) -> SideState:
-        """Return the present side state that a read set names. Keys and sequences are not loaded."""
+        """Return the current side state that a read set names. Keys and sequences are not loaded."""
 
     async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
-        """Entities whose keys begin with the prefix and come after a key. A page ends early when it is that large."""
+        """Return entities whose keys begin with the prefix and follow a key. A page ends early at `bytes_max`."""
 
     async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
-        """Rows of a table, or of all where none is named, that come after a table and row id. Pages end early too."""
+        """Return the rows after a table and row id, of one table or of all. A page ends early at `bytes_max`."""
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """A page of relationships."""
+        """Return a page of relationships."""
 
     async def members(self, scope: str, after: str, limit: int) -> MemberPage:
-        """Members of a stream that come after a name."""
+        """Return the members of a stream that follow a name."""
 
     async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
-        """Streams of a member whose names begin with the prefix, which must not be empty, and come after a name."""
+        """Return the streams of a member that follow a name and begin with the prefix, which must not be empty."""
 
     async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
-        """Who has come, gone or acknowledged something in the lane after that place, in order, each once."""
+        """Return the changes of members after a cursor, in the order of the lane. Each member has one change of each
+        kind."""
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """Erases the bodies of records and gives how many had one. The bytes may lie about until `scrub` is done.
+        """Erase the bodies of records, and return the number of erased bodies. `scrub` removes the remaining traces.
 
-        In the same transaction the act is recorded, with the number of records in its details, unless that is 0. The
-        act must be of the same lane.
+        If a body was erased, the same transaction records the act, with the number of records in its details. The act
+        must belong to the same lane.
         """
 
     async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
-        """The log has these quotas from now on, and no others. False if they are those that it has.
+        """Replace the quotas of the log. Returns False if the log has these quotas already.
 
-        What new tenants have already is counted, beside those who write. Whoever has the log open counts with it.
-        In the same transaction the act is recorded.
+        The store counts the existing usage of new tenants while commits continue. All servers of the log then count
+        usage by the new quotas. The same transaction records the act.
         """
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """The tenants with their quotas, and what each has, by prefix."""
+        """Return the tenants with their quotas and their usage, ordered by prefix."""
 
     async def scrub(self) -> bool:
-        """Leaves no trace of what was erased. False if that cannot be done right now; then it is to be called again."""
+        """Remove all traces of erased bodies. Returns False if that is impossible at the moment; then the caller tries
+        again."""
 
     async def erasures(self) -> int:
-        """Goes up with every erasure: who keeps answers in memory must let them go."""
+        """Return a number that grows with every erasure. A cache that sees it grow discards its answers."""
 
     async def consumers(self) -> list[Consumer]:
-        """All named consumers."""
+        """Return all named consumers."""
 
     def free_bytes(self) -> int | None:
-        """What is free on the file system that the log is on, and not needed for what was committed already.
+        """Return the free bytes of the file system that stored commits do not need any more.
 
-        None where the store cannot see it. Does not wait.
+        None if the store cannot see the file system. The method does not block.
         """
 
     async def size_bytes(self) -> int | None:
-        """What the file or the database has, with all that is in it; None where that has no meaning."""
+        """Return the size of the file or database; None if the store has no size."""
 
     async def probe(self) -> None:
-        """Commits something that changes nothing, so that it is known whether that can be done. Raises if not."""
+        """Commit a transaction that changes nothing. Raises an error if the store cannot commit."""
 
     async def confirm_clock(self) -> None:
-        """Believes the wall clock as it is, after it jumped."""
+        """Accept the current wall clock after a jump."""
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """Start a new history after a restore: another epoch, and numbers that continue above those of the lost one.
 
-        Without `above` it is computed from the time since the newest commit (`core.rules.leaps`). Nothing else may use
-        the log: others would continue with the old epoch. The restore records name the `operator`. Raises SettingsError
-        for an `above` that is below a number of the log.
+        Without `above` the store computes it from the time since the newest commit (`core.rules.leaps`). No other
+        process may use the log, because it would continue with the old epoch. The restore records name the `operator`.
+        Raises SettingsError for an `above` that is below a number of the log.
         """
 
     async def previous_epochs(self) -> tuple[str, ...]:
-        """Return the epochs of histories that this one continues, from its newest restore records."""
+        """Return the epochs of the histories that this history continues, from its newest restore records."""
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """From now on `wake` is called, in the event loop, when another process may have committed something.
+        """Register `wake`, which the store calls in the event loop when another process may have committed.
 
-        A store that cannot tell never calls it, and no store always does: whoever follows looks by himself too.
+        Notifications can be missing, and some stores never send any, so a reader also polls.
         """

@@ -1,7 +1,7 @@
-"""Tenants as a store keeps them: their quotas in one text beside the log's state, their usage in a table.
+"""Tenants in a store: their quotas are one text in the log's state, their usage is a table.
 
-The text is in the row that every transaction reads anyway, so a log without quotas pays nothing for them. Whoever
-commits or erases finds in it whom to count for, and no gateway can have another opinion of that.
+Every transaction reads the row that contains the text, so a log without quotas pays nothing for them. Every commit and
+every erasure counts usage by the text that it finds there, so all servers agree about the quotas.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,22 +16,23 @@ from oncelog.core.stored_bytes import members_bytes, record_bytes, state_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage, check_own_ids_kept
 
 COUNT_PAGE_ROWS: Final = 5000
-"""Records that are looked at in one page when what a new tenant has is counted."""
+"""Records per page while the usage of a new tenant is counted."""
 COUNT_ATTEMPTS_MAX: Final = 3
-"""How often it is counted beside those who write; if something was erased every time, then while nobody can write."""
+"""Attempts to count usage while commits continue. If an erasure interrupts all of them, the last one blocks writes."""
 
 USAGE_VERSION: Final = 2
-"""How usage is counted (`core.stored_bytes`). Version 1 counted bodies only; a log of that version is counted again."""
+"""Version of the counting rules (`core.stored_bytes`). Version 1 counted bodies only; a log of that version is
+recounted."""
 
 SizeRow = tuple[int, bool | int, str, str, int | None, int]
-"""Of a record: place or position, whether its scope is a stream whose tenants it counts for (`is_counted_for_stream`),
-scope, partitions in JSON, bytes of body (None once erased) and names."""
+"""Sizes of a record: place or position, whether it counts for the tenants of the stream that its scope names
+(`is_counted_for_stream`), scope, partitions as JSON, bytes of the body (None if erased), bytes of the names."""
 ErasedRow = tuple[int, bool | int, str, str, int | None]
-"""Of an erased record: the same without names, which stay."""
+"""Sizes of an erased record: a `SizeRow` without the names, which stay."""
 StateRow = tuple[str, int, int, int]
-"""Of the entities, relationships or rows of a scope: scope, count, bytes of other names, bytes of values."""
+"""Sizes of the entities, relationships or rows of a scope: scope, count, bytes of other names, bytes of values."""
 MemberRow = tuple[str, int, int]
-"""Of the members of a stream, past ones too: scope, count, bytes of their names."""
+"""Sizes of the members of a stream, including past members: scope, count, bytes of their names."""
 
 _TENANTS_DECODER: Final = msgspec.json.Decoder(list[Tenant])
 decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
@@ -39,18 +40,18 @@ decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[st
 
 
 def encode_tenants(tenants: Sequence[Tenant]) -> str | None:
-    """What is kept of them; None of none."""
+    """Encode quotas as the text in the log's state; None without tenants."""
     return msgspec.json.encode(sorted(tenants, key=lambda one: one.prefix)).decode() if tenants else None
 
 
 @lru_cache(maxsize=8)
 def decode_tenants(text: str | None) -> Tenants | None:
-    """And back. The same for the same text, so that what it has found out about names stays."""
+    """Decode quotas. Equal texts share one object, which caches the tenants of names."""
     return None if text is None else Tenants(_TENANTS_DECODER.decode(text))
 
 
 def list_tenants(text: str | None) -> list[Tenant]:
-    """By prefix."""
+    """Return the tenants of a text, ordered by prefix."""
     found = decode_tenants(text)
     return [] if found is None else list(found.by_prefix.values())
 
@@ -72,14 +73,14 @@ def build_erased_row(scope: str, size: int) -> ErasedRow:
 
 
 class CountStart(NamedTuple):
-    """How a log stood when somebody began to count."""
+    """State of the log when a count of usage begins."""
 
     text: str | None
     erasures: int
     positions: dict[int, int]
-    """The newest of each lane that has been written to."""
+    """Newest position of each lane that has records."""
     version: int = USAGE_VERSION
-    """How the usage in the log was counted."""
+    """Counting rules of the stored usage."""
 
     def is_counted(self, text: str | None) -> bool:
         """Return whether the log has these quotas, with usage of the current version."""
@@ -87,9 +88,10 @@ class CountStart(NamedTuple):
 
 
 class UsageCount:
-    """What tenants have that a log has not counted for until now, from all its records and side state.
+    """Count of the usage that the log has not stored yet, over all records and side state.
 
-    Records can be counted while others write. Side state changes, so it is counted in the transaction that saves it.
+    Records can be counted while commits continue. Side state changes, so the transaction that saves the usage counts
+    it.
 
     Raises SettingsError if a tenant would lose its own ids.
     """
@@ -104,16 +106,16 @@ class UsageCount:
         """Tenants whose stored usage is deleted: removed tenants, and tenants that are counted again."""
 
     def reset(self) -> None:
-        """What has been counted is of no use."""
+        """Discard the count."""
         self.usage = dict.fromkeys(self.usage, Usage())
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anybody to count for."""
+        """Return whether any tenant has uncounted usage."""
         return bool(self.usage)
 
     def add(self, rows: Iterable[SizeRow]) -> None:
-        """Counts records, each once."""
+        """Count records. The caller passes each record once."""
         for _, is_of_stream, scope, partitions, size, names in rows:
             found = decode_partitions(partitions)
             tenants = self._uncounted.list_for(scope if is_of_stream else "", found)
@@ -136,7 +138,7 @@ class UsageCount:
 
 
 def compute_usage_after(usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[ErasedRow]) -> dict[str, Usage]:
-    """The usage that changes when those bodies go."""
+    """Return the changed usage of tenants after the erasure of bodies."""
     bodies = (
         (scope if is_of_stream else "", decode_partitions(partitions), size or 0)
         for _, is_of_stream, scope, partitions, size in erased
@@ -145,7 +147,7 @@ def compute_usage_after(usage: Mapping[str, Usage], tenants: Tenants, erased: It
 
 
 def find_affected_tenants(tenants: Tenants, erased: Iterable[ErasedRow]) -> set[str]:
-    """Whose usage that is."""
+    """Return the prefixes of tenants whose usage an erasure changes."""
     return {
         tenant.prefix
         for _, is_of_stream, scope, partitions, _ in erased

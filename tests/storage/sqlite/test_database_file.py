@@ -309,7 +309,7 @@ async def test_different_settings_are_refused_without_changing_the_file(tmp_path
     make_log(path, 50)
     before = contents(tmp_path)
     for settings, words in (
-        (Settings(), f"{path} was made with lanes=3, for ever, and cannot be opened with lanes={Settings().lanes}. "),
+        (Settings(), f"{path} was created with lanes=3, which cannot change, and cannot be opened with lanes="),
         (Settings(lanes=3, eviction_interval=7), "cannot be opened with eviction_interval=7. "),
     ):
         with pytest.raises(SettingsError) as raised:
@@ -420,7 +420,7 @@ def test_verify_refuses_a_file_that_is_not_migrated(tmp_path: Path) -> None:
     make_log(path, 50)
     make_older(path)
     before = contents(tmp_path)
-    with pytest.raises(StoreError, match=f"has schema 1; this Oncelog reads schema {SCHEMA_VERSION}. Opening the log"):
+    with pytest.raises(StoreError, match=f"this version reads schema {SCHEMA_VERSION}. Open the log once"):
         list(verify_log(path))
     assert contents(tmp_path) == before
     assert version_of(path) == 1

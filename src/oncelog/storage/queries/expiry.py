@@ -1,7 +1,7 @@
-"""Deletes rows that log time has expired: leases, clients, entities, full rates. `core.rules` decides expiry.
+"""Deletion of expired side state: leases, clients, entities and full rates. `core.rules` decides expiry.
 
-An expired row counts as absent from the moment that the core says so, whether or not the row is still stored
-(docs/decisions/0004 and 0005). So a store deletes such rows in some of its commits, about as many as it writes.
+An expired row counts as absent as soon as the core says so, whether or not the row is still stored (docs/decisions/0004
+and 0005). So a store deletes expired rows later, in some of its commits.
 """
 
 from collections import Counter
@@ -22,22 +22,22 @@ from oncelog.storage.queries.statement import DeleteRows, QuerySteps, Statement,
 from oncelog.storage.side_state import CLIENTS, TABLES
 
 EXPIRY_INTERVAL_COMMITS: Final = 16
-"""One commit of so many looks at a slice."""
+"""Commits per slice: one commit of this many deletes rows."""
 EXPIRY_BATCH_ROWS: Final = 128
-"""Of each table, or twice as many as have been written to it since: so it keeps up."""
+"""Rows per slice of a table, or twice the rows that were written since the last slice, so that the sweep keeps up."""
 EXPIRING_TABLES: Final = [table for table in TABLES if table.expires]
 
 _decode_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)
 
 
 class ExpiryCheck:
-    """Whether a row counts as absent, by its lane's head."""
+    """Decides whether a row counts as absent, by the head of its lane."""
 
     def __init__(self, declarations: Iterable[tuple[str, str]], heads: Mapping[int, LaneHead]) -> None:
         self._heads = heads
         self._policies: dict[str, Policy] = {}
         for name, declaration in declarations:
-            with suppress(msgspec.MsgspecError, PolicyError):  # of a newer version, which will know what to do
+            with suppress(msgspec.MsgspecError, PolicyError):  # declared by a newer version, which expires its rows
                 self._policies[name] = _decode_policy(declaration)
         self._checks: Mapping[type, Callable[[tuple[Any, ...], Any, LaneHead], bool]] = {
             Lease: lambda _, lease, head: is_forgotten(lease, head.log_time_ms),
@@ -47,7 +47,7 @@ class ExpiryCheck:
         }
 
     def __call__(self, key: tuple[Any, ...], value: Any) -> bool:
-        """The key begins with the lane."""
+        """Return whether a row counts as absent. The key begins with the lane."""
         head = self._heads.get(key[0])
         return head is not None and self._checks[type(value)](key, value, head)
 
@@ -59,13 +59,13 @@ class ExpiryCheck:
 
 
 class ExpirySweep:
-    """Goes through the tables again and again. Its progress is in memory only: it may start again at any time."""
+    """Repeated pass over the tables. Its progress is in memory only, so a restart begins a new pass."""
 
     def __init__(self) -> None:
         self._commits: Counter[int] = Counter()
-        """Of each lane since it was swept."""
+        """Commits of each lane since its last slice."""
         self._cursors: dict[tuple[str, int | None], Any] = {}
-        """The end of the last slice of each table and lane."""
+        """End of the last slice of each table and lane."""
         self._rows_written = dict.fromkeys((table.name for table in EXPIRING_TABLES), 0)
 
     def add_commit(self, changes: Changes) -> None:
@@ -74,7 +74,7 @@ class ExpirySweep:
             self._rows_written[name] += len(getattr(changes, name))
 
     def find_due_lane(self, lanes: Mapping[int, LaneHead]) -> int | None:
-        """Count a commit in its lanes. Returns the one of them that is due."""
+        """Count a commit in its lanes. Returns the lane that is due for a slice, or None."""
         self._commits.update(lanes.keys())
         lane = max(lanes, key=self._commits.__getitem__)
         if self._commits[lane] < EXPIRY_INTERVAL_COMMITS:
@@ -83,9 +83,10 @@ class ExpirySweep:
         return lane
 
     def run(self, heads: Mapping[int, LaneHead], lane: int | None = None) -> QuerySteps[int]:
-        """Delete expired rows of a slice of each table, in a commit's transaction, by the heads from before it.
+        """Delete expired rows of one slice per table, in the transaction of a commit, by the heads from before the
+        commit.
 
-        Without a lane the slice is of all lanes. Returns the number of deleted client entries.
+        Without a lane the slice covers all lanes. Returns the number of deleted client entries.
         """
         clients = 0
         is_expired = ExpiryCheck((yield Statement("policies")), heads)

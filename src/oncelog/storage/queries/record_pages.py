@@ -1,4 +1,4 @@
-"""The rows of a page of records: statement by statement, until the page is full."""
+"""Rows of a page of records, fetched with several statements until the page is full."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -20,12 +20,12 @@ def read_rows(
     take: Callable[[Rows], object],
     fetch_rows_max: int = 10**6,
 ) -> QuerySteps[tuple[int, int, bool, int]]:
-    """Pass the rows of a page to `take`, in parts. `policy` selects the views of its records (`RecordView`).
+    """Pass the rows of a page to `take`, in parts. `policy` selects views of its records (`RecordView`).
 
-    Bodies can be long, and a statement reads all rows that it selects. So the first statement selects few rows, and
-    the next ones select as many as will probably fit, by the average length so far.
+    Bodies can be long, and a statement reads all rows that it selects. So the first statement selects few rows, and the
+    next ones select as many as will probably fit, by the average length so far.
 
-    Returns what follows the records in a page: the fields `next`, `upto`, `has_more` and `newest` of `Page`.
+    Returns the remaining fields of `Page`: `next`, `upto`, `has_more` and `newest`.
     """
     newest = yield from _load_newest(query.stream, lane)
     query, upto = query.clamp(newest, epoch)
@@ -55,7 +55,7 @@ def _load_newest(stream: str | None, lane: int) -> QuerySteps[int]:
 
 
 class _RowSource:
-    """Fetches the rows of a page in their order."""
+    """Fetches the rows of a page in order."""
 
     def __init__(self, query: Query, lane: int, upto: int, policy: str | None) -> None:
         self._query = query
@@ -64,14 +64,14 @@ class _RowSource:
         self._prefix = "" if policy is None else "brief_"
         self._policy = () if policy is None else (policy,)
         self._positions: list[int] = []
-        """Next positions of several partitions."""
+        """Next positions in several partitions."""
         self._has_more_positions = True
         """Whether there may be positions that are not loaded yet."""
         self.number_column = 0 if policy is not None else 1 if query.stream is None else 2
-        """Column of a row's number in the order that is read."""
+        """Column with a row's number in the order of the query."""
 
     def fetch(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
-        """Return at most `limit` rows, and the number after which to continue; None if there are no more."""
+        """Return at most `limit` rows, and the number after which to continue; None if there are no more rows."""
         query = self._query
         if len(query.partitions) > 1:
             return (yield from self._fetch_of_partitions(after, limit))
@@ -85,7 +85,7 @@ class _RowSource:
         return rows, rows[-1][self.number_column] if len(rows) == limit else None
 
     def _fetch_of_partitions(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
-        """The same for records that touch any of several partitions. Their positions are loaded for a whole page.
+        """Return rows of records in any of several partitions. Their positions are loaded for a whole page.
 
         Records of other policies have positions too, so a page of views may need more positions than it has rows.
         """
@@ -99,10 +99,10 @@ class _RowSource:
         return rows, positions[-1] if self._positions or self._has_more_positions else None
 
     def _load_positions(self, after: int, limit: int) -> QuerySteps[list[int]]:
-        """Return the first positions of any of the partitions.
+        """Return the first positions in any of the partitions.
 
-        The positions found so far bound the search in the next partition: nothing beyond the last one is needed once
-        there are enough.
+        The positions that are already found limit the search in the next partition: once there are enough, no position
+        after the last one is needed.
         """
         found: list[int] = []
         upto = self._upto
@@ -116,7 +116,7 @@ class _RowSource:
 
 
 def _compute_fetch_limit(count: int, size: int, query: Query) -> int:
-    """Return how many rows to ask for: one more than fits tells whether there is more."""
+    """Return the number of rows to fetch: one more than probably fits, to detect that there are more."""
     room = query.limit - count + 1
     if count:
         return max(1, min(room, 1 + (query.bytes_max - size) * count // max(1, size)))
@@ -124,7 +124,7 @@ def _compute_fetch_limit(count: int, size: int, query: Query) -> int:
 
 
 def _measure_text(body: str | None) -> int:
-    """Return the bytes of a body that was read as text, or that was erased."""
+    """Return the bytes of a body that was read as text; 0 for an erased body."""
     if body is None:
         return 0
     return len(body) if body.isascii() else len(body.encode())

@@ -16,7 +16,7 @@ Rows = Sequence[Sequence[Any]]
 
 
 def get_value(rows: Rows, default: Any = None) -> Any:
-    """Return the value of a statement that gives one row with one column at most."""
+    """Return the value of a statement with at most one row and one column."""
     return rows[0][0] if rows and rows[0][0] is not None else default
 
 
@@ -30,7 +30,7 @@ def find_record(lane: int, position: int) -> QuerySteps[Record | None]:
 
 
 def load_records(lane: int, positions: Sequence[int]) -> QuerySteps[list[Record]]:
-    """Return the records at some positions, in their order."""
+    """Return the records at some positions, in order."""
     rows = yield Statement("records_at", lane, list(positions))
     return [decode_record(row) for row in rows]
 
@@ -56,7 +56,7 @@ def count_erasures() -> QuerySteps[int]:
 
 
 def load_heads() -> QuerySteps[dict[int, LaneHead]]:
-    """Return the heads of all lanes that have been written to."""
+    """Return the heads of all lanes that have records."""
     rows = yield Statement("lanes")
     return {lane: LaneHead(*head[:_HEAD_COLUMNS]) for lane, *head in rows}
 
@@ -78,7 +78,7 @@ def load_block(lane: int, height: int) -> QuerySteps[tuple[Block, list[Evidence]
 
 
 def load_evidence(lane: int, after: int, upto: int) -> QuerySteps[list[Evidence]]:
-    """Return records of a lane with what their hashes cover."""
+    """Return records of a lane with everything that their hashes cover."""
     rows = yield Statement("evidence", lane, after, upto)
     return [decode_evidence(row) for row in rows]
 
@@ -108,7 +108,7 @@ def load_leaps() -> QuerySteps[tuple[int, ...]]:
 
 
 def load_gaps() -> QuerySteps[dict[int, LaneGaps]]:
-    """Return the numbers that leaps passed over in every lane; nothing in a log without a leap."""
+    """Return the numbers that leaps skipped in every lane; empty for a log without a leap."""
     leaps = yield from load_leaps()
     heads = (yield from load_heads()) if leaps else {}
     gaps = {}
@@ -118,7 +118,7 @@ def load_gaps() -> QuerySteps[dict[int, LaneGaps]]:
 
 
 def _load_lane_gaps(leaps: Sequence[int], lane: int) -> QuerySteps[LaneGaps]:
-    """Return the numbers that leaps passed over in one lane."""
+    """Return the numbers that leaps skipped in one lane."""
     ends = []
     for above in leaps:
         rows = yield Statement("block_before_leap", lane, above)

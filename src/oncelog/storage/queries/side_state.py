@@ -1,4 +1,4 @@
-"""Queries on side state: what a read set names, and listings of entities, relationships, rows and members."""
+"""Queries on side state: everything that a read set names, and the status of a key."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from oncelog.storage.store import (
 
 
 def load_tables(read_set: ReadSet, snapshot: Snapshot) -> QuerySteps[None]:
-    """Fill the snapshot with the side state that the read set names."""
+    """Load the side state that the read set names into the snapshot."""
     lanes = snapshot.settings.lanes
     for table, keys in zip(TABLES, get_mappings(read_set), strict=True):
         if keys:
@@ -32,10 +32,10 @@ def load_tables(read_set: ReadSet, snapshot: Snapshot) -> QuerySteps[None]:
 
 
 def _load_oldest_members(counts: Mapping[str, int], snapshot: Snapshot) -> QuerySteps[None]:
-    """Add the members of some streams that joined first.
+    """Load the members of streams that joined first.
 
-    One statement for all streams with the same count, because LIMIT cannot refer to a column on SQLite. Most streams of
-    a batch lose one member.
+    LIMIT cannot refer to a column on SQLite, so one statement loads all streams with the same count. Most streams of a
+    batch lose one member.
     """
     members, acknowledged = dict(snapshot.members), dict(snapshot.acknowledged)
     scopes_by_count: dict[int, list[str]] = {}
@@ -51,7 +51,7 @@ def _load_oldest_members(counts: Mapping[str, int], snapshot: Snapshot) -> Query
 
 
 def load_key_status(identity: KeyIdentity, records: list[Record], lanes: int) -> QuerySteps[KeyStatus]:
-    """As `Store.get_key_status`, but for the time. `records` are those under the identity, oldest first."""
+    """As `Store.get_key_status`, without the time. `records` are the records under the identity, oldest first."""
     record = records[-1] if records else None
     lane = lane_of_scope(identity[1], lanes) if record is None else record.lane
     leases = yield TableRows(LEASES, [identity], lanes)

@@ -1,6 +1,6 @@
-"""Base of the SQLite and PostgreSQL stores: their reads, and the counting of usage beside commits.
+"""Base of the SQLite and PostgreSQL stores: reads, and the counting of usage while commits continue.
 
-A method that is decorated with `_shared_query` is a generator: it yields statements, and the engine runs them on a
+A method with the decorator `_shared_query` is a generator: it yields statements, and the engine runs them on a
 connection for reads (`queries.statement`).
 """
 
@@ -56,13 +56,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PART_VIEWS: Final = 100
-"""Records that are encoded at a time (`RecordViewPage.encoded`)."""
+"""Views per call of the encoder (`RecordViewPage.encoded`)."""
 
 
 def _shared_query(
     query: Callable[Concatenate[S, P], QuerySteps[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Turn a generator method into a method of a store that runs the query."""
+    """Turn a generator method into a method that runs the query."""
 
     @wraps(query)
     async def run(store: S, /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -75,7 +75,7 @@ class SqlStore(ABC):
     """Base of the stores. See `storage.store.Store` for what each method promises."""
 
     _view_fetch_rows_max: int
-    """Rows that one statement of `read_views` fetches at most."""
+    """Largest number of rows that one statement of `read_views` fetches."""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     async def _run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """Run a query on a connection for reads. It may be started again on another connection."""
+        """Run a query on a connection for reads. A lost connection restarts the query on another one."""
 
     @abstractmethod
     def _propose_time_ms(self) -> QuerySteps[int]:
@@ -94,7 +94,7 @@ class SqlStore(ABC):
     async def _replace_tenants(
         self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
     ) -> bool:
-        """Save tenants and their usage. Returns False if it must be counted again (`queries.tenants`)."""
+        """Save tenants and their usage. Returns False if the usage must be counted again (`queries.tenants`)."""
 
     @property
     def epoch(self) -> str:
@@ -115,8 +115,8 @@ class SqlStore(ABC):
     def read(self, query: Query) -> QuerySteps[Page]:
         """As `Store` says.
 
-        A page needs no transaction: positions become visible in their order, so records up to the newest position of
-        one statement are visible to the next.
+        A page needs no transaction: positions become visible in order, so every record up to the newest position of one
+        statement is visible to the next statement.
         """
         lane = query.lane if query.stream is None else self._get_lane(query.stream)
         found: list[Record] = []
@@ -204,7 +204,7 @@ class SqlStore(ABC):
         return self._load_side_state(read_set)
 
     def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
-        """Load side state after the heads: a row that is seen after them is judged no later than they say."""
+        """Load the heads before the side state, so that rows never expire by a head that is newer than they are."""
         time_ms = yield from self._propose_time_ms()
         heads = yield from records.load_heads()
         snapshot = Snapshot(
@@ -291,16 +291,16 @@ class SqlStore(ABC):
                     after = rows[-1][0]
             if await self._replace_tenants(text, counted, start, act, is_last=tried >= COUNT_ATTEMPTS_MAX):
                 return True
-        raise AssertionError("it is tried until it is done")
+        raise AssertionError("the last attempt always succeeds")
 
     async def _recount_usage(self, start: CountStart) -> None:
-        """Count usage that was counted by an earlier version of Oncelog."""
+        """Count usage again that an earlier version of Oncelog counted."""
         if not start.is_counted(start.text):
             await self.set_tenants(list_tenants(start.text))
 
 
 def _decode_views(rows: Rows) -> Sequence[RecordView]:
-    """Return rows with their bodies as text. Rows of SQLite, which are tuples, have that already."""
+    """Return rows with their bodies as text. SQLite returns tuples, which have texts already."""
     if type(rows[0]) is tuple:
         return rows
     return [(*columns, None if body is None else body.decode()) for *columns, body in rows]

@@ -1,8 +1,8 @@
-"""What a query asks of its database.
+"""Requests of a shared query to its database.
 
-A query is a generator: it yields a request, receives the rows, and returns a result. A driver runs it on a connection:
-without waiting on SQLite (`sqlite/query_driver.py`), with `await` on PostgreSQL (`postgres/query_driver.py`).
-Statements go by name; each engine has its own SQL for them, or both share it (`sql/queries.sql`).
+A query is a generator: it yields a request, receives the rows, and returns a result. A driver runs it on a connection,
+synchronously on SQLite (`sqlite/query_driver.py`) and with `await` on PostgreSQL (`postgres/query_driver.py`). Requests
+refer to statements by name. Both engines share most statements (`sql/queries.sql`) and have some of their own.
 """
 
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -16,13 +16,13 @@ from oncelog.storage.side_state import SideStateTable
 T = TypeVar("T")
 
 _SHARED_SQL: Final = files("oncelog.storage.queries") / "sql" / "queries.sql"
-"""The SQL that both engines share. Parameters are `$1`, `$2`, … as PostgreSQL writes them."""
+"""SQL of both engines. Parameters are `$1`, `$2`, … as in PostgreSQL."""
 
 
 def load_statements(directory: Traversable, parameter_prefix: str = "$") -> dict[str, str]:
     """Return the statements of an engine by name: those in its directory, and the shared ones.
 
-    Raises ValueError for a name that stands in both files.
+    Raises ValueError for a name in both files.
     """
     shared = parse_statements(_SHARED_SQL.read_text(encoding="utf-8").replace("$", parameter_prefix))
     own = parse_statements((directory / "queries.sql").read_text(encoding="utf-8"))
@@ -32,7 +32,8 @@ def load_statements(directory: Traversable, parameter_prefix: str = "$") -> dict
 
 
 class Statement:
-    """Asks for all rows of a statement. A parameter that is a list is an array on PostgreSQL, and JSON on SQLite."""
+    """Requests all rows of a statement. A parameter that is a list becomes an array on PostgreSQL and JSON on
+    SQLite."""
 
     __slots__ = ("name", "parameters")
 
@@ -42,9 +43,9 @@ class Statement:
 
 
 class PagedStatement(Statement):
-    """Asks for the first rows of a statement, up to the first one beyond `limit` rows or `bytes_max` bytes of a column.
+    """Requests rows up to the first one that exceeds `limit` rows, or `bytes_max` bytes in one column.
 
-    That row tells the caller that there is more. At least two rows are returned, if there are two.
+    That row shows that there are more. The answer has at least two rows, if the statement has two.
     """
 
     __slots__ = ("bytes_max", "limit", "size_column")
@@ -57,7 +58,7 @@ class PagedStatement(Statement):
 
 
 class TableRows(NamedTuple):
-    """Asks for rows of a side-state table. The answer is a dictionary with the keys that have a row."""
+    """Requests rows of a side-state table. The answer is a dictionary with the keys that have a row."""
 
     table: SideStateTable
     keys: Collection[Any]
@@ -65,9 +66,9 @@ class TableRows(NamedTuple):
 
 
 class TableSlice(NamedTuple):
-    """Asks for the next rows of a table after a cursor. The answer is the rows, and the cursor of the next slice.
+    """Requests the next rows of a table after a cursor. The answer is the rows, and the cursor of the next slice.
 
-    A row has lane, key and values. The engine defines cursors; None is the start, and follows the last row.
+    A row has lane, key and values. The engine defines the cursor; None is the start, and also follows the last row.
     """
 
     table: SideStateTable
@@ -77,13 +78,13 @@ class TableSlice(NamedTuple):
 
 
 class DeleteRows(NamedTuple):
-    """Deletes rows of a table by key, each with its lane. Answered with None."""
+    """Deletes rows of a table by key, each with its lane. The request returns None."""
 
     table: SideStateTable
     keys: Sequence[tuple[Any, ...]]
 
 
 QuerySteps = Generator[Statement | TableRows | TableSlice | DeleteRows, Any, T]
-"""A query in progress. `T` is the type of its result."""
+"""A running query. `T` is the type of its result."""
 SharedQuery = Callable[..., QuerySteps[T]]
-"""Starts a query. It can be started again, after a connection was lost."""
+"""Starts a query. After a lost connection the driver can start it again."""

@@ -1,4 +1,4 @@
-"""Queries on the tenants of a log: their quotas, their usage, and the counting of usage."""
+"""Queries on tenants: quotas, usage, and the counting of usage."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +21,7 @@ from oncelog.storage.tenants import (
 
 
 def load_count_start() -> QuerySteps[CountStart]:
-    """Return the state of the log before usage is counted. The heads come last: erasures before them are known."""
+    """Return the state of the log before usage is counted. The heads are loaded last, so older erasures are known."""
     [(text, version)] = yield Statement("tenants")
     erasures = yield from count_erasures()
     heads = yield from load_heads()
@@ -37,15 +37,15 @@ def load_usage() -> QuerySteps[list[tuple[Tenant, Usage]]]:
 
 
 def load_sizes(lane: int, after: int, upto: int) -> QuerySteps[list[SizeRow]]:
-    """Return a page of the sizes of records, by position."""
+    """Return a page of record sizes, ordered by position."""
     rows = yield Statement("record_sizes", lane, after, upto, COUNT_PAGE_ROWS)
     return [decode_size_row(row) for row in rows]
 
 
 def replace_tenants(text: str | None, count: UsageCount, start: CountStart, *, is_last: bool) -> QuerySteps[bool]:
-    """Count the records after `start`, and save the tenants. All lanes must be locked.
+    """Count the records after `start`, and save tenants and usage. The transaction must hold the locks of all lanes.
 
-    Returns False if the log has changed since `start` in a way that makes the count useless.
+    Returns False if the log has changed since `start` in a way that invalidates the count.
     """
     now = yield from load_count_start()
     reached: Mapping[int, int] = start.positions
@@ -71,7 +71,7 @@ def replace_tenants(text: str | None, count: UsageCount, start: CountStart, *, i
 
 
 def release_usage(erased: Sequence[ErasedRow]) -> QuerySteps[None]:
-    """Subtract erased bodies from the usage of their tenants, in the transaction that erases them."""
+    """Subtract erased bodies from the usage of their tenants, in the transaction of the erasure."""
     [(text, _)] = yield Statement("tenants")
     tenants = decode_tenants(text)
     affected = set() if tenants is None else find_affected_tenants(tenants, erased)

@@ -1,4 +1,4 @@
-"""Parts of write transactions that are the same on both engines: what a batch needs, policies, leaps and erasures."""
+"""Parts of write transactions that both engines share: read sets, policies, leaps and erasures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -25,7 +25,7 @@ _POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
 def complete_read_set(
     read_set: ReadSet, batch: Sequence[Request], tenants: Tenants | None, leaps: Sequence[int]
 ) -> None:
-    """Add what a batch needs in a log with tenants or leaps, which are known once its lanes are locked."""
+    """Add to a read set what depends on tenants or leaps, which are known after the lanes are locked."""
     if tenants is not None:
         read_set.usage, read_set.past_members = collect_usage_keys(batch, tenants, read_set.faults)
         read_set.keys |= collect_event_identities(batch, tenants, read_set.faults)
@@ -39,7 +39,7 @@ def encode_policy(policy: Policy) -> str:
 
 
 def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Policy]]:
-    """Save new policies, and return all by name. Raises PolicyError for one that differs from that of its name."""
+    """Save new policies, and return all policies by name. Raises PolicyError for a name with a different policy."""
     rows = yield Statement("policies")
     known = {name: _POLICY_DECODER.decode(declaration) for name, declaration in rows}
     declared = select_new_policies(known, policies)
@@ -49,13 +49,13 @@ def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Poli
 
 
 def save_leap(leaps: Sequence[int], above: int) -> QuerySteps[None]:
-    """Save a leap: its number, and the floors of all streams."""
+    """Save the number of a leap, and the floors of all streams."""
     yield Statement("set_leaps", encode_leaps(leaps, above))
     yield Statement("set_floors", above)
 
 
 class RecordContent(NamedTuple):
-    """What determines the values that a record set."""
+    """Fields of a record that determine the values that it set."""
 
     sequence: int
     scope: str
@@ -64,12 +64,12 @@ class RecordContent(NamedTuple):
 
 
 class ErasedValues(NamedTuple):
-    """Entities whose values are erased: those of a scope with one of the versions."""
+    """Entities whose values are erased: those of a scope that have one of the versions."""
 
     scope: str
     versions: list[int]
     keys: list[str] | None
-    """None if the bodies do not say which: then all entities of the scope are searched."""
+    """None if the body does not determine the keys: then all entities of the scope are searched."""
 
 
 class Erasure(NamedTuple):
@@ -77,15 +77,15 @@ class Erasure(NamedTuple):
 
     position: int
     body_hash: bytes
-    """Takes the place of the body."""
+    """Hash that replaces the body."""
     size: ErasedRow
-    """Subtracted from the usage of its tenants."""
+    """Size that the usage of tenants loses."""
     content: RecordContent
-    """Determines the values that it set."""
+    """Determines the values that the record set."""
 
 
 def load_erasures(lane: int, positions: Sequence[int]) -> QuerySteps[list[Erasure]]:
-    """Return those of some records that have a body."""
+    """Return the erasures of the given records, without records that have no body."""
     rows = yield Statement("bodies", lane, sorted(set(positions)))
     return [_build_erasure(*row) for row in rows]
 
@@ -113,7 +113,7 @@ def find_erased_values(contents: Iterable[RecordContent]) -> list[ErasedValues]:
 
 
 def _find_entity_keys(content: RecordContent) -> list[str] | None:
-    """Return the keys that a record set; None if its body is not that of a ledger transaction."""
+    """Return the keys that a record set; None if its body is not a ledger transaction."""
     record = Record(
         lane=0,
         position=0,
@@ -134,7 +134,7 @@ def _find_entity_keys(content: RecordContent) -> list[str] | None:
 
 
 def finish_erasure(lane: int, erasures: Sequence[Erasure], values: Sequence[ErasedRow]) -> QuerySteps[None]:
-    """Update usage, revision and count of erasures after bodies, and values that they set, have been erased."""
+    """Update usage, revision and number of erasures after bodies, and the values that they set, have been erased."""
     yield from release_usage([*(erasure.size for erasure in erasures), *values])
     yield Statement("touch_lane", lane)
     yield Statement("count_erasure")

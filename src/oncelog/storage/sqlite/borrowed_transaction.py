@@ -1,7 +1,7 @@
 """Commits to a log in a transaction of the application, on the application's connection.
 
-The write lock of the file is taken before anything is looked at and kept until the end, so nobody else can come in
-between. The caller's function must not end the transaction: SQLite's authorizer refuses that while it runs.
+A borrowed transaction takes the write lock of the file first and keeps it until the end, so no other writer can
+interfere. The caller's function must not end the transaction: the authorizer of SQLite refuses that while it runs.
 """
 
 import os
@@ -39,7 +39,7 @@ _NEWEST_ROOT_SQL: Final = "SELECT lane, height, root FROM oncelog_blocks ORDER B
 
 
 class _BorrowedConnection:
-    """The caller's connection as the store's code wants it: rows are tuples, whatever the caller has them made into."""
+    """The caller's connection with the interface that the store needs: rows are tuples, whatever its row factory is."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -61,19 +61,21 @@ class _BorrowedConnection:
 
 
 class _SharedFile:
-    """What all guests of one file in one process share. Its lock is taken before the file's, by all of them."""
+    """State that all borrowed transactions on one file share in one process. They take its lock before the lock of the
+    file."""
 
     def __init__(self, transaction: StoreTransaction) -> None:
         self.transaction = transaction
         self.lock = threading.RLock()
-        """It knows its owner: whoever is interrupted at any moment can tell whether it is his to release."""
+        """An RLock knows its owner, so an interrupted thread can determine whether it must release the lock."""
         self.newest_root: tuple[int, int, bytes] | None = None
-        """Lane, height and root of a block that the memory of the file has seen. Salts make every root another one."""
+        """Lane, height and root of a block that the cached state includes. Salts make every root unique."""
 
 
 @lru_cache(maxsize=16)
 def _get_shared_file(metadata: LogMetadata, file_id: Hashable, process: int, clock: Any) -> _SharedFile:  # noqa: ARG001 - which file it is
-    """For the files that were used last: what is not here any more is made anew, at the cost of some reading."""
+    """Return the state of a recently used file. A state that the cache has dropped is rebuilt at the cost of some
+    reads."""
     return _SharedFile(StoreTransaction(metadata, TransactionOptions(clock, fills_later=False)))
 
 
@@ -82,11 +84,11 @@ _CLOCK: Final = SystemClock()
 
 
 class BorrowedTransaction:
-    """The log in the file of a connection. Belongs to the connection's thread, as the connection does."""
+    """The log in the file of a connection. Only the thread of the connection uses it."""
 
     def __init__(self, connection: sqlite3.Connection, *, clock: Clock | None = None) -> None:
         if not isinstance(connection, sqlite3.Connection):
-            raise TypeError(f"a connection of sqlite3 is shared, not {type(connection).__name__}")
+            raise TypeError(f"the connection must be an sqlite3.Connection, not {type(connection).__name__}")
         if connection.text_factory is not str:
             raise SettingsError("the connection's text_factory must be str")
         self._newest_root: tuple[int, int, bytes] | None = None
@@ -96,7 +98,7 @@ class BorrowedTransaction:
         with self._translate_errors():
             self._path = self._connection.execute("PRAGMA database_list").fetchone()[2]
             if not self._path:
-                raise NotALogError("the connection is not to a file, so it is not to a log")
+                raise NotALogError("the connection has no file, so it has no log")
             check_application_id(self._connection, self._path)
             self._file_id = SqliteDriver().get_file_id(self._path)
             file = load_metadata(self._connection, self._path)
@@ -106,12 +108,12 @@ class BorrowedTransaction:
         with self._translate_errors():
             file = migrate_if_older(self._connection, self._path, file)
         shared_clock: Any = clock or _CLOCK
-        with _shared_files_lock:  # the memory of a fork is not ours
+        with _shared_files_lock:  # keyed by process, because a fork must not use the state of its parent
             self._shared_file = _get_shared_file(file, self._file_id, os.getpid(), shared_clock)
 
     @contextmanager
     def transaction(self) -> Iterator["BorrowedTransaction"]:
-        """Holds the write lock inside, and commits at the end; rolls back if anything is raised."""
+        """Hold the write lock during the block, and commit at its end. An exception rolls the transaction back."""
         self._check_no_transaction()
         if SqliteDriver().get_file_id(self._path) != self._file_id:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since the connection was opened")
@@ -139,7 +141,8 @@ class BorrowedTransaction:
                 self._shared_file.lock.release()
 
     def _reset_if_replaced(self) -> None:
-        """Between two calls nobody may have had the file open, and another one may have been copied into it."""
+        """Discard the cached state if another file has replaced this one, which is possible between two
+        transactions."""
         tip = self._shared_file.newest_root
         if tip is not None:
             row = self._connection.execute(_ROOT_SQL, tip[:2]).fetchone()
@@ -149,7 +152,7 @@ class BorrowedTransaction:
         self._newest_root = tip or self._connection.execute(_NEWEST_ROOT_SQL).fetchone()
 
     def _acquire_lock(self) -> None:
-        """Waits as long as the connection waits for other processes."""
+        """Wait for the lock as long as the connection waits for other processes."""
         (timeout_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         if not self._shared_file.lock.acquire(timeout=timeout_ms / 1000):
             raise StoreUnavailableError(f"{self._path}: another thread holds the log's write lock; try again")
@@ -157,20 +160,20 @@ class BorrowedTransaction:
     def _check_synchronous(self) -> None:
         if self._connection.execute("PRAGMA synchronous").fetchone()[0] < _SYNCHRONOUS_FULL:
             raise SettingsError(
-                "the connection must be on PRAGMA synchronous = FULL: what is not synced can be lost with the power"
+                "the connection must use PRAGMA synchronous = FULL: a power failure can lose unsynced commits"
             )
 
     @contextmanager
     def guard_transaction(self) -> Iterator[None]:
-        """The caller's own statements. Raises TransactionError if one of them would end the transaction.
+        """Run the caller's statements. Raises TransactionError if one of them tries to end the transaction.
 
-        What they did is undone if they raise; what was done before them stands.
+        If the block raises, its statements are undone and earlier statements stay.
         """
         refused = False
 
         def authorize(action: int, *_: object) -> int:
             nonlocal refused
-            # Where SQLite has rolled back by itself (OR ROLLBACK), what comes next would be durable on its own.
+            # After a rollback by SQLite itself (OR ROLLBACK) the next statements would commit separately.
             if action != sqlite3.SQLITE_TRANSACTION and self._raw_connection.in_transaction:
                 return sqlite3.SQLITE_OK
             refused = True
@@ -198,17 +201,17 @@ class BorrowedTransaction:
     # --- inside a transaction
 
     def declare(self, policy: Policy) -> None:
-        """Keeps the policy's declaration. Raises PolicyError for another of its name."""
+        """Save the declaration of a policy. Raises PolicyError for a name with a different policy."""
         self._check_in_transaction()
         with self._translate_errors():
             self._shared_file.transaction.declare(self._connection, [policy])
 
     def preview(self, submission: Submission) -> Verdict:
-        """Return what the log knows of the write: its verdict, or NOT_KNOWN if the write is new and valid."""
+        """Return what the log knows about the write: its verdict, or NOT_KNOWN if the write is new and valid."""
         return self._commit(replace(submission, known_only=True)).verdicts[0][0]
 
     def commit(self, submission: Submission) -> Verdict:
-        """Decides it. It is durable when the transaction has ended."""
+        """Decide a write. The verdict is durable once the transaction has ended."""
         result = self._commit(submission)
         for block in result.sealed.blocks:
             self._newest_root = (block.lane, block.height, block.root)
@@ -220,13 +223,13 @@ class BorrowedTransaction:
             return self._shared_file.transaction.commit(self._connection, [Request((submission,))], None)
 
     def load_record(self, receipt: Receipt) -> Record:
-        """The record at a place."""
+        """Return the record of a receipt."""
         with self._translate_errors():
             return run_query(self._connection, load_records, receipt.lane, [receipt.position])[0]
 
     def _check_no_transaction(self) -> None:
         if self._raw_connection.in_transaction:
-            raise TransactionError("a transaction is open on this connection: commit it or roll it back before")
+            raise TransactionError("a transaction is open on this connection: commit it or roll it back first")
 
     def _check_in_transaction(self) -> None:
         if not self._connection.in_transaction:
@@ -247,8 +250,8 @@ class BorrowedTransaction:
 
 def _build_rollback_error() -> TransactionError:
     return TransactionError(
-        "SQLite rolled the transaction back while the function ran (OR ROLLBACK, RAISE(ROLLBACK), a full disk): it was "
-        "not kept, and is to be called again"
+        "SQLite rolled the transaction back while the function ran (OR ROLLBACK, RAISE(ROLLBACK), a full disk): "
+        "nothing was stored; call the function again"
     )
 
 

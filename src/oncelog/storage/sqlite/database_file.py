@@ -1,7 +1,7 @@
-"""The file: creates the log's tables, checks that it is a log this version can read, and opens connections.
+"""The file: creates the tables of a log, checks that a file is a log, migrates older schemas, and opens connections.
 
-Whatever is not ours is left as it is. The first look is at the header's bytes, without SQLite, because even opening a
-file in WAL mode can write beside it.
+Files of other applications stay unchanged. The first check reads the header without SQLite, because even opening a file
+in WAL mode can create files next to it.
 """
 
 import os
@@ -39,13 +39,14 @@ from oncelog.storage.sqlite.statements import SQL, load_migrations, transaction
 APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
 SCHEMA_VERSION: Final = load_migrations()[-1][0]
 BUSY_TIMEOUT_MS: Final = 10_000
-"""How long a writer waits for another process's transaction."""
+"""How long a writer waits for the transaction of another process."""
 _BUSY_POLL_MS: Final = 5
 CHECKPOINT_PAGES: Final = 4000
-"""The write-ahead log is moved into the file when it has come to this (16 MB)."""
+"""Size of the write-ahead log (16 MB) at which a commit moves it into the file."""
 CACHE_KIB: Final = 32_768
 
 _MIGRATION_BATCH_ROWS: Final = 1000 * RUN_KEYS
+"""Rows of an old key table that are converted at a time."""
 
 HEADER_BYTES: Final = 100
 _MAGIC: Final = b"SQLite format 3\0"
@@ -60,7 +61,7 @@ _UNAVAILABLE_ERRORS: Final = (
 _CORRUPT_ERRORS: Final = (
     "SQLITE_CORRUPT",
     "SQLITE_NOTADB",
-    # No decision writes a row twice, so the tables contradict each other.
+    # No decision inserts an existing row, so the tables contradict each other.
     "SQLITE_CONSTRAINT_UNIQUE",
     "SQLITE_CONSTRAINT_PRIMARYKEY",
     "SQLITE_CONSTRAINT_ROWID",
@@ -70,29 +71,29 @@ _UNSTORABLE_ERRORS: Final = ("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMA
 
 
 class Driver(Protocol):
-    """How connections are made. The tests have one whose disk fails."""
+    """Opens connections. Tests use a driver with a failing disk."""
 
     is_shared: bool
-    """Whether there can be several connections to a file at once."""
+    """Whether a file can have several connections at once."""
 
     def check(self, path: str) -> None:
-        """Raises NotALogError if the file is certainly not a log. Changes nothing."""
+        """Raise NotALogError if the file is certainly not a log. Changes nothing."""
 
     def create(self, path: str) -> None:
-        """Create an empty file, with the mode of new logs, if it is missing. Raises StoreUnavailableError."""
+        """Create an empty file with the mode of new logs if it is missing. Raises StoreUnavailableError."""
 
     def connect(self, path: str) -> Any:
-        """A connection in autocommit mode, as sqlite3 has it."""
+        """Return a connection in autocommit mode, with the interface of sqlite3."""
 
     def get_free_bytes(self, path: str) -> int | None:
-        """Of the file system that it is on; None if that is not known."""
+        """Return the free bytes of the file system; None if unknown."""
 
     def get_file_id(self, path: str) -> object:
-        """Tells the file that is there now from any other: who writes to one that was removed writes for nobody."""
+        """Return the identity of the current file, to detect that the file was removed or replaced."""
 
 
 class SqliteDriver:
-    """The SQLite that comes with Python, which an application's own connections to the file use too.
+    """The SQLite of Python, which the application's connections to the file use too.
 
     Two copies of SQLite in one process would break each other's locks (docs/decisions/0008).
     """
@@ -103,7 +104,7 @@ class SqliteDriver:
         self._file_mode = file_mode
 
     def check(self, path: str) -> None:
-        """Looks at the header."""
+        """As `Driver` says, by the header of the file."""
         if _is_locked_by_process(path):
             self._check_by_sqlite(path)
             return
@@ -114,22 +115,22 @@ class SqliteDriver:
     def _check_by_sqlite(self, path: str) -> None:
         try:
             with closing(self.connect(path)) as connection:
-                if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # else it is being made
+                if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # 0 during its creation
                     check_application_id(connection, path)
         except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: for a damaged name in a message of sqlite3
             raise translate_error(error, path) from error
 
     def create(self, path: str) -> None:
-        """As `Driver` says. An existing file that has more permissions than new ones is reported."""
+        """As `Driver` says. An existing file with wider permissions than a new one is reported."""
         try:
             create_or_report(path, self._file_mode)
         except OSError as error:
             raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
 
     def get_free_bytes(self, path: str) -> int | None:
-        """As `Driver` says: what those may have who are not root."""
+        """As `Driver` says: the bytes that processes without root privileges may use."""
         try:
-            found = os.statvfs(os.path.dirname(path) or ".")  # noqa: PTH120 - once a commit
+            found = os.statvfs(os.path.dirname(path) or ".")  # noqa: PTH120 - runs in every commit
         except OSError:
             return None
         return found.f_bavail * found.f_frsize
@@ -137,7 +138,7 @@ class SqliteDriver:
     def get_file_id(self, path: str) -> object:
         """As `Driver` says."""
         try:
-            found = os.stat(path)  # noqa: PTH116 - once a commit, and half as dear
+            found = os.stat(path)  # noqa: PTH116 - runs in every commit, and takes half the time
         except OSError:
             return None
         return found.st_dev, found.st_ino
@@ -150,17 +151,18 @@ class SqliteDriver:
 
 
 def check_header(path: str, header: bytes, journal: bytes) -> None:
-    """Raises NotALogError for the first bytes of a file that is not ours, its rollback journal's beside them."""
+    """Raise NotALogError for the header of a file that is not a log, considering the header of its rollback journal."""
     if not any(header) and _is_from_empty_database(journal):
-        return  # the power went while a log was being made; SQLite will find the file empty again
+        return  # power failed while the log was created; SQLite will restore the empty file
     if not header.startswith(_MAGIC) or len(header) < HEADER_BYTES:
-        raise NotALogError(f"{path} is no SQLite database, so it is no log. Nothing was changed.")
+        raise NotALogError(f"{path} is not an SQLite database, so it is not a log. Nothing was changed.")
     if not _has_application_id(header):
         raise _build_foreign_error(path)
 
 
 def is_foreign_database(path: str) -> bool:
-    """Whether a file is an SQLite database of somebody else's. What is no database at all may be a log's remains."""
+    """Return whether a file is an SQLite database of another application. A file without a valid header may be a
+    damaged log."""
     header = _read_header(path)
     return header.startswith(_MAGIC) and len(header) == HEADER_BYTES and not _has_application_id(header)
 
@@ -170,24 +172,24 @@ def _has_application_id(header: bytes) -> bool:
 
 
 def check_application_id(connection: Any, path: str) -> None:
-    """Raises NotALogError for a connection to a file that is not ours."""
+    """Raise NotALogError if the file of a connection is not a log."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise _build_foreign_error(path)
 
 
 def _build_foreign_error(path: str) -> NotALogError:
     return NotALogError(
-        f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed. "
-        "Open a file of its own; an application's tables can live in a log, not the other way round."
+        f"{path} is an SQLite database, but not a log. Nothing was changed. Open a separate file: an application can "
+        "add tables to a log, but a log cannot be added to another database."
     )
 
 
 def _is_locked_by_process(path: str) -> bool:
-    """Whether SQLite holds a lock on the file in this process: another log of it is open, or the application's own.
+    """Return whether SQLite holds a lock on the file in this process, for another log object or for the application.
 
-    Then it must not be opened by other means. POSIX drops all of a process's locks on a file when the process closes
-    any descriptor of it: another process could then take itself for the last one, and remove the write-ahead log into
-    which this one goes on to write.
+    Then only SQLite may open the file. POSIX drops all locks of a process on a file when the process closes any
+    descriptor of it. Another process could then consider itself the last one and remove the write-ahead log that this
+    process still uses.
     """
     try:
         inode, process = f":{os.stat(path).st_ino} ", f" {os.getpid()} "  # noqa: PTH116
@@ -198,7 +200,7 @@ def _is_locked_by_process(path: str) -> bool:
 
 
 def _is_from_empty_database(journal: bytes) -> bool:
-    """Whether a rollback journal leads back to a database of no pages."""
+    """Return whether a rollback journal restores a database without pages."""
     return len(journal) >= 28 and journal.startswith(_JOURNAL_MAGIC) and not int.from_bytes(journal[16:20], "big")
 
 
@@ -213,7 +215,8 @@ def _read_header(path: str) -> bytes:
 
 
 def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
-    """Translate an error of SQLite, or an error of decoding. Returns an error of a wrong use of SQLite unchanged."""
+    """Translate an error of SQLite, or of decoding stored values. An error that only misuses SQLite is returned
+    unchanged."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name == "SQLITE_FULL":
         return DiskFullError(f"{path}: {error} [{name}]{hint}")
@@ -229,14 +232,14 @@ def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
 
 
 def connect(driver: Driver, path: str) -> Any:
-    """A connection as every use of the file needs it."""
-    driver.create(path)  # SQLite itself would give a new file the permissions that the umask leaves
+    """Return a connection with the settings that every use of the file needs."""
+    driver.create(path)  # SQLite itself would create a file with the permissions of the umask
     connection = driver.connect(path)
     try:
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        # Deleted bytes are overwritten where that costs no further writing; `erase` asks for more.
+        # Overwrites deleted bytes if that needs no additional write. `erase` overwrites all of them.
         connection.execute("PRAGMA secure_delete = FAST")
     except BaseException:
         connection.close()
@@ -247,10 +250,10 @@ def connect(driver: Driver, path: str) -> Any:
 def create_or_open(
     connection: Any, path: str, settings: Settings | RequestedSettings | None, now_ms: int
 ) -> LogMetadata:
-    """Makes the log in an empty file, brings an older one up to date, and says what it is.
+    """Create the log in an empty file or migrate an older log, and return its metadata.
 
-    Raises SettingsError for settings that a log which is there was not made with; None takes what it has. Raises
-    MovedError for a log that is written to elsewhere by now.
+    Raises SettingsError if an existing log has other settings; None accepts any. Raises MovedError for a log that has
+    moved to another place.
     """
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         _create_log(connection, path, new_settings(settings), now_ms)
@@ -261,9 +264,9 @@ def create_or_open(
 
 
 def migrate_if_older(connection: Any, path: str, metadata: LogMetadata) -> LogMetadata:
-    """What the file says about itself once it has all our tables. Raises MovedError.
+    """Migrate an older schema, and return the metadata of the file. Raises MovedError.
 
-    If it is of an older schema no transaction may be open.
+    No transaction may be open if the schema is older.
     """
     if metadata.schema_version < SCHEMA_VERSION:
         migrate_schema(connection, metadata.schema_version)
@@ -273,7 +276,8 @@ def migrate_if_older(connection: Any, path: str, metadata: LogMetadata) -> LogMe
 
 
 def _enable_wal(connection: Any, path: str) -> None:
-    """Processes that make a log together come here together, and for this SQLite does not wait by itself."""
+    """Switch to WAL mode. SQLite does not wait for the other processes that create the log at the same time, so this
+    polls."""
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -290,7 +294,7 @@ def _enable_wal(connection: Any, path: str) -> None:
 
 
 def load_metadata(connection: Any, path: str) -> LogMetadata:
-    """What the file says about itself. Raises NewerSchemaError and CorruptError; changes nothing."""
+    """Return the metadata of a file. Raises NewerSchemaError and CorruptError; changes nothing."""
     (schema_version,) = _fetch_only_row(connection, "schema_version", path)
     check_schema_version(path, schema_version, SCHEMA_VERSION)
     metadata = decode_metadata(path, _fetch_only_row(connection, "log", path))
@@ -303,15 +307,15 @@ def _fetch_only_row(connection: Any, statement: str, path: str) -> tuple[Any, ..
         row: tuple[Any, ...] | None = connection.execute(SQL[statement]).fetchone()
     except sqlite3.OperationalError as error:
         if "no such" in str(error):
-            raise CorruptError(f"{path} says it is a log, but lacks a table of one: {error}") from error
+            raise CorruptError(f"{path} is marked as a log, but a table is missing: {error}") from error
         raise
     if row is None:
-        raise CorruptError(f"{path} says it is a log, but its table of {statement} has no row")
+        raise CorruptError(f"{path} is marked as a log, but its table for {statement} has no row")
     return row
 
 
 def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> None:
-    """In one transaction, and before write-ahead logging: a file is a whole log or still empty."""
+    """Create the log in one transaction, before WAL mode: the file is either empty or a complete log."""
     with transaction(connection, "BEGIN EXCLUSIVE"):
         if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
             return  # another process has created the log meanwhile
@@ -334,11 +338,11 @@ def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> 
 
 def _check_empty(connection: Any, path: str) -> None:
     if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-        raise NotALogError(f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed.")
+        raise NotALogError(f"{path} is an SQLite database, but not a log. Nothing was changed.")
 
 
 def migrate_schema(connection: Any, version: int) -> None:
-    """Step by step, each in a transaction of its own that also notes the version it leads to."""
+    """Migrate step by step. The transaction of each step also saves the new schema version."""
     for number, script in load_migrations():
         if number <= version:
             continue
@@ -352,14 +356,14 @@ def migrate_schema(connection: Any, version: int) -> None:
 
 
 def _pack_keys(connection: Any) -> None:
-    """Keys had a row each before there were runs."""
+    """Convert keys to key runs. Older schemas have one row per key."""
     for (segment,) in connection.execute("SELECT segment FROM oncelog_key_segments").fetchall():
         for keys in _iterate_key_rows(connection, segment):
             write_runs(connection, segment, keys)
 
 
 def _iterate_key_rows(connection: Any, segment: int) -> Iterator[KeyPairs]:
-    """Some at a time, those of one hash together."""
+    """Yield batches of keys. Keys with the same hash stay together."""
     cursor = connection.execute(
         "SELECT hash, place FROM oncelog_key_rows WHERE segment = ? ORDER BY hash, place", (segment,)
     )
@@ -375,4 +379,4 @@ def _iterate_key_rows(connection: Any, segment: int) -> Iterator[KeyPairs]:
 
 
 _CONVERSIONS: Final[dict[int, Callable[[Any], None]]] = {7: _pack_keys}
-"""What no statement can do, after the script of the same number."""
+"""Conversions that need Python. Each runs after the script of the same version."""

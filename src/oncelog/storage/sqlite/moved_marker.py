@@ -1,7 +1,7 @@
-"""The mark of a log that has been moved into a database: two that both took writes would be two histories of one epoch.
+"""Marker of a log that has moved into a database. Without it file and database could both accept writes for one epoch.
 
-It is read with the state of the log, inside of every write transaction. So whoever has the file open finds it there
-with the next commit, and nothing is written after it. Who only reads the file does not care.
+Every write transaction reads the marker with the state of the log, so processes that still have the file open notice
+the move at their next commit and write nothing after it. Readers of the file ignore the marker.
 """
 
 from typing import Any, Final
@@ -14,45 +14,45 @@ from oncelog.storage.sqlite.statements import SQL
 
 
 class MovedMarker(Struct, frozen=True):
-    """Where to, when, and by which move."""
+    """Target, time and name of a move."""
 
     target: str
-    """Its address, without a password."""
+    """Address of the target, without a password."""
     moved_ms: int
     move: str
-    """The name of the move, which the database knows too, until it is open for writes."""
+    """Name of the move. The target database has it too until it accepts writes."""
 
 
 _MARKER_DECODER: Final = msgspec.json.Decoder(MovedMarker)
 
 
 def load_marker(connection: Any) -> MovedMarker | None:
-    """The mark, if the log has one."""
+    """Return the marker, or None for a log that has not moved."""
     (text,) = connection.execute(SQL["moved"]).fetchone()
     return None if text is None else decode_marker(text)
 
 
 MOVED_SCHEMA_VERSION: Final = 3
-"""First schema version that can say that a log was moved."""
+"""First schema version with the marker."""
 
 
 def check_not_moved(connection: Any) -> None:
-    """Raises MovedError if the log is to be written to elsewhere."""
+    """Raise MovedError if the log has moved."""
     marker = load_marker(connection)
     if marker is not None:
         raise build_moved_error(connection, marker)
 
 
 def build_moved_error(connection: Any, marker: MovedMarker) -> MovedError:
-    """What the mark says to somebody who wants to write."""
+    """Return the error for a caller that wants to write to a moved log."""
     path = connection.execute("PRAGMA database_list").fetchone()[2]
     return MovedError(
-        f"{path} has been moved to {marker.target}: open the log there. This file can only be read.", marker.target
+        f"{path} has been moved to {marker.target}: open the log there. This file is read-only.", marker.target
     )
 
 
 def save_marker(connection: Any, marker: MovedMarker | None) -> None:
-    """Marks the log, inside a transaction; None takes the mark away."""
+    """Save the marker in the caller's transaction. None removes the marker."""
     connection.execute(SQL["set_moved"], (None if marker is None else msgspec.json.encode(marker).decode(),))
 
 
@@ -61,4 +61,4 @@ def decode_marker(text: str) -> MovedMarker:
     try:
         return _MARKER_DECODER.decode(text)
     except msgspec.MsgspecError as error:
-        raise CorruptError(f"the log says that it has been moved, but not where to: {error}") from error
+        raise CorruptError(f"the log has been moved, but the marker with its new place is damaged: {error}") from error

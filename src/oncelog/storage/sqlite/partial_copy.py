@@ -1,4 +1,4 @@
-"""Unfinished copies: where a copy is written before it has its name, and the removal of abandoned ones."""
+"""Unfinished copies: the place of a copy before it has its final name, and the removal of abandoned copies."""
 
 import fcntl
 import os
@@ -12,18 +12,18 @@ from typing import Final
 from oncelog.errors import StoreUnavailableError
 
 SIDE_FILE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a file and would apply to any file of that name."""
+"""Suffixes of files that SQLite keeps next to a database and applies to any file of that name."""
 _COPY_NAME: Final = "copy.db"
 
 
 @contextmanager
 def open_partial_copy(target: Path) -> Iterator[Path]:
-    """A file to be made, in a directory of its own beside the target, from which it can be renamed to it.
+    """Yield the path of a copy in a new directory next to the target, from which it can be renamed to the target.
 
-    The directory is locked as long as its maker lives, so that whoever makes the next copy can tell one that nobody
-    will finish, and removes it. Nothing is left if something goes wrong. Raises StoreUnavailableError.
+    The copying process locks the directory, so the next copy recognises abandoned directories and removes them. An
+    error removes everything. Raises StoreUnavailableError.
     """
-    with suppress(OSError):  # a copy can be made all the same
+    with suppress(OSError):  # abandoned copies do not prevent a new one
         _remove_abandoned(target)
     try:
         directory, lock = _create_locked_directory(target)
@@ -40,7 +40,7 @@ def _create_locked_directory(target: Path) -> tuple[Path, int]:
     while True:
         directory = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
         directory.mkdir(mode=0o700)
-        with suppress(FileNotFoundError, BlockingIOError):  # who looks for abandoned ones was faster than our lock
+        with suppress(FileNotFoundError, BlockingIOError):  # another process removed the directory before the lock
             lock = _open_directory(directory)
             try:
                 _lock(lock)
@@ -52,7 +52,7 @@ def _create_locked_directory(target: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """What is locked has a maker. Where directories cannot be locked nobody can tell, and nothing is removed."""
+    """Remove directories that no process has locked. File systems without such locks keep them all."""
     copy_pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.unfinished")
     for entry in target.parent.iterdir():
         if not copy_pattern.fullmatch(entry.name):
@@ -71,9 +71,10 @@ def _open_directory(directory: Path) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """False where there are no locks on directories (NFS). Raises BlockingIOError if somebody else has it.
+    """Lock a directory. Returns False if the file system has no such locks (NFS); raises BlockingIOError if it is
+    locked.
 
-    It is the directory that is locked and not the file in it: there flock could meet SQLite's own locks.
+    The lock is on the directory and not on the file in it, where flock could interfere with the locks of SQLite.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,8 +86,8 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove(directory: Path) -> None:
-    """With what belongs there, and nothing else."""
+    """Remove the copy and its side files, and the directory if it is then empty."""
     for suffix in ("", *SIDE_FILE_SUFFIXES):
         (directory / f"{_COPY_NAME}{suffix}").unlink(missing_ok=True)
-    with suppress(OSError):  # somebody has put something there
+    with suppress(OSError):  # the directory has other files
         directory.rmdir()

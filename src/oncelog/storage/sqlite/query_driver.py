@@ -23,12 +23,12 @@ LoadTable = Callable[..., dict[Any, Any]]
 
 
 def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> T:
-    """Return the result of a query. The connection should be inside a transaction."""
+    """Run a query and return its result. The connection should be in a transaction."""
     return run_steps(connection, query(*arguments))
 
 
 def run_steps(connection: Any, steps: QuerySteps[T], load_rows: LoadTable = load_table) -> T:
-    """Answer the requests of a query until it returns. `load_rows` answers those for rows of side state."""
+    """Answer the requests of a query until it returns. `load_rows` answers requests for rows of side state."""
     try:
         request = next(steps)
         while True:
@@ -57,7 +57,7 @@ def _fetch(connection: Any, statement: Statement) -> list[tuple[Any, ...]]:
 
 
 def _fetch_page(cursor: Any, statement: PagedStatement) -> list[tuple[Any, ...]]:
-    """Fetch row by row: values can be long, and the next one longer than all before."""
+    """Fetch row by row, because any value can be long."""
     rows: list[tuple[Any, ...]] = []
     size = 0
     for row in islice(cursor, statement.limit + 1):

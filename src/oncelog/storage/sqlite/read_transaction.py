@@ -1,4 +1,4 @@
-"""A read-only transaction for commands: creates, migrates and changes nothing."""
+"""Read-only transactions for commands: they create, migrate and change nothing."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ PROGRESS_OPERATIONS: Final = 100_000
 
 
 class ExistingFileDriver(SqliteDriver):
-    """Connections to a file that must be there already.
+    """Opens connections to an existing file only.
 
-    They are opened for writing though they only read: a connection that cannot write leaves an empty write-ahead log
-    behind, and whoever copies the file next wonders what it is. `query_only` keeps it from changing anything.
+    The connections may write, because a read-only connection leaves an empty write-ahead log behind, which confuses the
+    next backup of the file. `query_only` keeps them from changing anything.
     """
 
     def __init__(self, *, query_only: bool = True) -> None:
@@ -34,7 +34,7 @@ class ExistingFileDriver(SqliteDriver):
         self._query_only = query_only
 
     def check(self, path: str) -> None:
-        """As `Driver` says, and a file that is missing or empty is no log either."""
+        """As `Driver` says. A missing or empty file is not a log either."""
         found = Path(path)
         if not found.exists():
             raise NotALogError(f"{path} does not exist.")
@@ -42,7 +42,7 @@ class ExistingFileDriver(SqliteDriver):
             raise NotALogError(f"{path} is not a file.")
         super().check(path)
         if found.stat().st_size == 0:
-            raise NotALogError(f"{path} is empty: no log has been made in it.")
+            raise NotALogError(f"{path} is empty: it contains no log.")
 
     def create(self, path: str) -> None:
         """Do nothing: `check` refuses a missing file."""
@@ -56,8 +56,8 @@ class ExistingFileDriver(SqliteDriver):
             connection.close()
             if error.sqlite_errorname != _CANNOT_OPEN or Path(f"{path}-wal").exists():
                 raise
-            # A directory that cannot be written to, as on a medium for backups. Without a write-ahead log nobody
-            # is writing, and nobody can begin to.
+            # The directory is read-only, like a backup medium. Without a write-ahead log no process is writing, and
+            # no process can start to.
             connection = self._connect(path, "immutable=1")
         if self._query_only:
             connection.execute("PRAGMA query_only = ON")
@@ -75,14 +75,14 @@ class ExistingFileDriver(SqliteDriver):
 
 @contextmanager
 def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[tuple[sqlite3.Connection, LogMetadata]]:
-    """A connection inside one read transaction, and what the file says about itself.
+    """Yield a connection in a read transaction, and the metadata of the file.
 
-    A file of an older schema is refused unless it is allowed; the caller then must not use its later tables.
+    A file with an older schema is refused unless `allow_older`; then the caller must not use tables that it lacks.
 
-    Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, never an error of SQLite's.
+    Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, never an error of SQLite.
     """
     with open_existing(path) as connection:
-        # Long statements come back to Python now and then, so that an interrupt is noticed.
+        # The handler returns to Python during long statements, so that an interrupt is noticed.
         connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
         connection.execute("BEGIN")
         yield connection, (load_metadata if allow_older else load_current_metadata)(connection, path)
@@ -90,7 +90,7 @@ def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[t
 
 @contextmanager
 def open_existing(path: str, *, query_only: bool = True) -> Iterator[sqlite3.Connection]:
-    """A connection to a file that must exist. Raises as `translate_read_errors` does, and NotALogError."""
+    """Yield a connection to an existing file. Raises NotALogError, and errors as `translate_read_errors` does."""
     driver = ExistingFileDriver(query_only=query_only)
     driver.check(path)
     with translate_read_errors(path), closing(connect(driver, path)) as connection:
@@ -99,7 +99,7 @@ def open_existing(path: str, *, query_only: bool = True) -> Iterator[sqlite3.Con
 
 @contextmanager
 def translate_read_errors(path: str) -> Iterator[None]:
-    """Translate errors of SQLite, and of values that no log has written, into StoreUnavailableError or CorruptError."""
+    """Translate errors of SQLite and of damaged values into StoreUnavailableError or CorruptError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -107,25 +107,25 @@ def translate_read_errors(path: str) -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise to_store_error(error, path) from error
     except DAMAGE_ERRORS as error:
-        raise CorruptError(f"{path} holds what no log has written: {error}") from error
+        raise CorruptError(f"{path} has a value that no log has written: {error}") from error
 
 
 def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
-    """What an error of SQLite's means to someone who looks at a file."""
+    """Translate an error of SQLite for a command that only reads the file."""
     store_error = translate_error(error, path)
     if isinstance(store_error, StoreUnavailableError):
         return StoreUnavailableError(f"{path} cannot be read or written: {error}")
     if isinstance(store_error, CorruptError):
         return CorruptError(f"{path} is damaged: {error}")
-    return CorruptError(f"{path} is not as a log should be: {error}")
+    return CorruptError(f"{path} does not have the structure of a log: {error}")
 
 
 def load_current_metadata(connection: sqlite3.Connection, path: str) -> LogMetadata:
-    """What the file says about itself. Raises StoreError for one of an older schema."""
+    """Return the metadata of a file. Raises StoreError for an older schema."""
     file = load_metadata(connection, path)
     if file.schema_version < SCHEMA_VERSION:
         raise StoreError(
-            f"{path} has schema {file.schema_version}; this Oncelog reads schema {SCHEMA_VERSION}. "
-            "Opening the log with it once brings the file up to date."
+            f"{path} has schema {file.schema_version}, and this version reads schema {SCHEMA_VERSION}. "
+            "Open the log once with this version to migrate the file."
         )
     return file

@@ -1,7 +1,7 @@
 """Cache of side state that was read or written last, valid until another connection commits.
 
-Clients number one write after the other, and streams grow by one: what a batch needs is most often what the one before
-it left. So it need not be asked for, which for each row costs more than the decision.
+Clients write in sequence and streams grow by one, so a batch usually needs the rows that the previous batch left.
+Loading a row costs more than deciding with it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,55 +12,56 @@ from oncelog.core.operations import Entity
 from oncelog.core.values import Changes, LaneHead, Snapshot
 
 ROWS_MAX: Final = 20_000
-"""Of a table. Beyond it all of them are let go: the next batches ask for what they need."""
+"""Rows of a table. Beyond it the table's rows are dropped, and the next batches load what they need."""
 SMALL_ROWS_MAX: Final = 100_000
-"""Of a table of `SMALL`."""
+"""Rows of one of the `SMALL_TABLES`."""
 VALUE_BYTES_MAX: Final = 4096
-"""An entity of a larger value is not kept."""
+"""Entities with larger values are not cached."""
 SMALL_TABLES: Final = ("members", "acknowledged")
-"""Those whose rows are little more than their keys, the parts of which others have too; a stream has many of them."""
+"""Tables with small rows that share their key parts with other rows. A stream has many of these rows."""
 CACHED_TABLES: Final = ("streams", "clients", "entities", "relationships", "horizons", "rates", *SMALL_TABLES)
-"""Those whose rows are small, and come again."""
+"""Tables with small rows that batches use repeatedly."""
 
 _get_tables: Final = attrgetter(*CACHED_TABLES)
 RowMap = dict[Any, Any]
-"""By key; None for one that is not there."""
+"""Rows by key; None for a key without a row."""
 
 
 Heads = Mapping[int, LaneHead]
 
 
 class RowCache:
-    """Believed only while the log's heads are those that this one knows of: their hashes stand for all that was before.
+    """Rows that are valid only while the log has the lane heads that the cache knows.
 
-    A number of commits would not do: of a file that was put back to an earlier state it may become the same again.
-    Members are in no hash, but each change of them is in the revision and the log time of its lane's head.
+    Hashes in the heads stand for the complete history, so a file that was reset to an earlier state is noticed. A
+    number of commits is not enough, because it can repeat. Hashes do not cover members, but each change of a member
+    changes the revision and the log time of its lane's head.
     """
 
     def __init__(self) -> None:
         self._rows: dict[str, RowMap] = {name: {} for name in CACHED_TABLES}
         self._version: tuple[int, Heads] | None = None
-        """How many commits there have been, and the heads after them."""
+        """Number of commits, and the heads after them."""
         self._staged: dict[str, RowMap] = {}
         self._staged_version: tuple[int, Heads] | None = None
 
     def begin(self, commits: int, heads: Heads) -> None:
-        """A transaction begins on a log that says this. What others wrote in between is not known here."""
+        """Begin a transaction on the current state of the log. Changes by other processes clear the cache."""
         self.roll_back()
         if (commits, heads) != self._version:
             self.clear()
             self._version = (commits, heads)
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Forget all rows."""
         self.roll_back()
         self._version = None
         for rows in self._rows.values():
             rows.clear()
 
     def find_rows(self, name: str, wanted: Iterable[Any]) -> tuple[RowMap, list[Any]]:
-        """Of the keys those that are known, and those that must be asked for. What is known not to be there is in
-        neither."""
+        """Return the cached rows, and the keys that must be loaded. Keys that are known to have no row are
+        in neither."""
         rows = self._rows.get(name)
         if not rows:
             return {}, list(wanted)
@@ -75,7 +76,7 @@ class RowCache:
         return found, missing
 
     def stage(self, loaded_keys: dict[str, list[Any]], snapshot: Snapshot, changes: Changes | None = None) -> None:
-        """What was asked for and what was written, to be kept once the transaction has been committed."""
+        """Stage the loaded and written rows of the transaction."""
         for name, keys in loaded_keys.items():
             loaded = getattr(snapshot, name)
             self._staged[name] = {key: loaded.get(key) for key in keys}
@@ -88,7 +89,7 @@ class RowCache:
             self._staged_version = (commits + 1, {**heads, **changes.heads})
 
     def confirm(self) -> None:
-        """The transaction has been committed."""
+        """Keep the staged rows after COMMIT."""
         for name, staged in self._staged.items():
             rows = self._rows[name]
             rows.update(staged)
@@ -101,7 +102,7 @@ class RowCache:
         self.roll_back()
 
     def roll_back(self) -> None:
-        """It came to nothing."""
+        """Discard the staged rows."""
         self._staged = {}
         self._staged_version = None
 

@@ -16,18 +16,18 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 _SQL: Final = files("oncelog.storage.sqlite") / "sql"
 SQL: Final = load_statements(_SQL, parameter_prefix="?")
 ROWS_MAX: Final = 64
-"""How many rows a statement inserts at most: then a row costs about half of what it does alone, and a little less than
-with 16; beyond that nothing is gained."""
+"""Largest number of rows per insert. A row then costs half as much as alone, and slightly less than with 16. More rows
+save nothing."""
 
 
 def load_migrations() -> list[tuple[int, str]]:
-    """Each version's number and script, oldest first."""
+    """Return the number and the script of each schema version, oldest first."""
     return list_scripts(_SQL / "migrations")
 
 
 @contextmanager
 def transaction(connection: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Run the block in a transaction, and roll the transaction back if the block or COMMIT fails."""
+    """Run the block in a transaction. An error in the block or in COMMIT rolls the transaction back."""
     connection.execute(begin)
     try:
         yield
@@ -38,7 +38,7 @@ def transaction(connection: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[Non
 
 
 def roll_back(connection: Any) -> None:
-    """Roll back the open transaction. An error is only logged, because the caller raises the error that led here."""
+    """Roll the open transaction back. An error is only logged, because the caller raises the error that led here."""
     try:
         connection.execute("ROLLBACK")
     except sqlite3.Error:
@@ -46,11 +46,11 @@ def roll_back(connection: Any) -> None:
 
 
 class BulkInsert:
-    """Inserts rows, many a statement: every call into SQLite lets go of the interpreter and must wait for it again.
+    """Inserts many rows per statement, because every call into SQLite releases the GIL and waits for it again.
 
-    One that fails leaves the rows before it (OR FAIL), and the caller rolls its transaction back. To undo the statement
-    alone, as it would by default, SQLite copies every page before the first change: a row among others took three times
-    as long.
+    A failed statement leaves its first rows behind (OR FAIL), and the caller rolls the transaction back. By default
+    SQLite could undo the statement alone, and copies every page before the first change for that: a row in the middle
+    of a table took three times as long.
     """
 
     def __init__(self, table: str, columns: tuple[str, ...], on_conflict: str = "") -> None:
@@ -58,10 +58,10 @@ class BulkInsert:
         single_row = f"INSERT OR FAIL INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
         sizes = [1 << bit for bit in reversed(range(ROWS_MAX.bit_length()))]
         self._largest, *self._smaller = [(size, single_row + f", {mark}" * (size - 1) + on_conflict) for size in sizes]
-        """Each half as large as the one before: few, so that each is prepared once, and few make any number."""
+        """Statements for powers of two: few enough to stay prepared, and any number of rows needs few of them."""
 
     def __call__(self, connection: Any, rows: Iterable[tuple[Any, ...]], count: int) -> None:
-        """Inserts so many rows in their order. They may be made one by one as they are needed."""
+        """Insert `count` rows in their order. The iterable may create rows as they are needed."""
         values = iter(rows)
         size, statement = self._largest
         while count >= size:

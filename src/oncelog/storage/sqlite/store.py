@@ -1,7 +1,7 @@
 """The SQLite store: a writer thread, two reader threads, and asyncio in front of them.
 
-Small batches are decided and written on the event loop's thread, and only made durable by the writer's. What they have
-written is moved from the write-ahead log into the file by a thread of its own, beside the commits.
+The event loop's thread decides and writes small batches, and the writer thread only makes them durable. Another thread
+moves committed pages from the write-ahead log into the file while commits continue.
 """
 
 import asyncio
@@ -49,19 +49,21 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 READERS: Final = 2
 PREPARED_ITEMS_MAX: Final = 1024
 PREPARED_BYTES_MAX: Final = 1024 * 1024
-"""A batch of more is left to the writer's thread: what else the event loop has to do must not wait for it."""
+"""Limits of a batch that the event loop's thread writes. The writer thread writes larger ones, so the loop stays
+responsive."""
 LOOP_WAIT_S_MAX: Final = 0.1
 OFF_LOOP_S: Final = 5.0
-"""A disk that has let the event loop wait for longer than the first is left to the writer's thread for the second."""
+"""After a batch that blocked the event loop for more than LOOP_WAIT_S_MAX, the writer thread writes all batches for
+this time."""
 IMMEDIATE_COMMIT_RECORDS: Final = 64
-"""Of so many records COMMIT begins at once, beside what the event loop has to do. For fewer that is not worth the
-change of threads, which the loop has to wait for."""
+"""Number of records from which COMMIT starts immediately, in parallel to the event loop. For fewer records the switch
+of threads, for which the loop waits, costs more than it saves."""
 CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
-"""So many records are moved into the file at a time, or more, with a pause after it. If they are large, the write-ahead
-log comes to CHECKPOINT_PAGES before, and a commit moves them."""
+"""After CHECKPOINT_RECORDS records a checkpoint moves the write-ahead log into the file, followed by this pause. With
+large records the log reaches CHECKPOINT_PAGES first, and a commit runs the checkpoint."""
 VIEW_FETCH_ROWS_MAX: Final = 200
-"""A part of `read_views` lets its rows go before the next ones are read."""
+"""Rows that `read_views` reads and releases at a time."""
 T = TypeVar("T")
 
 
@@ -99,14 +101,14 @@ class SqliteStore(SqlStore):
         self._process = 0
         self._fill_task: asyncio.Task[None] | None = None
         self._prepare_after_s = 0.0
-        """Until then batches are written by the writer's thread alone."""
+        """Until this time the writer thread writes all batches."""
 
     @property
     def _metadata(self) -> LogMetadata:
         return self._file_writer.metadata
 
     async def open(self) -> None:
-        """As `Store` says. Several processes may open one file, each after it was forked."""
+        """As `Store` says. Several processes may open one file. A forked process opens it after the fork."""
         self._process = os.getpid()
         self._writer_thread = WorkerThread("oncelog-writer")
         self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer_thread
@@ -140,7 +142,7 @@ class SqliteStore(SqlStore):
         await asyncio.to_thread(writer.stop)
 
     def create_sibling(self) -> "SqliteStore | None":
-        """As `Store` says: with a separate connection, as another process has one."""
+        """As `Store` says. The sibling has a separate connection, like another process."""
         if not self._driver.is_shared:
             return None
         store = SqliteStore(self._path, driver=self._driver)
@@ -157,11 +159,11 @@ class SqliteStore(SqlStore):
         if writer is None or validate is not None or (result := self._prepare(batch)) is None:
             result = await self._write(self._file_writer.commit, batch, validate)
         elif not result.changes.is_empty:
-            # Whoever waits for it may go. The transaction must come to its end all the same, or nobody could write.
+            # The transaction must end even if the caller is cancelled, or no other write could begin.
             try:
                 is_large = len(result.changes.records) >= IMMEDIATE_COMMIT_RECORDS
                 finishing = writer.submit(self._file_writer.finish, start_now=is_large)
-            except RuntimeError:  # the interpreter is about to end
+            except RuntimeError:  # the interpreter is shutting down
                 self._file_writer.abandon()
                 raise
             await asyncio.shield(finishing)
@@ -186,18 +188,17 @@ class SqliteStore(SqlStore):
 
     async def scrub(self) -> bool:
         """As `Store` says."""
-        async with (
-            self._checkpoint_lock
-        ):  # otherwise the checkpointer would count as a reader that blocks the truncation
+        # Without the lock the checkpointer could count as a reader that blocks the truncation.
+        async with self._checkpoint_lock:
             return await self._write(self._file_writer.scrub)
 
     def free_bytes(self) -> int | None:
-        """As `Store` says. What lies in the write-ahead log must still be moved into the file, which grows by it."""
+        """As `Store` says. The pages of the write-ahead log still have to fit into the file."""
         free = self._driver.get_free_bytes(self._path)
         return None if free is None else max(0, free - _get_file_size(f"{self._path}-wal"))
 
     async def size_bytes(self) -> int | None:
-        """As `Store` says: the file, and what lies beside it."""
+        """As `Store` says: the file and its write-ahead log."""
         sizes = [_get_file_size(f"{self._path}{end}") for end in ("", "-wal")]
         return sum(sizes) if any(sizes) else None
 
@@ -215,12 +216,12 @@ class SqliteStore(SqlStore):
         return await self._write(self._file_writer.renew_epoch, above, NO_REPLACED_LOG, operator)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """As `Store` says: SQLite does not tell."""
+        """As `Store` says. SQLite sends no notifications."""
 
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
         """As `Store` says."""
-        # One at a time. Every row lets go of the interpreter and takes it again: two that do so at once make each other
-        # wait, and both together take twice as long as one after the other.
+        # One at a time. Every row releases the GIL and takes it again, so two concurrent reads slow each other down and
+        # together take twice as long as one after the other.
         async with self._views_lock:
             return await super().read_views(query, policy, encode)
 
@@ -266,11 +267,12 @@ class SqliteStore(SqlStore):
         return await asyncio.wrap_future(executor.submit(function, *arguments))
 
     def _prepare(self, batch: Sequence[Request]) -> BatchResult | None:
-        """What becomes of a batch, decided and written on this thread, but for COMMIT. None where that may take long.
+        """Decide and write a batch on the event loop's thread, without COMMIT. Returns None if that could block for
+        long.
 
-        A thread of its own for it must take the interpreter from the event loop, and the loop must take it back, many
-        times a batch: with both busy that costs as much as the work (docs/decisions/0010). What really waits for the
-        disk, COMMIT, does not need the interpreter.
+        A separate thread would take the GIL from the event loop many times per batch and hand it back. If both are
+        busy, the switches cost as much as the work (docs/decisions/0010). COMMIT, which waits for the disk, does not
+        need the GIL.
         """
         if self._writer_thread is None or not self._writer_thread.is_idle or os.getpid() != self._process:
             return None
@@ -282,7 +284,7 @@ class SqliteStore(SqlStore):
             return self._file_writer.prepare(batch)
         finally:
             waited_s = time.monotonic() - began_s - (time.thread_time() - cpu_s)
-            if waited_s > LOOP_WAIT_S_MAX:  # for the disk, most likely: the loop must not
+            if waited_s > LOOP_WAIT_S_MAX:  # probably for the disk, which must not block the loop
                 self._prepare_after_s = began_s + OFF_LOOP_S
 
     def _run_read(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -302,7 +304,7 @@ class SqliteStore(SqlStore):
             raise store_error from error
 
     def _reader_connection(self, use: str = "reader") -> Any:
-        """This thread's own, one for each use."""
+        """Return the connection of the current thread for a use."""
         if not self._driver.is_shared:
             return self._file_writer.connection
         connection = getattr(self._thread, use, None)
@@ -320,31 +322,32 @@ class SqliteStore(SqlStore):
             self._reader_connections.remove(connection)
             connection.close()
 
-    # --- from the write-ahead log into the file, beside the commits
+    # --- checkpoints while commits continue
 
     def _start_checkpoint(self) -> None:
         if self._checkpointer is not None and (self._checkpoint_task is None or self._checkpoint_task.done()):
             self._checkpoint_task = asyncio.get_running_loop().create_task(self._run_checkpoint(self._checkpointer))
 
     async def _run_checkpoint(self, checkpointer: ThreadPoolExecutor) -> None:
-        """Else a commit would, and all who wait for it: 10 ms and more, again and again.
+        """Run a checkpoint. Otherwise commits would run it, which delays their callers by 10 ms and more.
 
-        What comes in meanwhile is left for the next time, or for a commit that finds too much of it.
+        Records that are committed meanwhile wait for the next checkpoint, or for a commit that finds a large
+        write-ahead log.
         """
         try:
             async with self._checkpoint_lock:
                 self._uncheckpointed_records = 0
                 await asyncio.wrap_future(checkpointer.submit(self._checkpoint))
-        except Exception:  # a commit will try
-            logger.debug("the write-ahead log was not moved into the file", exc_info=True)
+        except Exception:  # a commit will retry
+            logger.debug("the checkpoint failed", exc_info=True)
         await asyncio.sleep(CHECKPOINT_PAUSE_S)
 
     def _checkpoint(self) -> None:
-        """One connection moves, and another one reads meanwhile.
+        """Run a checkpoint on one connection while another one holds a read transaction.
 
-        Before SQLite 3.51.3 a checkpoint could mistake the log that a commit has just begun anew for the old one, and
-        spoil the file (docs/decisions/0008). While somebody reads, no commit begins it anew; or there is nothing to
-        move, and then he is in the way of the checkpoint.
+        Before SQLite 3.51.3 a checkpoint could confuse a write-ahead log that a commit had just restarted with the
+        previous one, and corrupt the file (docs/decisions/0008). A read transaction prevents commits from restarting
+        the log. If there is nothing to move, the read transaction only blocks the checkpoint.
         """
         try:
             reader, checkpointer = self._reader_connection(), self._reader_connection("checkpointer")
@@ -359,7 +362,7 @@ class SqliteStore(SqlStore):
             self._close_reader_connection("checkpointer")
             raise
 
-    # --- the filter of the key index, filled beside the commits
+    # --- filling the filter of the key index while commits continue
 
     def _start_fill(self) -> None:
         if self._file_writer.index_without_filter is not None and (self._fill_task is None or self._fill_task.done()):
@@ -373,7 +376,7 @@ class SqliteStore(SqlStore):
             filters = await self._read(load_filters, index.segment_keys)
             await self._write(index.set_filters, filters)
         except Exception:
-            logger.warning("the key filter could not be filled; it is tried again with the next commit", exc_info=True)
+            logger.warning("the key filter could not be filled; the next commit tries again", exc_info=True)
 
 
 def _is_small_batch(batch: Sequence[Request]) -> bool:

@@ -1,7 +1,7 @@
 """A write transaction, on the writer's or a borrowed connection: load, decide, save.
 
-Memory is used only after the transaction has taken the write lock and seen what other processes have written since
-(`load_state`, `get_current_index`). Memory follows only after COMMIT has returned (`confirm`).
+Cached state is used only after the transaction has taken the write lock and seen the changes of other processes
+(`load_state`, `get_current_index`). Caches are updated only after COMMIT has returned (`confirm`).
 """
 
 import os
@@ -46,7 +46,7 @@ from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partition
 from oncelog.storage.tenants import decode_tenants
 
 ERASURE_BYTES: Final = 20
-"""By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
+"""Largest growth of a row when a hash replaces salt and body. Shorter bodies are padded, so that rows never move."""
 IMMEDIATE_FILL_KEYS_MAX: Final = 100_000
 
 _RECORD_COLUMNS: Final = (
@@ -72,7 +72,7 @@ _insert_streams: Final = BulkInsert("oncelog_stream_records", ("lane", "scope", 
 
 
 class TransactionState(msgspec.Struct):
-    """What the log says right after the lock was taken."""
+    """State of the log right after the transaction took the write lock."""
 
     commits: int
     erasures: int
@@ -80,11 +80,11 @@ class TransactionState(msgspec.Struct):
     heads: dict[int, LaneHead]
     lanes: dict[int, LaneIndexState]
     tenants: Tenants | None
-    """Whom to count for; None for nobody."""
+    """Tenants whose usage is counted; None without quotas."""
     moved: str | None
-    """Where the log is written to in place of here (moved_marker.py)."""
+    """Marker of a log that has moved (`moved_marker.py`)."""
     leaps: tuple[int, ...] = ()
-    """The numbers above which the log continued after restores."""
+    """Numbers above which the log continued after restores."""
 
 
 class TransactionOptions(NamedTuple):
@@ -95,17 +95,18 @@ class TransactionOptions(NamedTuple):
     jump_ms_max: int = JUMP_MS_MAX
     seal_keys: int = SEAL_KEYS
     fills_later: bool = True
-    """Whether the caller fills the filter of a large key index beside the commits. If not, there is no filter."""
+    """Whether the caller fills the filter of a large key index while commits continue. Without it a large index has no
+    filter."""
 
 
 class StoreTransaction:
-    """Of one log. Used by one transaction at a time; whoever shares it between threads has a lock for that."""
+    """Transactions on one log, one at a time. Threads that share it hold a lock."""
 
     def __init__(self, metadata: LogMetadata, options: TransactionOptions) -> None:
         self.metadata = metadata
         self.options = options
         self.index: KeyIndex | None = None
-        """As of the newest transaction; None until the first one."""
+        """State after the newest transaction; None before the first one."""
         self._expiry_sweep = ExpirySweep()
         self._row_cache = RowCache()
 
@@ -116,11 +117,10 @@ class StoreTransaction:
         validate: Validate | None,
         current_state: TransactionState | None = None,
     ) -> BatchResult:
-        """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`.
+        """Decide a batch and save its changes. The caller ends the transaction, then calls `confirm`.
 
-        By passing the `current_state` of this transaction (`load_state_if_current`) the caller says that no other
-        thread wants the interpreter for long (`save_tables`). If it raises, or the transaction comes to nothing, the
-        caller calls `roll_back`.
+        The caller passes the `current_state` of this transaction (`load_state_if_current`) if no other thread wants the
+        GIL for long (`save_tables`). If the method or the transaction fails, the caller calls `roll_back`.
         """
         self.roll_back()
         state = current_state or self.load_state(connection)
@@ -157,33 +157,33 @@ class StoreTransaction:
         return result
 
     def confirm(self) -> None:
-        """The transaction has been committed: only now does memory follow."""
+        """Update the caches after COMMIT."""
         if self.index is not None:
             self.index.confirm()
         self._row_cache.confirm()
 
     def roll_back(self) -> None:
-        """The transaction came to nothing. What had been prepared for its end is thrown away with the index."""
+        """Discard staged changes. The index is discarded with them."""
         if self.index is not None and self.index.is_staged:
             self.index = None
         self._row_cache.roll_back()
 
     def reset(self) -> None:
-        """Nothing that is remembered is believed any more: the next transaction finds it out anew."""
+        """Discard all cached state. The next transaction loads it again."""
         self.index = None
         self._row_cache.clear()
 
     def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Keeps what is new and gives all; raises PolicyError for what contradicts."""
+        """Save new policies, and return all. Raises PolicyError for a name with a different policy."""
         check_not_moved(connection)
         return run_query(connection, declare_policies, policies)
 
     def propose_clock(self, newest: ClockMark) -> tuple[ClockMark, Exception | None]:
-        """Return the time of a commit after the newest one, and an error if new writes must wait for the clock."""
+        """Return the time of a commit after the newest one, and an error if the clock stops new writes."""
         return newest.propose(self.options.clock, self.options.jump_ms_max)
 
     def load_state(self, connection: Any) -> TransactionState:
-        """What the log says by now."""
+        """Return the current state of the log."""
         commits, erasures, *clock, tenants, moved, leaps = connection.execute(SQL["state_and_move"]).fetchone()
         rows = connection.execute(SQL["lanes"]).fetchall()
         heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
@@ -192,9 +192,9 @@ class StoreTransaction:
         return TransactionState(commits, erasures, ClockMark(*clock), heads, lanes, tenants, moved, decode_leaps(leaps))
 
     def get_current_index(self, connection: Any, state: TransactionState) -> KeyIndex:
-        """The key index, with all that others have committed."""
+        """Return the key index with the commits of all processes."""
         if self.index is not None and state.commits < self.index.commits:
-            self.reset()  # another file has been put in the place of this one
+            self.reset()  # another file has replaced this one
         if self.index is None:
             index = KeyIndex(self.metadata.index_secret, self.options.seal_keys)
             index.catch_up(connection, state.commits, state.lanes)
@@ -208,7 +208,8 @@ class StoreTransaction:
         return self.index
 
     def load_state_if_current(self, connection: Any) -> TransactionState | None:
-        """What the log says, if little has been written by others since this one has looked; else None."""
+        """Return the state of the log if other processes have written little since the last transaction; otherwise
+        None."""
         index = self.index
         if index is None:
             return None
@@ -219,7 +220,8 @@ class StoreTransaction:
         return state if is_soon else None
 
     def _load_tables(self, connection: Any, read_set: ReadSet, snapshot: Snapshot) -> dict[str, list[Any]]:
-        """Load side state, cached rows from memory. Returns the keys of cached tables that had to be loaded."""
+        """Load side state; cached rows come from memory. Returns the keys of cached tables that were not in
+        the cache."""
         loaded: dict[str, list[Any]] = {}
 
         def load_rows(connection: Any, table: SideStateTable, keys: Collection[Any], lanes: int) -> dict[Any, Any]:
@@ -235,7 +237,7 @@ class StoreTransaction:
     def load_identities(
         self, connection: Any, index: KeyIndex, read_set: ReadSet, state: TransactionState
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
-        """Return a snapshot with what is known under the keys and sequences of a read set, and their hashes."""
+        """Return a snapshot with everything stored under the keys and sequences of a read set, and their hashes."""
         snapshot = Snapshot(settings=self.metadata.settings, heads=state.heads, tenants=state.tenants)
         hashes = index.hash_identities(chain(read_set.keys, read_set.sequences))
         found = index.find_places(connection, hashes.values())
@@ -259,8 +261,8 @@ def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[by
         _insert_padded_records(connection, map(_encode_padded_record, records, salts), len(records))
     else:
         _insert_records(connection, map(_encode_record, records, salts), len(records))
-    # In the order in which they lie, page by page. Positions come in order already, and two stable sorts by one column
-    # take half as long as one that compares rows.
+    # In the order of the tables, page by page. Positions are in order already, and two stable sorts by one column take
+    # half as long as one sort that compares rows.
     partitions = [(record.lane, name, record.position) for record in records for name in record.partitions]
     partitions.sort(key=itemgetter(1))
     partitions.sort(key=itemgetter(0))
@@ -272,8 +274,8 @@ def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[by
 
 
 def _encode_record(record: Record, salt: bytes) -> tuple[Any, ...]:
-    # A value that is neither a number, a text nor a bytearray is asked by sqlite3 whether it wants to be adapted. That
-    # takes three times as long as to copy it into a bytearray.
+    # sqlite3 searches an adapter for every value that is not a number, a text or a bytearray. The search takes three
+    # times as long as the copy into a bytearray.
     return (
         record.lane << POSITION_BITS | record.position,
         record.sequence,
@@ -300,7 +302,8 @@ def _encode_padded_record(record: Record, salt: bytes) -> tuple[Any, ...]:
 def _load_remembered(
     connection: Any, places: Iterable[int], read_set: ReadSet
 ) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
-    """What the records at those places say, as far as it was asked for. The newest counts."""
+    """Return what the records at some places left under the keys and sequences of a read set. The newest record
+    counts."""
     keys: dict[KeyIdentity, Remembered] = {}
     sequences: dict[SequenceIdentity, Remembered] = {}
     parameters = (orjson.dumps(sorted(places)).decode(),)
@@ -317,7 +320,7 @@ def _load_remembered(
 
 
 def load_key_status(connection: Any, index: KeyIndex, identity: KeyIdentity, lanes: int) -> KeyStatus:
-    """As `queries.side_state.load_key_status`. The index, which must be current, gives places to look at."""
+    """As `queries.side_state.load_key_status`. The index, which must be current, returns the candidate places."""
     hashes = index.hash_identities([identity])
     places = index.find_places(connection, hashes.values()).get(hashes[identity], [])
     found = [run_query(connection, find_record, *decode_place(place)) for place in sorted(set(places))]
@@ -328,7 +331,7 @@ def load_key_status(connection: Any, index: KeyIndex, identity: KeyIdentity, lan
 def _list_added_keys(
     result: BatchResult, hashes: Mapping[KeyIdentity | SequenceIdentity, int]
 ) -> list[tuple[int, int]]:
-    """What new records are found by. Their hashes were made when they were looked for."""
+    """Return the hashes and places of new records. The hashes were computed for the lookup."""
     changes = result.changes
     added: Iterable[tuple[KeyIdentity | SequenceIdentity, Remembered]] = chain(
         changes.keys.items(), changes.sequences.items()

@@ -1,7 +1,7 @@
-"""A thread that runs the calls of an event loop in their order.
+"""A thread that runs the calls of an event loop in order.
 
-It is an executor of one thread with less in between: a commit has two changes of threads, and what `concurrent.futures`
-does around them takes as long as a small commit itself.
+It is an executor with one thread and less overhead. A commit switches threads twice, and the locks and futures of
+`concurrent.futures` take as long for that as a small commit.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 START_TIMEOUT_S: Final = 0.01
-"""So long the event loop waits at most for what it wants to have begun."""
+"""Longest time that the event loop waits for a call to start."""
 T = TypeVar("T")
 
 
@@ -28,27 +28,27 @@ class _Call(Struct):
 
 
 class WorkerThread:
-    """Used by one event loop. Whoever stops using it calls `stop`; at the end of the program that is done for him."""
+    """Serves one event loop. The owner calls `stop`; at the end of the program `atexit` does."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._unfinished_calls = 0
         self._is_stopped = False
-        # A daemon, for else the interpreter would wait for it before it calls what ends it.
+        # A daemon: the interpreter would wait for any other thread before it runs the atexit handler that stops it.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         atexit.register(self.stop)
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was started has ended: then what the thread uses may be used by the event loop's."""
+        """Return whether all calls have ended, so that the event loop may use the thread's resources."""
         return not self._unfinished_calls
 
     def submit(self, function: Callable[..., T], *arguments: Any, start_now: bool = False) -> "asyncio.Future[T]":
-        """Does something when everything before it has ended. If nobody waits for it any more by then it is left out.
+        """Run a function after all earlier calls. It is skipped if its caller is cancelled before it starts.
 
-        With `start_now` it has begun when this returns, if nothing is before it. Else the event loop's thread would
-        keep the interpreter, without which nothing begins, for as long as it has something to do.
+        With `start_now` the method returns after the call has started, if no other call is running. Otherwise the event
+        loop would keep the GIL, and the call could not start before the loop becomes idle.
         """
         if self._is_stopped:
             raise RuntimeError(f"the thread {self._thread.name} has been stopped")
@@ -64,7 +64,7 @@ class WorkerThread:
         return outcome
 
     def stop(self) -> None:
-        """Returns when all that was started has ended, and takes nothing more."""
+        """Wait for all calls to end, and accept no more."""
         if not self._is_stopped:
             self._is_stopped = True
             atexit.unregister(self.stop)
@@ -74,7 +74,7 @@ class WorkerThread:
     def _run(self) -> None:
         while (job := self._calls.get()) is not None:
             self._execute(job)
-            del job  # or its outcome would be kept until the next one comes
+            del job  # otherwise its outcome would be kept until the next call
 
     def _execute(self, call: _Call) -> None:
         result, error = None, None
@@ -83,11 +83,11 @@ class WorkerThread:
         try:
             if not call.outcome.cancelled():
                 result = call.function(*call.arguments)
-        except BaseException as raised:  # noqa: BLE001 - whoever waits is told
+        except BaseException as raised:  # noqa: BLE001 - the caller receives it
             error = raised
-        with suppress(RuntimeError):  # the event loop has been closed, so nobody waits
+        with suppress(RuntimeError):  # the event loop is closed, so the caller is gone
             call.loop.call_soon_threadsafe(self._deliver, call.outcome, result, error)
-        del call, error  # which knows this place, and would keep all that is here until a collection of garbage
+        del call, error  # the traceback refers to this frame: the cycle would live until a garbage collection
 
     def _deliver(self, outcome: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
         self._unfinished_calls -= 1

@@ -1,7 +1,7 @@
-"""The writer: one connection, one thread, one transaction at a time; COMMIT syncs the file (`synchronous=FULL`).
+"""The writer: one connection, one thread, one transaction at a time. COMMIT syncs the file (`synchronous=FULL`).
 
-Several processes may have a writer on one file. So a writer uses its memory only after it has taken the write lock
-(BEGIN IMMEDIATE) and seen what the other processes have written since.
+Several processes may have a writer on one file. So a writer uses cached state only after it has taken the write lock
+(BEGIN IMMEDIATE) and seen what the other processes have written.
 """
 
 import logging
@@ -45,14 +45,9 @@ _RETRY_HINT: Final = "; submit again under the same identity"
 
 
 class Writer:
-    """All that needs the writer's connection. Not for two threads at once, but for one after the other."""
+    """Everything that needs the writer's connection. Threads may use it in turns, but not at once."""
 
-    def __init__(
-        self,
-        path: str,
-        driver: Driver,
-        options: TransactionOptions,
-    ) -> None:
+    def __init__(self, path: str, driver: Driver, options: TransactionOptions) -> None:
         self._path = path
         self._driver = driver
         self._options = options
@@ -64,7 +59,7 @@ class Writer:
         self._file_id: object = None
 
     def open(self, settings: Settings | RequestedSettings | None) -> LogMetadata:
-        """Makes or opens the file, and gets the key index ready."""
+        """Create or open the file, and prepare the key index."""
         self._settings = settings
         self.check_file()
         self._driver.check(self._path)
@@ -75,14 +70,14 @@ class Writer:
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     def create_sibling(self) -> "Writer":
-        """Return a session of the same file that is not open yet. It works without the filter of a large key index."""
+        """Return a writer of the same file that is not open yet. It uses a large key index without its filter."""
         sibling = Writer(self._path, self._driver, self._options._replace(fills_later=False))
         sibling._file_id = self._file_id
         sibling._store_transaction = StoreTransaction(self.metadata, sibling._options)
         return sibling
 
     def close(self) -> None:
-        """Lets the file go. The last one out moves the write-ahead log into it."""
+        """Close the connection. The last connection of all processes moves the write-ahead log into the file."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -90,16 +85,18 @@ class Writer:
     # --- the commit
 
     def commit(self, batch: Sequence[Request], validate: Validate | None) -> BatchResult:
-        """One transaction: load, decide, save. Raises StoreUnavailableError, and then nothing is told to anyone."""
+        """Load, decide and save a batch in one transaction. After a StoreUnavailableError no verdict is sent."""
         with self._transaction(hint=_RETRY_HINT) as connection:
             result = self._commit_batch(connection, batch, validate)
         self.store_transaction.confirm()
         return result
 
     def prepare(self, batch: Sequence[Request]) -> BatchResult | None:
-        """The same but for the end of it, for who must not wait: `finish` must follow, unless nothing was changed.
+        """Decide and save a batch without COMMIT and without waiting. `finish` must follow, unless the batch changes
+        nothing.
 
-        None, and nothing has been done, if another process is writing or has written much, or the file must be opened.
+        Returns None without doing anything if another process is writing or has written much, or the file must be
+        opened.
         """
         if self._connection is None:
             return None
@@ -122,13 +119,13 @@ class Writer:
             return result
 
     def abandon(self) -> None:
-        """Lets go of what was prepared and will not be finished."""
+        """Roll a prepared batch back that will not be finished."""
         if self._connection is not None and self._connection.in_transaction:
             self.store_transaction.roll_back()
             roll_back(self._connection)
 
     def finish(self) -> None:
-        """Makes durable what was prepared. Raises StoreUnavailableError, as `commit` does."""
+        """Make a prepared batch durable. Raises StoreUnavailableError, as `commit` does."""
         with self._translate_errors(_RETRY_HINT):
             self._commit_prepared(self._connection)
 
@@ -153,7 +150,8 @@ class Writer:
         return True
 
     def _set_busy_timeout(self, connection: Any, *, waits: bool) -> None:
-        """Whether to wait for other processes. Most batches are begun like the one before, and saying so costs time."""
+        """Set whether to wait for other processes. Most batches use the previous setting, so this avoids a
+        statement."""
         if waits != self._waits_for_lock:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if waits else 0}")
             self._waits_for_lock = waits
@@ -168,38 +166,40 @@ class Writer:
         try:
             return self.store_transaction.commit(connection, batch, validate, current_state)
         except BaseException:
-            # Whatever it was, and if it was not SQLite: what the index had prepared must not be confirmed later.
+            # After any error, also outside of SQLite: staged changes of the index must not be confirmed later.
             self.store_transaction.roll_back()
             raise
 
     # --- other uses of the writer
 
     def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Keeps what is new; raises PolicyError for what contradicts."""
+        """Save new policies, and return all. Raises PolicyError for a name with a different policy."""
         with self._transaction() as connection:
             return self.store_transaction.declare(connection, policies)
 
     def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """Of each identity, what its newest record left to remember."""
+        """Return what the newest record of each identity left to remember."""
         with self._read_transaction() as (connection, state):
             needs = ReadSet(keys=set(identities))
             snapshot, _ = self.store_transaction.load_identities(connection, self.index, needs, state)
         return [snapshot.keys.get(identity) for identity in identities]
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """Its newest record, its lease, and the head to judge both by."""
+        """Return the newest record of an identity, its lease, and the head by which both expire."""
         with self._read_transaction() as (connection, state):
             mark, _ = self.store_transaction.propose_clock(state.clock)
             status = load_key_status(connection, self.index, identity, self.metadata.settings.lanes)
             return msgspec.structs.replace(status, time_ms=mark.time_ms)
 
     def propose_time_ms(self, mark: ClockMark) -> int:
-        """At which a write would be decided now, after a commit with that clock; 0 while the clock is in doubt."""
+        """Return the time at which a write would be decided now, after a commit with this clock; 0 while the clock is
+        in doubt."""
         proposed, jumped = self.store_transaction.propose_clock(mark)
         return proposed.time_ms if jumped is None else 0
 
     def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """In one transaction. The bytes are overwritten in the file when `scrub` has moved it there."""
+        """Erase bodies in one transaction. `scrub` overwrites the bytes in the file when it moves the write-ahead log
+        there."""
         with self._transaction() as connection:
             check_not_moved(connection)
             connection.execute("PRAGMA secure_delete = ON")
@@ -226,7 +226,7 @@ class Writer:
     def set_tenants(
         self, text: str | None, count: UsageCount, start: CountStart, is_last: bool, act: RecordAct | None = None
     ) -> bool:
-        """As `tenants.replace`, in one transaction."""
+        """As `queries.tenants.replace_tenants`, in one transaction."""
         with self._transaction() as connection:
             check_not_moved(connection)
             is_replaced = run_steps(connection, replace_tenants(text, count, start, is_last=is_last))
@@ -240,31 +240,32 @@ class Writer:
         try:
             self._commit_batch(connection, [request], None)
         except BaseException:
-            self.store_transaction.reset()  # the index may count commits that are rolled back
+            self.store_transaction.reset()  # the index may include commits that are rolled back
             raise
 
     def scrub(self) -> bool:
-        """Moves the write-ahead log into the file and empties it; False if a reader is in the way of that.
+        """Move the write-ahead log into the file and empty it. Returns False if a reader prevents that.
 
-        It does not wait for the reader: commits would have to wait with it.
+        The method does not wait for the reader, because commits would have to wait too.
         """
-        self._has_begun = False  # if it fails, nothing in memory is wrong
+        self._has_begun = False  # a failure leaves the caches valid
         with self._translate_errors():
             connection = self.connection
             self._set_busy_timeout(connection, waits=False)
             return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def probe(self) -> None:
-        """Commits what changes nothing, after all that was committed has been moved into the file.
+        """Commit a transaction that changes nothing, after a checkpoint of all commits.
 
-        On a full disk that is what a start would fail at, and the write-ahead log is the first room that can be had.
+        On a full disk the checkpoint is the operation that a start would fail at, and the write-ahead log is the first
+        space that can be reused.
         """
         self.scrub()
         with self._transaction() as connection:
             connection.execute(SQL["touch_state"])
 
     def confirm_clock(self) -> None:
-        """Believes the wall clock."""
+        """Accept the current wall clock."""
         clock = self._options.clock
         with self._transaction() as connection:
             check_not_moved(connection)
@@ -273,7 +274,7 @@ class Writer:
     def renew_epoch(
         self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
     ) -> EpochRenewal:
-        """As `Store` says, in one transaction. `replaced`: see `build_leap_request`."""
+        """As `Store` says, in one transaction. `replaced` as in `build_leap_request`."""
         with self._transaction() as connection:
             state = self.store_transaction.load_state(connection)
             now_ms = state.clock.get_latest_ms(self._options.clock)
@@ -290,19 +291,19 @@ class Writer:
 
     @property
     def store_transaction(self) -> StoreTransaction:
-        """What happens inside of the transactions."""
+        """Return the contents of the transactions."""
         if self._store_transaction is None:
             raise ClosedError(f"the log {self._path} has not been opened")
         return self._store_transaction
 
     @property
     def metadata(self) -> LogMetadata:
-        """What the file says about itself."""
+        """Return the metadata of the file."""
         return self.store_transaction.metadata
 
     @property
     def index(self) -> KeyIndex:
-        """As of the newest transaction."""
+        """Return the key index as of the newest transaction."""
         index = self.store_transaction.index
         if index is None:
             raise ClosedError(f"the log {self._path} has not been opened")
@@ -310,10 +311,10 @@ class Writer:
 
     @property
     def index_without_filter(self) -> KeyIndex | None:
-        """The index, if it waits for its filter."""
+        """Return the index if its filter is missing and will be filled."""
         if not self._options.fills_later:
             return None
-        # Once: the writer's thread may let go of it at any moment.
+        # Read once: the writer thread may discard the index at any moment.
         index = None if self._store_transaction is None else self._store_transaction.index
         return index if index is not None and not index.has_filter else None
 
@@ -321,7 +322,7 @@ class Writer:
 
     @property
     def connection(self) -> Any:
-        """The connection of the writer, which is opened if it is not open."""
+        """Return the connection of the writer, and open it if necessary."""
         if self._connection is not None:
             self.check_file()
         else:
@@ -340,12 +341,13 @@ class Writer:
         return self._connection
 
     def check_file(self) -> None:
-        """Raise LogReplacedError if the file is not the one that was opened: readers of the old file do not notice."""
+        """Raise LogReplacedError if the file was removed or replaced. Readers of an open file do not notice that
+        themselves."""
         if self._file_id is not None and self._driver.get_file_id(self._path) != self._file_id:
             raise LogReplacedError(f"{self._path} has been removed or replaced since it was opened")
 
     def _use_metadata(self, metadata: LogMetadata) -> None:
-        """After an error the file is opened again, and somebody may have put another one in its place."""
+        """Keep the metadata of the opened file. After an error the file is opened again, and may be another log."""
         if self._store_transaction is None:
             self._store_transaction = StoreTransaction(metadata, self._options)
         elif self._store_transaction.metadata.epoch != metadata.epoch:
@@ -355,17 +357,18 @@ class Writer:
 
     @contextmanager
     def _translate_errors(self, hint: str = "") -> Iterator[None]:
-        """After an error of SQLite's nothing in memory is believed: the index is made anew.
+        """Translate errors of SQLite, and discard all cached state after such an error.
 
-        But the connection stays while it is only the disk that fails. A commit whose sync failed stands in the
-        write-ahead log, readable and never to be written by Linux. This connection knows that it is void and will write
-        over it; a new one could find it, believe it, and append what the next loss of power would take away with it.
+        The connection stays open while only the disk fails. A commit whose sync failed is readable in the write-ahead
+        log, and Linux never writes it. This connection knows that the commit is void and overwrites it. A new
+        connection could read and believe it, and append commits that the next power failure would remove together with
+        it.
         """
         try:
             yield
         except sqlite3.Error as error:
             if self._has_begun and self._store_transaction is not None:
-                self._store_transaction.reset()  # else nothing was read or written: another process holds the lock
+                self._store_transaction.reset()  # without BEGIN nothing was read: another process holds the lock
             store_error = translate_error(error, self._path, hint)
             connection = self._connection
             if connection is not None and (
@@ -376,12 +379,12 @@ class Writer:
             if store_error is error:
                 raise
             raise store_error from error
-        except (UnicodeError, msgspec.MsgspecError) as error:  # what sqlite3 and msgspec make of damage
+        except (UnicodeError, msgspec.MsgspecError) as error:  # from sqlite3 and msgspec, for damaged values
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     @contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE", hint: str = "") -> Iterator[Any]:
-        """Run the block in a transaction of the writer's connection, which is opened if necessary."""
+        """Run the block in a transaction on the writer's connection."""
         with self._translate_errors(hint):
             connection = self.connection
             self._has_begun = False
@@ -392,7 +395,7 @@ class Writer:
 
     @contextmanager
     def _read_transaction(self) -> Iterator[tuple[Any, TransactionState]]:
-        """Run the block in a read transaction with the state of the log and a current key index."""
+        """Run the block in a read transaction, with the state of the log and a current key index."""
         with self._transaction("BEGIN") as connection:
             state = self.store_transaction.load_state(connection)
             self.store_transaction.get_current_index(connection, state)
@@ -400,15 +403,15 @@ class Writer:
 
 
 def make_durable(connection: Any) -> None:
-    """Syncs what others have left, before anybody is told of it.
+    """Sync commits that other processes have left, before any caller learns of them.
 
-    A process that dies between writing a commit and syncing it leaves it in the write-ahead log, and whoever opens the
-    file next finds it there as committed: the outcome that nobody knew. Losing the power could still undo it. A
-    commit of our own syncs the log, and with it all that stands there before.
+    A process that dies between writing and syncing a commit leaves it in the write-ahead log. The next process to open
+    the file reads it as committed, but a power failure could still undo it. A new commit syncs the log, including
+    everything before the commit.
 
-    Unless that process died of a sync that failed: what Linux has given up once it does not write with the next sync.
-    So the log is moved into the file first, where it is written anew, and begun anew. If others have the file open that
-    may not be possible; but then they were here before, and have done it.
+    That is not enough if the process died after a failed sync: Linux then drops the pages and does not write them with
+    the next sync. So the log is first moved into the file, where it is written again, and restarted. Other processes
+    that have the file open can prevent that, but they have done the same when they opened the file.
     """
     connection.execute("PRAGMA busy_timeout = 0")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -418,7 +421,7 @@ def make_durable(connection: Any) -> None:
 
 
 def _erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:
-    """Erase the values of entities that erased records set. Returns what their tenants get back."""
+    """Erase the values of entities that erased records set. Returns the sizes that their tenants get back."""
     given_back = []
     for scope, versions, keys in find_erased_values(contents):
         statement_name = "all_values" if keys is None else "values"

@@ -285,11 +285,11 @@ def check_known_or_not_at_all(path: Path, number: int, batch: tuple[int, ...]) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("key_segments SET keys = 1 << 60", "a segment with 1152921504606846976 keys, of 60 records"),
+        ("key_segments SET keys = 1 << 60", "a segment with 1152921504606846976 keys in a log of 60 records"),
         ("key_segments SET keys = -1", "a segment with -1 keys"),
         ("key_jobs SET keys = 1 << 60", "a segment with 1152921504606846976 keys"),
-        ("key_jobs SET sources = '[1,'", "work on '[1,', which are no segments"),
-        ("key_jobs SET sources = '7'", "work on '7', which are no segments"),
+        ("key_jobs SET sources = '[1,'", "the sources '[1,', which are not a list of segments"),
+        ("key_jobs SET sources = '7'", "the sources '7', which are not a list of segments"),
     ],
 )
 def test_impossible_index_is_reported_as_corrupt(tmp_path: Path, change: str, message: str) -> None:

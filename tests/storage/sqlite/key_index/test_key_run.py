@@ -135,7 +135,7 @@ def test_run_whose_last_hash_does_not_match_its_row_is_reported_as_corrupt(conne
         lambda: SegmentMerge(2, [1], -1, 9).advance(connection, 9),
         lambda: unpack_hashes([(last + 4, packed)]),
     ):
-        with pytest.raises(CorruptError, match="a run that ends elsewhere than it says"):
+        with pytest.raises(CorruptError, match="the last hash of a run in the key index does not match its row"):
             look()
 
 

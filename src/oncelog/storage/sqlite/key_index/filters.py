@@ -1,4 +1,4 @@
-"""Bloom filters of the key index: in memory, so that most lookups read no segment."""
+"""Bloom filters of the key index. They are in memory, so most lookups read no segment."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,17 +10,17 @@ from oncelog.storage.sqlite.statements import SQL
 
 GLOBAL_CAPACITY_MIN: Final = 1_000_000
 GLOBAL_FALSE_POSITIVE_RATE: Final = 0.005
-"""For each layer."""
+"""Per layer. Every layer is checked for a new key, so the rates add up."""
 LAYER_GROWTH: Final = 5
-"""So many times as large as the one before is each layer: a new key is looked for in all of them."""
+"""Each layer is this many times as large as the previous one, which keeps the number of layers small."""
 SEGMENT_FALSE_POSITIVE_RATE: Final = 0.01
-"""Of a known key's looks at segments that have not got it, so many are not spared."""
+"""False-positive rate of the filter of a segment."""
 _FILL_BATCH_ROWS: Final = 100
-"""At a time: meanwhile nobody else has the interpreter."""
+"""Rows per step while filling. A step holds the GIL, so it is short."""
 
 
 class LayeredBloomFilter:
-    """May say of a key that it is sealed though it is not, never the other way. Grows by layers."""
+    """Bloom filter that grows by layers. False positives are possible, false negatives are not."""
 
     def __init__(self, expected_keys: int = 0) -> None:
         self._capacity = max(GLOBAL_CAPACITY_MIN, 2 * expected_keys)
@@ -28,7 +28,7 @@ class LayeredBloomFilter:
         self._layers = [Bloom(self._capacity, GLOBAL_FALSE_POSITIVE_RATE)]
 
     def add(self, hashes: Sequence[int]) -> None:
-        """Takes in sealed keys."""
+        """Add sealed keys; start a new layer if the newest one is full."""
         if self._free < len(hashes):
             self._capacity = max(LAYER_GROWTH * self._capacity, len(hashes))
             self._free = self._capacity
@@ -37,26 +37,26 @@ class LayeredBloomFilter:
         self._free -= len(hashes)
 
     def possible_members(self, hashes: Iterable[int]) -> list[int]:
-        """Those of them that may be sealed."""
+        """Return the hashes that may be sealed, in their original order."""
         candidates = list(hashes)
         hits = {key_hash for layer in self._layers for key_hash in candidates if key_hash in layer}
         return [key_hash for key_hash in candidates if key_hash in hits] if hits else []
 
 
 def create_segment_filter(keys: int) -> Bloom:
-    """For so many."""
+    """Return an empty filter for a number of keys."""
     return Bloom(max(1, keys), SEGMENT_FALSE_POSITIVE_RATE)
 
 
 class KeyFilters(NamedTuple):
-    """Over all sealed keys, and over those of each segment that is complete."""
+    """Filter over all sealed keys, and the filters of complete segments."""
 
     sealed: LayeredBloomFilter
     segments: dict[int, Bloom]
 
 
 def load_filters(connection: Any, keys: int) -> KeyFilters:
-    """Of so many sealed keys. In one transaction."""
+    """Build the filters from the segments, in one transaction. `keys` is the number of sealed keys."""
     sealed = LayeredBloomFilter(keys)
     segments = {}
     being_filled = {row[1] for row in connection.execute(SQL["jobs"]).fetchall()}

@@ -1,18 +1,18 @@
 """The key index: maps the hash of an identity to the places where its record may be.
 
-The records are the truth, this is derived from them. A B-tree over millions of random keys costs more with every
-million, because every insert touches a page of its own. So keys come to it in three steps:
+The index is derived from the records. A B-tree over millions of random keys would grow more expensive with every
+million, because every insert touches a different page. So keys move through three steps:
 
     memtable  the newest keys, in memory only; rebuilt from the records when a file is opened
-    sealed    sorted into a segment of their own, in runs of some dozens (key_run.py), appended in one direction
-    merged    FAN_OUT segments of a level become one of the next, so that there are never many
+    sealed    sorted into a new segment, in runs of about 60 keys (key_run.py), appended in one direction
+    merged    FAN_OUT segments of a level become one segment of the next level, so there are never many
 
-Sealing and merging are done in slices inside the transactions of commits, in proportion to what each commit adds: no
-commit waits for a large one. Whatever is under way is written down in the same transaction, and any process can go
-on with it. A filter in memory over all sealed keys lets a new key pass without a look at any segment, and one for each
-segment says where a known key may be.
+Sealing and merging run in slices inside the transactions of commits, in proportion to the keys of each commit, so no
+commit waits for a large step. The same transaction saves the progress, and any process can continue it. A filter in
+memory over all sealed keys lets new keys skip all segments, and a filter for each segment tells where a known key may
+be.
 
-Keys are known here by a keyed hash (`key_hash`); a hit is checked against the record itself.
+The index knows only keyed hashes of keys (`key_hash`). A hit is checked against the record itself.
 """
 
 from bisect import bisect_right
@@ -46,31 +46,31 @@ from oncelog.storage.sqlite.key_index.segments import (
 from oncelog.storage.sqlite.statements import SQL
 
 SEAL_KEYS: Final = 32_768
-"""A segment of the lowest level has about this many keys; the memtable holds up to about twice as many."""
+"""Approximate size of a segment of the lowest level. The memtable holds up to about twice as many keys."""
 FAN_OUT: Final = 16
-"""Each level is so many times larger than the one below, and every key is written once more for each of them: with 16
-twice from 8 million keys on. There may be as many segments of each to look for a known key in."""
+"""Growth of segments from level to level. Each level writes every key once more: twice from 8 million keys on. A lookup
+of a known key checks up to this many segments per level."""
 WORK_FACTOR: Final = 1.1
-"""Keys that each level's work moves on for every new key. Above 1, so that it ends before the next begins; and not by
-much, so that commits take as long while there is work as while there is none."""
+"""Keys that the work of each level moves for every new key. Above 1, so that the work ends before the next begins; only
+slightly, so that commits take the same time with and without work."""
 SLICE_KEYS: Final = 480
-"""Work is done for so many keys at a time at least, or an eighth of a segment: each time begins and ends with pages
-that the next one takes up again."""
+"""Smallest slice of work, or an eighth of a segment. Consecutive slices share their first and last pages, so very small
+slices would write these pages repeatedly."""
 POSITION_BITS: Final = 48
 
 
 def encode_place(lane: int, position: int) -> int:
-    """Lane and position as one number."""
+    """Return lane and position as one number."""
     return lane << POSITION_BITS | position
 
 
 def decode_place(place: int) -> tuple[int, int]:
-    """What a place is made of."""
+    """Return lane and position of a place."""
     return place >> POSITION_BITS, place & (1 << POSITION_BITS) - 1
 
 
 class LaneIndexState(NamedTuple):
-    """How far a lane's keys have come."""
+    """Progress of the index in a lane."""
 
     position: int
     sealed_position: int
@@ -78,14 +78,14 @@ class LaneIndexState(NamedTuple):
 
 
 CATCH_UP_KEYS_MAX: Final = 1000
-"""So many of others' are taken in soon."""
+"""Keys of other processes that `is_nearly_current` tolerates."""
 
 
 class KeyIndex:
-    """One process's view of the index. Used inside transactions only, by one thread.
+    """Index as one process sees it. One thread uses it, and only inside transactions.
 
-    Within a transaction call `catch_up` first; `find_places` then is complete. What the transaction adds is told by
-    `stage` before `maintain`, and counts from `confirm` on, after COMMIT. After any error throw the whole index away.
+    In a transaction `catch_up` comes first; then `find_places` is complete. `stage` precedes `maintain`, and the staged
+    keys count after `confirm`, which follows COMMIT. After any error the caller discards the index.
     """
 
     def __init__(self, secret: bytes, seal_keys: int = SEAL_KEYS) -> None:
@@ -107,21 +107,22 @@ class KeyIndex:
         self._awaits_filter = True
         self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
         self._work_due_keys = float(self._slice_keys)
-        """For how many keys work is to be done. At first for some, also if this process ends after a single commit."""
+        """Keys for which work is due. It starts with one slice, so that processes with a single commit
+        contribute too."""
         self._filter: LayeredBloomFilter | None = None
         self._segment_filters: dict[int, Bloom] = {}
-        """A filter of each segment that this process has read, or has made from its beginning."""
+        """Filters of the segments that this process has read completely or written from the beginning."""
 
     def hash_identities(
         self, identities: Iterable[KeyIdentity | SequenceIdentity]
     ) -> dict[KeyIdentity | SequenceIdentity, int]:
-        """What each of them is known by."""
+        """Return the hash of each identity."""
         return hash_identities(self._secret, identities)
 
     # --- in a transaction
 
     def catch_up(self, connection: Any, commits: int, lanes: Mapping[int, LaneIndexState]) -> None:
-        """Takes in what other processes have committed, sealed and merged since the last time."""
+        """Load what other processes have committed, sealed and merged since the last call."""
         if commits == self.commits:
             return
         self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
@@ -134,8 +135,8 @@ class KeyIndex:
         self._borders = borders
         is_new = self.commits < 0
         for number, lane in lanes.items():
-            # What was sealed before this index was made is in its filter, or the index has none. What others have
-            # both committed and sealed since is not: it is read here, or it would pass for new.
+            # Keys that were sealed before this index was created are in its filter, if it has one. Keys that others
+            # have both committed and sealed since are not: they are read here, or they would count as new.
             known = self._lanes.get(number, lane.sealed_position if is_new else 0)
             if known < lane.position:
                 bounds = (encode_place(number, known), encode_place(number, lane.position))
@@ -144,7 +145,7 @@ class KeyIndex:
         self.commits = commits
 
     def is_nearly_current(self, lanes: Mapping[int, LaneIndexState]) -> bool:
-        """Whether `catch_up` would have little to do."""
+        """Return whether `catch_up` would have little to do."""
         missing = 0
         for number, lane in lanes.items():
             if self._borders.get(number, (0, 0)) != (lane.sealed_position, lane.sealing_position):
@@ -153,15 +154,15 @@ class KeyIndex:
         return missing <= CATCH_UP_KEYS_MAX
 
     def find_places(self, connection: Any, hashes: Collection[int]) -> dict[int, list[int]]:
-        """The places of those that may be known, and nothing of those that are certainly new."""
+        """Return the places of hashes that may be known. Hashes that are certainly new are left out."""
         found: dict[int, list[int]] = {}
         for keys in (self._memtable, self._sealing_memtable):
-            if not keys.keys().isdisjoint(hashes):  # new ones, as most are, are asked for all at once
+            if not keys.keys().isdisjoint(hashes):  # one check for all, because most hashes are new
                 for key_hash in hashes:
                     places = keys.get(key_hash)
                     if places is not None:
                         found.setdefault(key_hash, []).extend(list_places(places))
-        # Also what was found: another identity of the same hash may be sealed.
+        # Found hashes too: another identity with the same hash may be sealed.
         sealed = (
             [] if not self.segments else [*hashes] if self._filter is None else self._filter.possible_members(hashes)
         )
@@ -177,10 +178,10 @@ class KeyIndex:
         return found
 
     def _select_segments(self, hashes: list[int]) -> Iterator[tuple[int, list[int]]]:
-        """Segments, and which of the hashes may be in each. They come in the order in which they lie there.
+        """Yield segments with the hashes that each may contain, in the order of the segment.
 
-        Of a merge that is under way, the target has those up to its cursor, and the sources the others. What is being
-        sealed is in memory as well.
+        During a merge the target has the keys up to its cursor, and the sources have the others. Keys that are being
+        sealed are still in memory.
         """
         ranges: dict[int, tuple[int, int]] = {}
         for job in self._jobs.values():
@@ -193,16 +194,16 @@ class KeyIndex:
                 yield segment.segment, hashes[first:end]
 
     def stage(self, added: list[tuple[int, int]], positions: Mapping[int, int]) -> None:
-        """Notes what the transaction adds: hashes with their places, and the new positions of the lanes."""
+        """Stage the changes of the transaction: hashes with their places, and the new positions of the lanes."""
         self._delta = IndexDelta(added, dict(self._jobs), list(self.segments), dict(positions))
 
     @property
     def is_staged(self) -> bool:
-        """There is something that waits for `confirm`."""
+        """Return whether changes wait for `confirm`."""
         return self._delta is not None
 
     def maintain(self, connection: Any) -> None:
-        """Does a slice of the work that is due, in the same transaction. Call after the lanes have been saved."""
+        """Run a slice of the due work in the same transaction. The lanes must be saved before."""
         state = self._delta
         if state is None:
             return
@@ -218,7 +219,7 @@ class KeyIndex:
                 self._merge(connection, state, job, keys)
 
     def confirm(self) -> None:
-        """The transaction has been committed."""
+        """Apply the staged changes after COMMIT."""
         state = self._delta
         if state is None:
             return
@@ -241,15 +242,16 @@ class KeyIndex:
 
     @property
     def has_filter(self) -> bool:
-        """Without it every look goes to the segments: right, but slower."""
+        """Return whether the index has its filter. Without it every lookup reads segments, which is correct
+        but slow."""
         return self._filter is not None
 
     def disable_filter(self) -> None:
-        """Nobody will fill one, so what should be in it need not be remembered."""
+        """Stop collecting keys for a filter that will never be filled."""
         self._awaits_filter = False
 
     def set_filters(self, filters: KeyFilters) -> None:
-        """Takes filters over all keys that had been sealed at some time after this index was made."""
+        """Use filters over all keys that were sealed at some time after the creation of this index."""
         filters.sealed.add(self._unfiltered)
         self._unfiltered = []
         self._filter = filters.sealed
@@ -262,19 +264,19 @@ class KeyIndex:
 
     @property
     def memtable_keys(self) -> int:
-        """How many keys are in memory alone."""
+        """Return the number of keys that are only in memory."""
         return len(self._memtable) + len(self._sealing_memtable)
 
     @property
     def segment_keys(self) -> int:
-        """How many keys are in segments, those that are being sealed left out."""
-        # What is being merged is in source or target, and counted in both.
+        """Return the number of keys in segments, without keys that are being sealed."""
+        # Keys that are being merged count in the sources and in the target.
         return sum(segment.keys for segment in self.segments) - sum(job.keys for job in self._jobs.values())
 
     # --- inside
 
     def _reassign_keys(self, lanes: Mapping[int, LaneIndexState]) -> None:
-        """Move keys of the memtable to where the lanes say they are now: being sealed, or sealed."""
+        """Move keys of the memtable to their new state: being sealed, or sealed."""
         job = self._jobs.get(0)
         memtable: Memtable = {}
         sealing: Memtable = {}
@@ -309,7 +311,7 @@ class KeyIndex:
         self._add_to_filter(sealed)
 
     def hash_record(self, policy: str, scope: str, client: str, client_sequence: int, key: bytes) -> list[int]:
-        """Under what a record can be found: its key, and the number its client gave it."""
+        """Return the hashes of a record's key and of its client sequence."""
         identities: list[KeyIdentity | SequenceIdentity] = []
         if key:
             # Only clients that number their writes have a separate key space (core.values.key_identity).
@@ -320,7 +322,7 @@ class KeyIndex:
 
     def _begin_jobs(self, connection: Any, delta: IndexDelta) -> None:
         if 0 not in delta.jobs and not self._sealing_memtable and len(self._memtable) >= self._seal_keys:
-            # What this transaction adds stays in the memtable: the border is where the lanes stood before it.
+            # Keys of this transaction stay in the memtable: the border is the lane positions before it.
             connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
             delta.begin_job(connection, 0, (), count_places(self._memtable))
             delta.began_sealing = True
@@ -360,7 +362,8 @@ class KeyIndex:
             delta.sealed_segment = job.target
 
     def _merge(self, connection: Any, delta: IndexDelta, job: IndexJob, count: int) -> None:
-        """Hashes are spread evenly, so a part of their range is that part of the keys."""
+        """Merge a part of the range of hashes. Hashes are uniformly distributed, so it has the same part of
+        the keys."""
         upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
         merge = self._merges.get(job.level)
         if merge is None:
@@ -379,7 +382,7 @@ class KeyIndex:
             delta.end_job(connection, job)
 
     def _drop_stale_merges(self) -> None:
-        """What this process has of merges that another has gone on with, and of segments that are gone."""
+        """Drop merges that another process has continued, and filters of segments that no longer exist."""
         for level, merge in list(self._merges.items()):
             job = self._jobs.get(level)
             if job is None or (merge.target, merge.cursor) != (job.target, job.cursor):
@@ -389,7 +392,8 @@ class KeyIndex:
             del self._segment_filters[segment]
 
     def _end_sealing(self, segment: int) -> None:
-        """Takes them into the filters all at once: slice by slice, among other work, it takes several times as long."""
+        """Add the sealed keys to the filters at once. Slice by slice, between other work, would take several times as
+        long."""
         hashes = list(self._sealing_memtable)
         self._add_to_filter(hashes)
         self._segment_filters[segment] = segment_filter = create_segment_filter(len(hashes))

@@ -1,10 +1,10 @@
 """Key runs: sorted keys of the key index, about 60 in one row.
 
-A row for each key costs SQLite more than the key is worth: to write, to move when segments are merged, and to take out
-again. In a run it is sixteen bytes among others. `last` is the highest hash of a run, so the run that may have a hash
-is the first whose `last` is not below it. Keys of one hash are never divided between two runs.
+A row for each key would cost SQLite more than the key is worth: to insert, to move during a merge, and to delete. In a
+run a key is 16 bytes. `last` is the highest hash of a run, so a hash can only be in the first run whose `last` is not
+below it. Keys with the same hash are always in the same run.
 
-    keys      all hashes in their order, then as many places: numbers of 8 bytes, the lowest byte first
+    keys      all hashes in order, then their places in the same order: 8-byte numbers, little endian
 """
 
 import sys
@@ -19,34 +19,34 @@ from oncelog.errors import CorruptError
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
 
 RUN_KEYS: Final = 60
-"""So many fill a quarter of a page, the most that SQLite keeps in a page of such a table and not beside it."""
+"""60 keys fill about a quarter of an SQLite page, the largest row of such a table without overflow pages."""
 
 VERIFY_HINT: Final = "see `oncelog verify`"
-_WRONG_LAST_HASH: Final = f"the key index has a run that ends elsewhere than it says; {VERIFY_HINT}"
+_WRONG_LAST_HASH: Final = f"the last hash of a run in the key index does not match its row; {VERIFY_HINT}"
 NUMBER_TYPECODE: Final = "q"
 _NUMBER_BYTES: Final = 8
 _IS_SWAPPED: Final = sys.byteorder == "big"
 _insert_runs: Final = BulkInsert("oncelog_key_runs", ("segment", "last", "keys"))
 
 KeyPairs = tuple[Sequence[int], Sequence[int]]
-"""Hashes in their order, and the place of each."""
+"""Hashes in order, and the place of each."""
 
 
 def write_runs(connection: Any, segment: int, keys: KeyPairs) -> None:
-    """Writes keys behind those that a segment has."""
+    """Append keys to a segment."""
     rows = [(segment, last, packed) for last, packed in pack_runs(keys)]
     _insert_runs(connection, rows, len(rows))
 
 
 def pack_runs(keys: KeyPairs) -> Iterator[tuple[int, bytes]]:
-    """Keys in as few runs as they need, all about as long."""
+    """Pack keys into as few runs of similar size as possible."""
     hashes, places = keys
     runs = -(-len(hashes) // RUN_KEYS)
     begin = 0
     for number in range(1, runs + 1):
         end = number * len(hashes) // runs
         if end <= begin:
-            continue  # those of one hash have gone before
+            continue  # the previous run has all keys of this hash
         if end < len(hashes) and hashes[end] == hashes[end - 1]:
             end = bisect_right(hashes, hashes[end], end)
         yield hashes[end - 1], _pack_numbers(hashes[begin:end]) + _pack_numbers(places[begin:end])
@@ -54,7 +54,7 @@ def pack_runs(keys: KeyPairs) -> Iterator[tuple[int, bytes]]:
 
 
 def unpack_run(packed: bytes, last: int | None = None) -> KeyPairs:
-    """What a run has. Raises CorruptError if it is no run, or not the one that ends with a hash."""
+    """Return the keys of a run. Raises CorruptError for an invalid run, or if its last hash differs from `last`."""
     numbers = _unpack_numbers(packed)
     middle = len(numbers) // 2
     if last is not None and numbers[middle - 1] != last:
@@ -63,7 +63,7 @@ def unpack_run(packed: bytes, last: int | None = None) -> KeyPairs:
 
 
 def find_in_segment(connection: Any, segment: int, hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Of some hashes those that are in a segment, each with its place."""
+    """Yield the hashes that are in a segment, each with its place."""
     parameters = {"hashes": orjson.dumps(hashes).decode(), "segment": segment}
     for key_hash, packed in connection.execute(SQL["find_runs"], parameters).fetchall():
         if packed is None:
@@ -79,7 +79,7 @@ def find_in_segment(connection: Any, segment: int, hashes: Sequence[int]) -> Ite
 
 
 def unpack_hashes(runs: Iterable[tuple[int, bytes]]) -> list[int]:
-    """The hashes of several runs, each with its last one."""
+    """Return the hashes of several runs, each given with its last hash."""
     hashes: list[int] = []
     for last, packed in runs:
         hashes += unpack_run(packed, last)[0]
@@ -87,9 +87,9 @@ def unpack_hashes(runs: Iterable[tuple[int, bytes]]) -> list[int]:
 
 
 def _unpack_numbers(packed: bytes) -> "array[int]":
-    """The hashes, and as many places."""
+    """Return the hashes, followed by their places."""
     if not packed or len(packed) % (2 * _NUMBER_BYTES):
-        message = f"the key index has a run of {len(packed)} bytes, which are no whole keys"
+        message = f"the key index has a run of {len(packed)} bytes, which is not a valid length"
         raise CorruptError(f"{message}; {VERIFY_HINT}")
     numbers = array(NUMBER_TYPECODE, packed)
     if _IS_SWAPPED:

@@ -1,4 +1,4 @@
-"""The memtable: keys in memory, from a hash to the place of a record, or of several."""
+"""The memtable: keys in memory, from a hash to one or several places."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
 
 
 class HashOrder:
-    """Hashes in their order. They are sorted a part at a time: for all of them at once a commit would have to wait."""
+    """Hashes in order. They are sorted in parts, because sorting all of them at once would delay a commit."""
 
     def __init__(self, hashes: Iterable[int]) -> None:
         self._parts: list[list[int]] = [[] for _ in range(1 << _PART_BITS)]
@@ -24,7 +24,7 @@ class HashOrder:
             add[key_hash >> _PART_SHIFT](key_hash)
 
     def list_after(self, cursor: int, count: int) -> list[int]:
-        """The first ones above the cursor, at most so many."""
+        """Return the first hashes above the cursor, at most `count`."""
         found: list[int] = []
         number = max(cursor, 0) >> _PART_SHIFT
         while len(found) < count and number < len(self._parts):
@@ -39,24 +39,24 @@ class HashOrder:
 
 
 def list_places(places: Places) -> list[int]:
-    """Each of them."""
+    """Return the places of a key as a list."""
     return [places] if isinstance(places, int) else list(places)
 
 
 def are_single(places: Iterable[Places]) -> bool:
-    """Whether each is one place, as nearly all are."""
+    """Return whether every key has one place, as nearly all keys do."""
     return set(map(type, places)) == {int}
 
 
 def count_places(memtable: Memtable) -> int:
-    """All places of all keys."""
+    """Return the number of places of all keys."""
     if are_single(memtable.values()):
         return len(memtable)
     return sum(len(list_places(places)) for places in memtable.values())
 
 
 def add_place(memtable: Memtable, key_hash: int, place: int) -> None:
-    """Adds a place to those of a hash."""
+    """Add a place to a hash."""
     known = memtable.get(key_hash)
     if known is None:
         memtable[key_hash] = place

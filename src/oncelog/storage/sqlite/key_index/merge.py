@@ -10,21 +10,21 @@ from oncelog.storage.sqlite.key_index.key_run import NUMBER_TYPECODE, KeyPairs, 
 from oncelog.storage.sqlite.statements import SQL
 
 READ_RUNS: Final = 4
-"""So many are read at once from each source."""
+"""Runs that are read at once from each source."""
 
 
 class SegmentMerge:
-    """A merge that is under way: what has been read of its sources and not been written yet."""
+    """A running merge, with the keys that were read from its sources and are not written yet."""
 
     def __init__(self, target: int, sources: Sequence[int], cursor: int, keys: int) -> None:
         self.target = target
         self.cursor = cursor
         self.filter = create_segment_filter(keys) if cursor < 0 else None
-        """Of what the target has, if all of it was written by this one."""
+        """Filter of the target, if this object wrote the target from the beginning."""
         self._sources = [_SegmentReader(segment, cursor) for segment in sources]
 
     def advance(self, connection: Any, upto: int) -> None:
-        """Copies what lies between the cursor and a hash to the target."""
+        """Copy the keys between the cursor and a hash to the target."""
         hashes: list[int] = []
         places: list[int] = []
         for source in self._sources:
@@ -38,7 +38,7 @@ class SegmentMerge:
 
 
 class _SegmentReader:
-    """A segment that is read from a hash on, some runs at a time."""
+    """Reader of a segment from a hash on, a few runs at a time."""
 
     def __init__(self, segment: int, cursor: int) -> None:
         self._segment = segment
@@ -49,7 +49,7 @@ class _SegmentReader:
         self._places = array(NUMBER_TYPECODE)
 
     def take(self, connection: Any, upto: int) -> KeyPairs:
-        """What lies behind what was taken before, up to a hash."""
+        """Remove and return the next keys up to a hash."""
         while self._read_upto < upto and not self._is_at_end:
             self._read(connection)
         end = bisect_right(self._hashes, upto)
@@ -64,7 +64,7 @@ class _SegmentReader:
         self._is_at_end = len(runs) < READ_RUNS
         for last, packed in runs:
             hashes, places = unpack_run(packed, last)
-            # Of the first run a part may have been taken before this was made.
+            # An earlier reader may have taken a part of the first run.
             begin = bisect_right(hashes, self._cursor)
             self._hashes.extend(hashes[begin:])
             self._places.extend(places[begin:])
@@ -72,9 +72,9 @@ class _SegmentReader:
 
 
 def _sort_pairs(hashes: list[int], places: list[int]) -> KeyPairs:
-    """Keys by hash, and those of one hash by place."""
+    """Sort keys by hash, and keys of one hash by place."""
     place_of = dict(zip(hashes, places, strict=True))
-    if len(place_of) == len(hashes):  # as nearly always: numbers are sorted sooner than pairs
+    if len(place_of) == len(hashes):  # the usual case: sorting numbers is faster than sorting pairs
         hashes.sort()
         return hashes, [place_of[key_hash] for key_hash in hashes]
     pairs = sorted(zip(hashes, places, strict=True))

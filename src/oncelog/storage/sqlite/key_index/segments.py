@@ -1,4 +1,4 @@
-"""Segments of the key index, and the sealing and merging under way."""
+"""Segments of the key index, and the sealing and merging in progress."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -16,8 +16,7 @@ from oncelog.storage.sqlite.statements import SQL
 
 KEYS_PER_RECORD_MAX: Final = 2
 CLEAR_RUNS: Final = 16
-"""So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
-the next ones."""
+"""Runs of a merged source that are deleted at once. Each deletion writes a page that it shares with the next one."""
 
 
 class Segment(NamedTuple):
@@ -29,7 +28,7 @@ class Segment(NamedTuple):
 
 
 class IndexJob(NamedTuple):
-    """Work that fills a segment. Level 0 is filled from memory, the others from the sources."""
+    """Work that fills a segment. Level 0 is filled from memory, other levels from the sources."""
 
     level: int
     target: int
@@ -39,24 +38,26 @@ class IndexJob(NamedTuple):
 
 
 def decode_job(row: tuple[Any, ...]) -> IndexJob:
-    """From the columns of the statement `jobs`."""
+    """Decode a row of the statement `jobs`. Raises CorruptError."""
     level, target, sources, keys, cursor = row
     try:
         return IndexJob(level, target, tuple(orjson.loads(sources)), keys, cursor)
     except (ValueError, TypeError) as error:
-        raise CorruptError(f"the key index notes work on {sources!r}, which are no segments; {VERIFY_HINT}") from error
+        message = f"a job of the key index has the sources {sources!r}, which are not a list of segments"
+        raise CorruptError(f"{message}; {VERIFY_HINT}") from error
 
 
 def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
-    """Memory is made for as many keys as they say. Raises CorruptError if there are not so many records."""
+    """Raise CorruptError for a number of keys that the records cannot have, because memory is allocated for
+    these keys."""
     for counted in chain[Segment | IndexJob](segments, jobs):
         if not 0 <= counted.keys <= KEYS_PER_RECORD_MAX * records:
-            problem = f"a segment with {counted.keys} keys, of {records} records"
-            raise CorruptError(f"the key index says that it has {problem}; {VERIFY_HINT}")
+            problem = f"a segment with {counted.keys} keys in a log of {records} records"
+            raise CorruptError(f"the key index claims {problem}; {VERIFY_HINT}")
 
 
 class IndexDelta(Struct):
-    """What a transaction changes in the index, and its segments and jobs once the transaction is committed."""
+    """Changes of a transaction, and the segments and jobs after it."""
 
     added: list[tuple[int, int]]
     """Hashes of new keys with their places."""
@@ -69,20 +70,20 @@ class IndexDelta(Struct):
     sealing_order: HashOrder | None = None
 
     def begin_job(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
-        """Notes new work, and the segment that it fills."""
+        """Start a job, and add the segment that it fills."""
         target = max((segment.segment for segment in self.segments), default=0) + 1
         self.segments.append(Segment(target, level, keys))
         connection.execute(SQL["add_segment"], (target, level, keys))
         self.advance_job(connection, IndexJob(level, target, sources, keys, -1), -1)
 
     def advance_job(self, connection: Any, job: IndexJob, cursor: int) -> None:
-        """Notes that work has come to a hash."""
+        """Save that a job has reached a hash."""
         self.jobs[job.level] = job._replace(cursor=cursor)
         row = (job.level, job.target, orjson.dumps(job.sources).decode(), job.keys, cursor)
         connection.execute(SQL["save_job"], row)
 
     def end_job(self, connection: Any, job: IndexJob) -> None:
-        """Notes that work is done, and its sources are gone."""
+        """End a job, and drop its sources."""
         del self.jobs[job.level]
         connection.execute(SQL["end_job"], (job.level,))
         connection.execute(SQL["drop_segments"], (orjson.dumps(job.sources).decode(),))
@@ -90,10 +91,10 @@ class IndexDelta(Struct):
 
 
 def select_segments_to_clear(job: IndexJob, upto: int) -> Iterator[int]:
-    """The sources of a merge from which some runs should be taken out when it has come to a hash.
+    """Yield the sources of a merge whose merged runs should be deleted when the merge reaches a hash.
 
-    One after the other, each when about CLEAR_RUNS have been merged since the last time: what is left until then is
-    only room, for nobody looks below the cursor. It follows from the cursor alone, whichever process goes on.
+    The sources are cleared in turn, each after about CLEAR_RUNS merged runs. Lookups ignore runs below the cursor, so
+    late deletion only costs space. The selection depends on the cursor alone, so any process can continue it.
     """
     if upto == HASH_MAX:
         yield from job.sources
