@@ -1,11 +1,11 @@
--- Statements that are the same on SQLite and PostgreSQL, by name. SQLite gets `?1` for `$1`.
+-- Statements that SQLite and PostgreSQL share, by name. SQLite gets `?1` for `$1`.
 
 -- name: schema_version
--- Alone, because a later version may have other columns.
+-- A separate statement, because a later version may have other columns.
 SELECT schema_version FROM oncelog_log;
 
 -- name: log
--- What the log was made with.
+-- Properties of the log.
 SELECT schema_version, epoch, lanes, eviction_interval, index_secret, created_ms FROM oncelog_log;
 
 -- name: set_schema_version
@@ -21,11 +21,11 @@ SELECT leaps FROM oncelog_state;
 UPDATE oncelog_state SET leaps = $1;
 
 -- name: block_before_leap
--- The newest block of a lane up to a height: the one before a leap.
+-- The newest block of a lane up to a height: the block before a leap.
 SELECT first_position + count - 1, height FROM oncelog_blocks WHERE lane = $1 AND height <= $2 ORDER BY height DESC LIMIT 1;
 
 -- name: set_floors
--- Of all streams that the log has. (SQLite needs a WHERE before ON CONFLICT.)
+-- All streams of the log. (SQLite needs a WHERE before ON CONFLICT.)
 INSERT INTO oncelog_floors (lane, scope, floor) SELECT lane, scope, $1 FROM oncelog_streams WHERE true
 ON CONFLICT (lane, scope) DO UPDATE SET floor = excluded.floor;
 
@@ -33,7 +33,7 @@ ON CONFLICT (lane, scope) DO UPDATE SET floor = excluded.floor;
 SELECT erasures FROM oncelog_state;
 
 -- name: consumers
--- All of them, with the newest of what each reads.
+-- All consumers, with the newest number of the order that each reads.
 SELECT c.lane, c.scope, c.consumer, c.cursor, coalesce(s.sequence, CASE WHEN c.scope = '' THEN l.position END, 0)
 FROM oncelog_consumers AS c LEFT JOIN oncelog_streams AS s ON s.lane = c.lane AND s.scope = c.scope
 LEFT JOIN oncelog_lanes AS l ON l.lane = c.lane ORDER BY c.scope, c.consumer;
@@ -51,14 +51,14 @@ SELECT name, declaration FROM oncelog_policies ORDER BY name;
 INSERT INTO oncelog_policies (name, declaration) VALUES ($1, $2);
 
 -- name: touch_lane
--- Something in the lane has changed that is neither a record nor in its head.
+-- A change of the lane that is neither a record nor in its head.
 UPDATE oncelog_lanes SET revision = revision + 1 WHERE lane = $1;
 
 -- name: block
 SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks WHERE lane = $1 AND height = $2;
 
 -- name: blocks
--- The blocks of a lane above a height, in order.
+-- Blocks of a lane above a height, in order.
 SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks
 WHERE lane = $1 AND height > $2 ORDER BY height LIMIT $3;
 
@@ -78,11 +78,11 @@ SELECT policy, scope, client FROM oncelog_clients;
 SELECT policy, scope, client FROM oncelog_leases WHERE key_hex = $1 LIMIT $2;
 
 -- name: all_lanes
--- All heads, also those of lanes that have not been written to.
+-- All heads, including those of lanes without records.
 SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash FROM oncelog_lanes ORDER BY lane;
 
 -- name: all_blocks
--- Those of all lanes, in order.
+-- Blocks of all lanes, in order.
 SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks ORDER BY lane, height;
 
 -- name: all_partition_records
@@ -115,13 +115,13 @@ WHERE coalesce(m.members, 0) <> coalesce(r.members, -1) OR coalesce(m.owners, 0)
     OR (r.owners = 0 AND r.members > 0) LIMIT 1;
 
 -- name: member_change_beyond
--- A change of a member that its lane has not come to.
+-- A member change with a revision that its lane has not reached.
 SELECT c.lane, c.scope, c.member, c.revision, coalesce(h.revision, 0)
 FROM oncelog_member_changes AS c LEFT JOIN oncelog_lanes AS h ON h.lane = c.lane
 WHERE c.kind NOT IN (1, 2) OR c.revision < 1 OR c.revision > coalesce(h.revision, 0) LIMIT 1;
 
 -- name: acknowledged_beyond
--- A member that has acknowledged what its stream does not have.
+-- A member that has acknowledged a sequence that its stream does not have.
 SELECT a.lane, a.scope, a.member, a.sequence, coalesce(s.sequence, 0)
 FROM oncelog_acknowledged AS a LEFT JOIN oncelog_streams AS s ON s.lane = a.lane AND s.scope = a.scope
 WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;

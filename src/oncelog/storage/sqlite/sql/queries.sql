@@ -1,5 +1,5 @@
--- Statements of SQLite, by name; queries/sql/queries.sql has the ones that PostgreSQL shares.
--- A list is a JSON array. Several arrays are the columns of rows: `?2 ->> n.key` is in the row of `n.value`.
+-- Statements of SQLite, by name. queries/sql/queries.sql has the statements that PostgreSQL shares.
+-- A list is a JSON array. Several arrays are columns of rows: `?2 ->> n.key` is in the row of `n.value`.
 
 -- name: make_log
 INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, index_secret, created_ms)
@@ -13,7 +13,7 @@ VALUES (1, 0, 0, '', 0, 0);
 SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state;
 
 -- name: state_and_move
--- The same, whom to count for (storage/tenants.py), and where the log has been moved to (moved_marker.py). In the row that every transaction reads anyway.
+-- The state with the quotas of tenants (storage/tenants.py) and the moved marker (moved_marker.py), in the one row that every transaction reads.
 SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms, tenants, moved, leaps FROM oncelog_state;
 
 -- name: count_stream_records
@@ -29,17 +29,17 @@ SELECT max(sequence) FROM (
 );
 
 -- name: set_tenants
--- With a commit of its own: who has the log open reads everything anew.
+-- Counts as a commit, so that other processes reload all cached state.
 UPDATE oncelog_state SET tenants = ?1, usage_version = ?2, commits = commits + 1;
 
 -- name: record_sizes
--- What records have, and what decides for which tenants they count.
+-- Sizes of records, and the columns that determine their tenants.
 SELECT place & 281474976710655, sequence, policy, actor, scope, partitions, length(body),
     length(CAST(scope AS BLOB)) + length(CAST(client AS BLOB)) + length(key) + length(CAST(actor AS BLOB))
 FROM oncelog_records WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) ORDER BY place LIMIT ?4;
 
 -- name: state_sizes
--- What entities, relationships and rows have, by scope. Expired entities may have been deleted already, and count nothing.
+-- Sizes of entities, relationships and rows, by scope. Expired entities count nothing, because they may be deleted already.
 SELECT e.scope, count(*), sum(length(CAST(e.key AS BLOB))), sum(length(e.value)) FROM oncelog_entities AS e
 JOIN oncelog_lanes AS l ON l.lane = e.lane WHERE e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms
 GROUP BY e.lane, e.scope
@@ -52,7 +52,7 @@ SELECT scope, count(*), sum(length(CAST(table_name AS BLOB)) + length(CAST(row_i
 FROM oncelog_rows GROUP BY lane, scope;
 
 -- name: member_sizes
--- What members have, by stream, past members too.
+-- Sizes of members, including past members, by stream.
 SELECT scope, count(*), sum(length(CAST(member AS BLOB))) FROM (
     SELECT lane, scope, member FROM oncelog_members
     UNION SELECT lane, scope, member FROM oncelog_member_changes WHERE kind = 1
@@ -78,7 +78,7 @@ DELETE FROM oncelog_usage WHERE lane = 0 AND tenant IN (SELECT value FROM json_e
 SELECT moved FROM oncelog_state;
 
 -- name: set_moved
--- With a commit of its own: who has the log open reads everything anew.
+-- Counts as a commit, so that other processes reload all cached state.
 UPDATE oncelog_state SET commits = commits + 1, moved = ?;
 
 -- name: save_state
@@ -88,11 +88,11 @@ UPDATE oncelog_state SET commits = commits + 1, clock_boot = ?, clock_elapsed_ms
 UPDATE oncelog_state SET commits = commits + 1, erasures = erasures + 1;
 
 -- name: touch_state
--- A commit that adds nothing. (SQLite writes nothing for a row that stays the same.)
+-- A commit without changes. (SQLite does not write a row that stays the same.)
 UPDATE oncelog_state SET commits = commits + 1;
 
 -- name: lanes
--- All heads, with how far their keys have been sealed.
+-- All heads, with the sealed positions of the key index.
 SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash, sealed_position, sealing_position
 FROM oncelog_lanes ORDER BY lane;
 
@@ -107,12 +107,12 @@ ON CONFLICT (lane) DO UPDATE SET
 INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: remembered
--- What is remembered of the records at some places.
+-- What the records at some places left to remember.
 SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, r.key, fingerprint, body IS NULL
 FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
 
 -- name: identities
--- The identities of the records between two places, for the key index.
+-- Identities of the records between two places, for the key index.
 SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place;
 
 -- name: lane_page
@@ -121,25 +121,25 @@ SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, poli
 FROM oncelog_records WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) ORDER BY place LIMIT ?4;
 
 -- name: partition_positions
--- As one text: every row that is handed over costs as much as finding it. Ordered by the check of whoever reads it.
+-- Positions as one text, because returning a row costs as much as finding it. The caller orders them.
 SELECT group_concat(position) FROM (
     SELECT position FROM oncelog_partition_records
     WHERE lane = ? AND partition = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?
 );
 
 -- name: records_at
--- Records at some positions of a lane, in the order asked for.
+-- Records at some positions of a lane, in the order of the parameter.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) ORDER BY n.key;
 
 -- name: partition_page
--- Records that touch a partition.
+-- Records in a partition.
 SELECT p.lane, p.position, r.sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_partition_records AS p CROSS JOIN oncelog_records AS r ON r.place = p.lane << 48 | p.position
 WHERE p.lane = ?1 AND p.partition = ?2 AND p.position > ?3 AND p.position <= ?4 ORDER BY p.position LIMIT ?5;
 
 -- name: brief_partition_page
--- What readers are shown of the records of a policy that touch a partition.
+-- Views of the records of a policy in a partition.
 SELECT p.position, log_time_ms, actor, client, scope, key, partitions, CAST(body AS TEXT)
 FROM oncelog_partition_records AS p CROSS JOIN oncelog_records AS r ON r.place = p.lane << 48 | p.position
 WHERE p.lane = ?1 AND p.partition = ?2 AND p.position > ?3 AND p.position <= ?4 AND policy = ?6 ORDER BY p.position LIMIT ?5;
@@ -159,7 +159,7 @@ FROM oncelog_stream_records AS s CROSS JOIN oncelog_records AS r ON r.place = s.
 WHERE s.lane = ?1 AND s.scope = ?2 AND s.sequence > ?3 AND s.sequence <= ?4 ORDER BY s.sequence LIMIT ?5;
 
 -- name: internal_page
--- Audit and restore records of all lanes, by log time. A lane has no more than the limit of them in the page.
+-- Audit and restore records of all lanes, by log time. A page has at most `limit` records of a lane.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body
 FROM json_each(?1) AS n CROSS JOIN oncelog_records AS r ON r.place IN (
     SELECT i.place FROM oncelog_records AS i INDEXED BY oncelog_records_internal
@@ -170,7 +170,7 @@ FROM json_each(?1) AS n CROSS JOIN oncelog_records AS r ON r.place IN (
 ORDER BY log_time_ms, r.place LIMIT ?4;
 
 -- name: count_internal
--- Audit and restore records, by the index that finds them.
+-- Audit and restore records, counted by their index.
 SELECT count(*) FROM oncelog_records INDEXED BY oncelog_records_internal
 WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore');
 
@@ -179,17 +179,17 @@ SELECT count(*) FROM oncelog_records INDEXED BY oncelog_records_internal
 WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy = 'oncelog.audit';
 
 -- name: evidence
--- Records with all that their hashes are made of.
+-- Records with everything that their hashes cover.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
 FROM oncelog_records WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) ORDER BY place;
 
 -- name: scoped_positions
--- Which of the records between two positions are of a scope.
+-- Positions of the records of a scope between two positions.
 SELECT place & 281474976710655 FROM oncelog_records
 WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) AND scope = ?4 AND sequence > 0 ORDER BY place;
 
 -- name: entity_page
--- Unexpired entities of a scope by key. A blob is greater than every text, so an empty end does not bound the page.
+-- Live entities of a scope by key. A blob is greater than every text, so an empty end does not limit the page.
 SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
 WHERE lane = ?1 AND scope = ?2 AND key > ?3 AND key >= ?4 AND key < iif(?5 = '', x'', ?5)
     AND (expires_at_ms IS NULL OR expires_at_ms > ?6)
@@ -226,14 +226,14 @@ WHERE lane = ?1 AND scope = ?2 AND subject = ?5 AND (resource, relation) > (?3, 
 ORDER BY resource, relation LIMIT ?6;
 
 -- name: member_page
--- The members of a stream, each with what it has acknowledged and whether it acts as an owner.
+-- Members of a stream, each with its acknowledged sequence and its effective role.
 SELECT m.member, coalesce(a.sequence, 0), m.is_owner = 1 OR r.owners IS NULL FROM oncelog_members AS m
 LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
 LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
 WHERE m.lane = ? AND m.scope = ? AND m.member > ? ORDER BY m.member LIMIT ?;
 
 -- name: membership_page
--- The streams of a member, each with its newest sequence, what the member has acknowledged and whether it acts as an owner.
+-- Streams of a member, each with its newest sequence, the acknowledged sequence and the effective role of the member.
 SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0), m.is_owner = 1 OR r.owners IS NULL
 FROM oncelog_members AS m INDEXED BY oncelog_members_member
 LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
@@ -242,7 +242,7 @@ LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND
 WHERE m.member = ? AND m.scope > ? AND m.scope >= ? AND m.scope < ? ORDER BY m.scope LIMIT ?;
 
 -- name: oldest_members
--- The members of some streams that joined first, at most as many of each as the third parameter says.
+-- The members of some streams that joined first, up to a number per stream.
 SELECT m.scope, m.member, m.joined, m.is_owner, a.sequence FROM json_each(?1) AS n
 CROSS JOIN oncelog_members AS m INDEXED BY oncelog_members_joined ON m.lane = n.value AND m.scope = ?2 ->> n.key
     AND m.joined IN (
@@ -252,7 +252,7 @@ CROSS JOIN oncelog_members AS m INDEXED BY oncelog_members_joined ON m.lane = n.
 LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member;
 
 -- name: member_changes
--- Who has come, gone or acknowledged something in a lane since a revision, as it stands now.
+-- Member changes of a lane after a cursor, with the current state of each member.
 SELECT c.revision, c.scope, c.member, c.kind, m.member IS NOT NULL, coalesce(a.sequence, 0),
     m.is_owner = 1 OR r.owners IS NULL
 FROM oncelog_member_changes AS c INDEXED BY oncelog_member_changes_revision
@@ -262,17 +262,17 @@ LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND
 WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT ?;
 
 -- name: bodies
--- What is about to be erased, and whose it is.
+-- Records that are about to be erased, with the columns that determine their tenants.
 SELECT place & 281474976710655, salt, body, r.sequence, policy, actor, scope, partitions, fingerprint
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE body IS NOT NULL ORDER BY n.key;
 
 -- name: erase
--- Only the hash of the body stays, and as many zeros as keep the row at its size.
+-- Only the hash of the body stays, padded with zeros to the size of the row.
 UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,
     padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = ?;
 
 -- name: bytes_of_values
--- The bytes of these values that tenants are charged for.
+-- Bytes of these values that tenants were charged for.
 SELECT coalesce(sum(length(e.value)), 0) FROM oncelog_entities AS e JOIN oncelog_lanes AS l ON l.lane = e.lane
 WHERE e.lane = ? AND e.scope = ? AND e.version IN (SELECT value FROM json_each(?)) AND e.key IN (SELECT value FROM json_each(?)) AND (e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms);
 
@@ -286,15 +286,15 @@ UPDATE oncelog_entities SET value = x'', erased = 1
 WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?)) AND key IN (SELECT value FROM json_each(?));
 
 -- name: erase_all_values
--- The same for a record whose body does not name its keys.
+-- The same for a record whose body does not determine its keys.
 UPDATE oncelog_entities SET value = x'', erased = 1 WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?));
 
 -- name: record_estimate
 SELECT coalesce(max(id), 0) FROM oncelog_records;
 
 -- name: records_of_keys
--- Identities of the records with some keys, given in upper-case hex, among some that were committed one after the other. Only where clients number
--- their writes is the client part of the identity.
+-- Identities of the records with some keys, given in upper-case hex, in a range of commits. The identity includes the client only if
+-- clients number their writes.
 SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key FROM oncelog_records
 WHERE id > ? AND id <= ? AND hex(key) IN (SELECT value FROM json_each(?));
 
@@ -305,7 +305,7 @@ SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
 SELECT level, target, sources, keys, cursor FROM oncelog_key_jobs ORDER BY level;
 
 -- name: find_runs
--- For each of some hashes the run of a segment that has it, if any has.
+-- For each hash the only run of a segment that can contain it.
 SELECT h.value, (SELECT keys FROM oncelog_key_runs WHERE segment = :segment AND last >= h.value ORDER BY last LIMIT 1)
 FROM json_each(:hashes) AS h;
 
@@ -314,7 +314,7 @@ FROM json_each(:hashes) AS h;
 SELECT last, keys FROM oncelog_key_runs WHERE segment = ? AND last > ? ORDER BY last LIMIT ?;
 
 -- name: drop_runs
--- Those of a segment whose keys have all been merged into another.
+-- Runs of a segment whose keys have all been merged into another segment.
 DELETE FROM oncelog_key_runs WHERE segment = ? AND last <= ?;
 
 -- name: start_sealing
@@ -337,7 +337,7 @@ ON CONFLICT (level) DO UPDATE SET cursor = excluded.cursor;
 DELETE FROM oncelog_key_jobs WHERE level = ?;
 
 -- name: all_evidence
--- All records with all that their hashes are made of, wherever they claim to be.
+-- All records with everything that their hashes cover, whatever their lane and position.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
 FROM oncelog_records ORDER BY place;
 
@@ -348,7 +348,7 @@ SELECT max(place) FROM oncelog_records WHERE place <= ?;
 SELECT log_time_ms FROM oncelog_records WHERE place = ? << 48 | ?;
 
 -- name: missing_partition_record
--- A record that is not found under a partition it touches.
+-- A record that a partition should list and does not.
 SELECT r.place >> 48, r.place & ((1 << 48) - 1), p.value FROM oncelog_records AS r CROSS JOIN json_each(r.partitions) AS p
 WHERE NOT EXISTS (
     SELECT 1 FROM oncelog_partition_records AS i
@@ -356,7 +356,7 @@ WHERE NOT EXISTS (
 ) ORDER BY r.place LIMIT 1;
 
 -- name: extra_partition_record
--- A place that is found under a partition its record does not touch.
+-- A place that a partition lists although its record is not in the partition.
 SELECT i.lane, i.position, i.partition FROM oncelog_partition_records AS i
 WHERE NOT EXISTS (
     SELECT 1 FROM oncelog_records AS r CROSS JOIN json_each(r.partitions) AS p
@@ -387,32 +387,32 @@ SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records O
 SELECT policy, scope, client, client_sequence, key FROM oncelog_records WHERE place = ?;
 
 -- name: segment_runs
--- The runs of a segment, in its order.
+-- Runs of a segment, in order.
 SELECT last, keys FROM oncelog_key_runs WHERE segment = ? ORDER BY last;
 
 -- name: next_segment
 SELECT min(segment) FROM oncelog_key_runs WHERE segment > ?;
 
 -- name: lease_beyond
--- A lease whose fence its lane has never given out.
+-- A lease with a fence that its lane has not assigned.
 SELECT l.lane, l.policy, l.scope, l.key_hex, l.fence, coalesce(h.fence, 0)
 FROM oncelog_leases AS l LEFT JOIN oncelog_lanes AS h ON h.lane = l.lane
 WHERE l.fence < 0 OR max(l.fence, l.failed_fence) > coalesce(h.fence, 0) LIMIT 1;
 
 -- name: rate_beyond
--- A bucket that is further from being full than any rate lets it be.
+-- A bucket that is further from full than any rate allows.
 SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
 FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
 WHERE r.full_at_us < 0 OR r.full_at_us - h.log_time_ms * 1000 > ? LIMIT 1;
 
 -- name: indexed_tables
--- Oncelog's tables that have an index.
+-- Tables of Oncelog with an index.
 SELECT DISTINCT tbl_name FROM sqlite_schema
 WHERE type = 'index' AND tbl_name LIKE 'oncelog\_%' ESCAPE '\'
 ORDER BY tbl_name;
 
 -- name: schema
--- Oncelog's tables as they were made, and everything that is on them or has such a name. Indexes that SQLite makes itself are part of a table's text.
+-- Definitions of Oncelog's tables, and of everything that belongs to them or has such a name. Indexes that SQLite creates itself are in the text of their table.
 SELECT type, name, tbl_name, sql FROM sqlite_schema
 WHERE (name LIKE 'oncelog\_%' ESCAPE '\' OR tbl_name LIKE 'oncelog\_%' ESCAPE '\')
     AND NOT (type = 'index' AND sql IS NULL AND name LIKE 'sqlite\_autoindex\_%' ESCAPE '\')

@@ -1,9 +1,9 @@
--- The first schema. All tables are ours by their prefix: an application may keep its own beside them.
+-- The first schema. The prefix marks the tables of the log: an application may add tables of other names.
 --
--- A place is a lane and a position in one number (lane << 48 | position), so that every key starts with the lane.
--- Names that come from callers are TEXT, identities and hashes BLOB. STRICT tables hold nothing of another type.
+-- A place is a lane and a position in one number (lane << 48 | position), so every key starts with the lane.
+-- Names from callers are TEXT, identities and hashes BLOB. STRICT tables accept no other types.
 
--- What the log was made with. One row; only the epoch and the version ever change.
+-- Properties of the log in one row. Only the epoch and the version ever change.
 CREATE TABLE oncelog_log (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     schema_version INTEGER NOT NULL,
@@ -14,8 +14,8 @@ CREATE TABLE oncelog_log (
     created_ms INTEGER NOT NULL
 ) STRICT;
 
--- What every transaction changes. `commits` tells a process that another one has been here.
--- The clock is that of the newest commit: its time, and how long the machine (boot) had been up by then.
+-- State that every transaction changes. `commits` shows a process that another one has committed.
+-- The clock is that of the newest commit: its time, and the uptime of the machine (boot) at that time.
 CREATE TABLE oncelog_state (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     commits INTEGER NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE oncelog_policies (
     declaration TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- The heads. Keys up to sealed_position are in segments; those up to sealing_position are on their way there.
+-- Lane heads. Keys up to sealed_position are in segments; keys up to sealing_position are being sealed.
 CREATE TABLE oncelog_lanes (
     lane INTEGER PRIMARY KEY,
     position INTEGER NOT NULL,
@@ -44,12 +44,12 @@ CREATE TABLE oncelog_lanes (
     sealing_position INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- The truth. An erased record has a body_hash in place of salt and body.
--- The body comes last, so that a look at the header does not read a long one.
+-- Records. An erased record has a body_hash in place of salt and body.
+-- The body is the last column, so reading the header does not read a long body.
 --
--- Rows lie in the order of their commits, not of their places, and keep their size when they are erased: so SQLite only
--- ever appends to this table, and never moves a row to another page. Where it does, a copy of the row stays in what is
--- now a gap of the first page, which no later erasure of the row would reach (`secure_delete` does not look there).
+-- Rows are in the order of their commits, not of their places, and keep their size when they are erased. So SQLite only
+-- appends to this table and never moves a row to another page. A move would leave a copy of the row in a gap of the old
+-- page, and a later erasure of the row would not reach that copy (`secure_delete` does not overwrite gaps).
 CREATE TABLE oncelog_records (
     id INTEGER PRIMARY KEY,
     place INTEGER NOT NULL UNIQUE,
@@ -81,7 +81,7 @@ CREATE TABLE oncelog_blocks (
     PRIMARY KEY (lane, height)
 ) STRICT, WITHOUT ROWID;
 
--- Which records touch a partition, in order.
+-- Positions of the records in a partition, in order.
 CREATE TABLE oncelog_partition_records (
     lane INTEGER NOT NULL,
     partition TEXT NOT NULL,
@@ -89,7 +89,7 @@ CREATE TABLE oncelog_partition_records (
     PRIMARY KEY (lane, partition, position)
 ) STRICT, WITHOUT ROWID;
 
--- Which record has a sequence of a stream.
+-- Position of the record with a sequence of a stream.
 CREATE TABLE oncelog_stream_records (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,
@@ -98,8 +98,8 @@ CREATE TABLE oncelog_stream_records (
     PRIMARY KEY (lane, scope, sequence)
 ) STRICT, WITHOUT ROWID;
 
--- The key index (index.py): a keyed hash of each identity, and where its record stands. Sorted inside a segment, so
--- that segments are written and merged from one end to the other. It can be made anew from the records.
+-- The key index (index.py): a keyed hash of each identity, and the place of its record. Keys are sorted inside a segment,
+-- so segments are written and merged from one end to the other. The index can be rebuilt from the records.
 CREATE TABLE oncelog_keys (
     segment INTEGER NOT NULL,
     hash INTEGER NOT NULL,
@@ -113,7 +113,7 @@ CREATE TABLE oncelog_key_segments (
     keys INTEGER NOT NULL
 ) STRICT;
 
--- Work on segments that is under way: level 0 is filled from the newest records, the others from the level below.
+-- Jobs that fill segments: level 0 is filled from the newest records, other levels from the level below.
 -- Everything up to the hash `cursor` is done.
 CREATE TABLE oncelog_key_jobs (
     level INTEGER PRIMARY KEY,
@@ -164,7 +164,7 @@ CREATE TABLE oncelog_relationships (
     PRIMARY KEY (lane, scope, resource, relation, subject)
 ) STRICT, WITHOUT ROWID;
 
--- `state` is core.merge.Row in MessagePack: values and their stamps, whose clocks have 64 bits without a sign.
+-- `state` is core.merge.Row in MessagePack: values and their stamps, whose clocks are unsigned 64-bit numbers.
 CREATE TABLE oncelog_rows (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,
@@ -174,7 +174,7 @@ CREATE TABLE oncelog_rows (
     PRIMARY KEY (lane, scope, table_name, row_id)
 ) STRICT, WITHOUT ROWID;
 
--- The key in hexadecimal, so that many can be asked for in one JSON array.
+-- The key is in hexadecimal, so that one JSON array can hold many keys.
 CREATE TABLE oncelog_leases (
     lane INTEGER NOT NULL,
     policy TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- What actors have left of their rates of new writes (core.values.Bucket). The scope is empty for the whole log.
+-- Remaining rates of actors for new writes (core.values.Bucket). The scope is empty for the whole log.
 CREATE TABLE oncelog_rates (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,

@@ -1,2 +1,2 @@
--- Where the log has been moved to, in JSON (moved_marker.py). NULL in a log that is written to here.
+-- Target of a move, in JSON (moved_marker.py). NULL in a log that has not moved.
 ALTER TABLE oncelog_state ADD COLUMN moved TEXT;

@@ -1,2 +1,2 @@
--- What a subject is related to, without a look at everything in its scope.
+-- Relationships of a subject, without a scan of its scope.
 CREATE INDEX oncelog_relationships_subject ON oncelog_relationships (lane, scope, subject, resource, relation);

@@ -1,2 +1,2 @@
--- Its keys are in runs by now (schema_migration.py).
+-- Its keys are in runs now (database_file.py).
 DROP TABLE oncelog_key_rows;

@@ -1,9 +1,9 @@
--- The numbers above which the log continued after each restore (core/leaps.py), as a JSON array in ascending order. NULL
--- in a log that was never restored.
+-- Numbers above which the log continued after each restore (core/leaps.py), as a JSON array in ascending order. NULL in a
+-- log that was never restored.
 ALTER TABLE oncelog_state ADD COLUMN leaps TEXT;
 
 -- Streams without a write since the last leap: their next sequence is above the floor. The table of streams keeps the last
--- sequence, which acknowledgements are compared with.
+-- sequence, which limits acknowledgements.
 CREATE TABLE oncelog_floors (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,
