@@ -446,7 +446,7 @@ def test_restore_does_not_replace_a_foreign_database_created_meanwhile(log: Path
         theirs.execute("CREATE TABLE IF NOT EXISTS precious (id INTEGER)")
         theirs.close()
 
-    with pytest.raises(NotALogError, match="not a log of Oncelog's"):
+    with pytest.raises(NotALogError, match="an SQLite database of another application"):
         restore(str(log), str(target), come, force=True)
     assert names(tmp_path) == {"log.db", "theirs.db"}
 

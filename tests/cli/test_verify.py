@@ -573,7 +573,7 @@ def test_files_that_are_not_logs_are_refused_and_not_changed(tmp_path: Path, cop
         (tmp_path, "not a file"),
         (empty, "is empty"),
         (text, "not an SQLite database"),
-        (foreign, "not a log of Oncelog's"),
+        (foreign, "is an SQLite database, but not a log"),
         (copy, "newer Oncelog"),
     ):
         for command in (["verify"], ["head"], ["stats"], ["clock"], ["clock", "--confirm"], ["show", "0:1"]):

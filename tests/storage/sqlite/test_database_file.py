@@ -263,7 +263,7 @@ def test_threads_that_create_one_file_concurrently_share_one_log(tmp_path: Path)
                 except SettingsError as error:
                     store = SqliteStore(path, clock=ManualClock())
                     await store.open()
-                    assert f"made with lanes={store.settings.lanes}," in str(error)  # noqa: PT017
+                    assert f"created with lanes={store.settings.lanes}," in str(error)  # noqa: PT017
                     assert store.settings.lanes != number
                 else:
                     assert store.settings.lanes == number

@@ -27,7 +27,7 @@ def test_update_of_a_missing_row_is_reported_as_corrupt(tmp_path: Path) -> None:
     )
     with closing(connect(SqliteDriver(), path)) as connection:
         create_or_open(connection, path, Settings(), 0)
-        with pytest.raises(CorruptError, match="of 1 rows that were read 0 are there"):
+        with pytest.raises(CorruptError, match="only 0 of 1 rows that were read from the table rows can be updated"):
             side_state_tables.save_tables(connection, changes, 1, Snapshot(rows={ROW: Row()}))
         assert stored(connection) == []
         side_state_tables.save_tables(connection, changes, 1)

@@ -137,5 +137,6 @@ def save_tables(connection: Any, changes: Changes, lanes: int, stored: Snapshot 
             updated.sort()
             found = connection.executemany(_UPDATE_SQL[table.name], updated).rowcount
             if found != len(updated):  # the rows were read in the same transaction
-                raise CorruptError(f"{len(updated)} rows of {table.name} were read, but only {found} can be updated")
+                rows = f"{found} of {len(updated)} rows that were read from the table {table.name}"
+                raise CorruptError(f"only {rows} can be updated")
         delete_rows(connection, table, deleted)
