@@ -1,4 +1,4 @@
-"""Base of the services of all APIs: what each has, and how each bounds pages and rates."""
+"""Base of the services of all APIs: shared objects, and the bounds of pages and rates."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def resume_parameter(id_name: str, cursor_name: str = "since") -> Parameter:
 
 
 class PageSizes(Struct, frozen=True):
-    """How many items the pages of an API have."""
+    """Numbers of items on a page of an API."""
 
     default: int
     largest: int
@@ -63,7 +63,7 @@ class PageSizes(Struct, frozen=True):
 
 
 class ApiService:
-    """The service of one API, the same for all of its transports."""
+    """The service of one API, shared by its transports."""
 
     def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
         self.log = log
@@ -75,7 +75,7 @@ class ApiService:
 
 
 def new_rate(per_second: int, burst: int = 0) -> Rate | None:
-    """Return the rate of new writes that the log checks; None for 0, which is no limit."""
+    """Return the rate of new writes that the log checks; None for 0, which switches the limit off."""
     return Rate(per_second, burst=burst or per_second) if per_second else None
 
 
@@ -90,7 +90,7 @@ def encode_page_token(*position: str | int | None) -> str:
 
 
 def decode_page_token(token: str, field: str, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the position of a page, a tuple. Raises ApiError for a text that no page has returned."""
+    """Decode the position of a page, a tuple. Raises ApiError for a text that is not such a token."""
     try:
         position = decoder.decode(urlsafe_b64decode(token.encode("ascii")))
         if not any("\0" in item for item in position if isinstance(item, str)):

@@ -103,6 +103,6 @@ class Apis:
         await asyncio.gather(*(sessions.wait_for_replies() for sessions in self._sessions))
 
     def close_all(self) -> None:
-        """Close all WebSockets and streams. Their clients get the reason: the server is being stopped."""
+        """Close all WebSockets and streams, with the reason that the server stops."""
         for readers in self._readers:
             readers.close_all()

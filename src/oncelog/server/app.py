@@ -1,4 +1,4 @@
-"""The server: one log, its APIs, and what operators need. HTTP and WebSocket on one port.
+"""The server: one log, its APIs and the operations for operators, with HTTP and WebSocket on one port.
 
 Started and stopped once. `stop` accepts no more connections, finishes accepted requests, closes all connections, and
 closes the log.
@@ -45,13 +45,13 @@ logger: Final = logging.getLogger("oncelog.doors")
 LISTEN_RETRY_S: Final = 1.0
 """Pause between attempts to read a log that could not be read."""
 REPLIES_TIMEOUT_S: Final = 3.0
-"""Longest wait for replies when the server stops, within `shutdown_ms`. Only a client that does not read needs it."""
+"""Longest wait for replies when the server stops, within `shutdown_ms`. Only clients that do not read exceed it."""
 LINGER_S: Final = 0.25
-"""How long connections without a request are kept when the server stops: one may be on its way, and gets an answer."""
+"""How long a stopping server keeps connections without a request, to answer a request that is under way."""
 ACCEPT_GRACE_S: Final = 0.05
-"""How long a server that stops still accepts connections. They are refused with an answer."""
+"""How long a stopping server accepts connections, to refuse them with an answer."""
 STOP_POLL_S: Final = 0.005
-"""How often a server that stops checks whether it still has to wait."""
+"""Interval at which a stopping server checks whether it has to wait longer."""
 RENEW_S: Final = 1.0
 """Interval of the periodic checks: rights of connections, idle connections, and summaries in the log."""
 
@@ -161,7 +161,7 @@ class Server:
         """Address of the ledger over gRPC, `host:port`. Empty if it is not served."""
         return "" if self.grpc_service is None else format_address((self.settings.host, self.grpc_service.port))
 
-    # --- from start to stop
+    # --- start and stop
 
     async def __aenter__(self) -> "Server":
         await self.start()
@@ -227,7 +227,7 @@ class Server:
         shutdown_s = self.settings.shutdown_ms / 1000
         linger_end_s = asyncio.get_running_loop().time() + min(LINGER_S, shutdown_s)
         logger.info("stopping", extra={"connections": self._reader_count, "queued": self.log.queue_length})
-        # The system has accepted connections that the event loop does not know yet. Closing would cut them off.
+        # The system has accepted connections that the event loop does not know yet. Closing would reset them.
         await asyncio.sleep(min(ACCEPT_GRACE_S, shutdown_s))
         self._http.close_listener()
         grpc_stop = None if self.grpc_service is None else asyncio.ensure_future(self.grpc_service.stop(shutdown_s))
@@ -247,7 +247,7 @@ class Server:
         logger.info("stopped")
 
     async def _wait_for_replies(self) -> None:
-        """Return when nothing is in flight and the answers have been written, except to clients that do not read."""
+        """Return when no request is in flight and the answers are written, except to clients that do not read."""
         while self._http.is_busy:  # noqa: ASYNC110 - once
             await asyncio.sleep(STOP_POLL_S)
         await self.log.wait_idle()
@@ -261,10 +261,10 @@ class Server:
         while loop.time() < until_s and not self._limiter.are_all_closed():  # noqa: ASYNC110 - once
             await asyncio.sleep(STOP_POLL_S)
 
-    # --- a log that cannot be read
+    # --- an unreadable log
 
     def _on_read_failure(self, error: Exception) -> None:
-        """Close all connections of the Events API: the log could not be read for long. Then try to read it again."""
+        """Close all connections of the Events API, because the log is unreadable. Then try to read it again."""
         logger.error("the log cannot be read; all connections are closed: %s", error)
         self._set_ready(is_ready=False)
         self.event_sessions.fail_all(error)
@@ -272,7 +272,7 @@ class Server:
             self._tasks.start(self._listen_again())
 
     def _on_chat_failure(self, error: Exception) -> None:
-        """Close all connections of the Chat API. Its lanes are read again when the next client connects."""
+        """Close all connections of the Chat API. The hub reads its lanes again when the next client connects."""
         logger.error("chats cannot be followed; their connections are closed: %s", error)
         self.chat_sessions.fail_all(error)
 
@@ -302,7 +302,7 @@ class Server:
         return [*self._operators.list_endpoints(), *self.apis.list_endpoints()]
 
     def reload(self) -> None:
-        """Reload settings, certificate, schemas and credential files, each by itself, and check open connections.
+        """Reload settings, certificate, schemas and credential files, and check open connections.
 
         Parts that cannot be loaded are logged and keep their previous content.
         """
@@ -313,7 +313,7 @@ class Server:
         self._authenticator.subscribe(listener)
 
     def _record_credential(self, event: CredentialEvent) -> None:
-        """Record the end of a key. Every server of the file does so, and the log keeps one record."""
+        """Record the end of a key. All servers that share the file do so, and the log keeps one record."""
         act = to_record_act(event)
         if act is not None:
             self.log.record(act)

@@ -37,7 +37,7 @@ class OpenConnection(Protocol):
 
 
 class AuthGate:
-    """One for a server."""
+    """Authentication of one server: verifies credentials, limits attempts and requests, and renews rights."""
 
     def __init__(self, authenticator: CredentialVerifier, clock: Clock, limits: ApiLimits) -> None:
         self._authenticator = authenticator
@@ -56,7 +56,7 @@ class AuthGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody is let in (development mode)."""
+        """Whether the server accepts every caller (development mode)."""
         return self._authenticator.is_open
 
     def check_open(self, code: str = SERVER_BUSY) -> None:
@@ -68,9 +68,8 @@ class AuthGate:
         """Return the principal of a credential. Raises ApiError, with one text for every wrong credential (CO-21).
 
         The credential is verified before the rate limit is checked, so that wrong credentials from an address never
-        delay a valid one (CO-25). A request without a credential guesses nothing and does not count. The connection of
-        the caller then counts for its principal (CO-27). An actor with too many requests gets
-        RATE_LIMITED.
+        delay a valid one (CO-25). A request without a credential is not a guess and does not count. The connection of
+        the caller then counts for its principal (CO-27). An actor with too many requests gets RATE_LIMITED.
         """
         try:
             principal = self._authenticator.authenticate(credential)
@@ -93,20 +92,20 @@ class AuthGate:
         return self._reject(caller.address, f"not the client {client_id!r}")
 
     def refresh_principal(self, principal: Principal) -> Principal | None:
-        """The principal with the rights of now; None if their connection must end."""
+        """Return the principal with its current rights; None if its connections must end."""
         return self._authenticator.refresh_principal(principal, self.clock.wall_ms())
 
     def get_client_id(self, principal: Principal) -> str | None:
-        """The one client that a credential writes as; None in development mode, where everybody may be anybody.
+        """Return the only client id that a credential writes under; None in development mode, which allows all.
 
-        Without a client of its own it is the actor, all of it: a user and an API key may have one name.
+        A credential without a client id writes under its actor, with the kind: a user and an API key may share a name.
         """
         return principal.actor if principal.client_id is None and not self.is_open else principal.client_id
 
     def get_event_client(self, principal: Principal, requested: str | None) -> str | None:
         """Return the client id under which events are stored (EV-1); None if the principal may not use `requested`.
 
-        In development mode every client id may be used as it is. Raises ApiError for one that is too long.
+        In development mode every client id is allowed. Raises ApiError for a client id that is too long.
         """
         if self.is_open and principal.client_id is None:
             return requested or principal.actor.partition(":")[2]
@@ -116,7 +115,7 @@ class AuthGate:
             raise field_error(error.path, error.reason, FORBIDDEN) from None
 
     def recheck_principal(self, principal: Principal) -> Principal:
-        """The same where there must be some. Raises ApiError: they may have been taken away while a body came."""
+        """Return the principal with its current rights. Raises ApiError if its credential has ended meanwhile."""
         current = self.refresh_principal(principal)
         if current is None:
             raise credential_ended_error()

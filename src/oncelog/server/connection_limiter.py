@@ -21,26 +21,26 @@ from oncelog.server.metrics import Counts
 from oncelog.server.rate_limiter import LogLimiter
 
 TURNS_TO_AUTHENTICATE: Final = 16
-"""Turns of the event loop in which as many connections are accepted as may be unauthenticated. From the arrival of
-a credential to its verification the server needs up to eight turns (TLS handshake, task of the request, handler)."""
+"""Turns of the event loop in which the server accepts at most `evictable_max` connections. It needs up to eight turns
+from the arrival of a credential to its verification (TLS handshake, task of the request, handler)."""
 ACCEPTS_PER_TURN_MAX: Final = 128
-"""Connections accepted in one turn of the event loop, so that open ones are served in between."""
+"""Connections that the server accepts in one turn of the event loop. Between turns it serves open connections."""
 TLS_ACCEPTS_PER_TURN_MAX: Final = 16
-"""A TLS handshake takes about 1 ms of CPU time, in which the server does nothing else."""
+"""A TLS handshake blocks the event loop for about 1 ms."""
 HELD_BYTES: Final = 20 * 1024
-"""Bytes that every unauthenticated connection may hold: a request head or first message with the longest token. One
-that holds more can be closed when all together hold too much."""
+"""Bytes that every unauthenticated connection may hold: a request head or first message with the longest token. The
+limiter may close a connection that holds more when all of them together hold too much."""
 HELD_BY_MIN: Final = 8
-"""With a lower number of unauthenticated connections, the head of one long HTTP request would be too much."""
+"""Lowest number of connections in the limit of bytes, so that the head of one long HTTP request fits."""
 RESERVED_CONNECTIONS: Final = 100
-"""Connections above `connections_max`, so that callers can be answered that there are too many, and for operators."""
+"""Connections above `connections_max`, for operators and for error responses to callers above the limit."""
 
 Transport = Any
-"""uvloop's is an asyncio.Transport without saying so."""
+"""An `asyncio.Transport`. The transports of uvloop do not declare that type."""
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
-    """Numbers of connections at a time. 0 switches a limit off."""
+    """Limits of simultaneous connections. 0 switches a limit off."""
 
     total_max: int
     address_max: int = 0
@@ -60,13 +60,13 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
         return max(HELD_BY_MIN, self.unauthenticated_max) * HELD_BYTES if self.unauthenticated_max else 0
 
     def accepts_per_turn(self, *, listeners: int, with_tls: bool) -> int:
-        """Return how many connections each of the listening sockets accepts in one turn of the event loop."""
+        """Return how many connections each listening socket accepts in one turn of the event loop."""
         accepts_max = TLS_ACCEPTS_PER_TURN_MAX if with_tls else ACCEPTS_PER_TURN_MAX
         return max(1, min(accepts_max, self.evictable_max // (TURNS_TO_AUTHENTICATE * listeners)))
 
 
 class Caller:
-    """The origin of a request, as authentication needs it. This one belongs to no counted connection."""
+    """The origin of a request, for authentication. An instance of this base class belongs to no counted connection."""
 
     __slots__ = ("address",)
 
@@ -74,20 +74,20 @@ class Caller:
         self.address = address
 
     def set_principal(self, principal: Principal) -> None:
-        """Note who the caller is. Raises ApiError if the principal has too many connections."""
+        """Set the authenticated principal. Raises ApiError if the principal has too many connections."""
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
         """Call `refuse` if more than `bytes_max` bytes arrive before the caller is authenticated."""
 
 
 class ByteLimit(Protocol):
-    """The part of a connection that limits what it sends before authentication."""
+    """Limit of the bytes that a connection sends before authentication."""
 
     def remove(self) -> None:
         """Remove the limit. May be called twice."""
 
     def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
-        """Limit what arrives from now on."""
+        """Count from zero again, with this limit."""
 
     def ignore_body(self, body: StreamReader) -> None:
         """Do not count the rest of a body."""
@@ -130,7 +130,7 @@ class Connection(Caller):
         self.stream: CountedStream | None = None
         """The stream of a proxy's caller, until its request is answered."""
         self.transport: Transport = None
-        """None before the TLS handshake is over."""
+        """None until the TLS handshake is complete."""
         self.idle_since_ms: int | None = limiter.now_ms()
         """None while a request is being answered."""
         self.held_bytes = 0
@@ -146,14 +146,14 @@ class Connection(Caller):
         self._limiter.by_transport[transport] = self
 
     def start_request(self) -> None:
-        """A request arrived."""
+        """Record the arrival of a request."""
         self.has_requested = True
         self.idle_since_ms = None
         if self.counted_address is not None and self.byte_limit is not None:
             self.byte_limit.reset()
 
     def finish_request(self, body: StreamReader | None = None) -> None:
-        """The request was answered. The rest of its body, if there is any, is not kept."""
+        """Record the answer to a request. aiohttp discards the rest of its body."""
         self.idle_since_ms = self._limiter.now_ms()
         self.is_stream = False
         self._close_stream()
@@ -163,7 +163,7 @@ class Connection(Caller):
                 self.byte_limit.ignore_body(body)
 
     def set_principal(self, principal: Principal) -> None:
-        """As `Caller` says. The first principal of a connection is the one that it counts for."""
+        """As `Caller` says. A connection counts for its first principal."""
         if self.counted_address is not None:
             self._limiter.count_principal(self, principal)
             self.remove_limits()
@@ -175,22 +175,22 @@ class Connection(Caller):
             self.byte_limit.remove()
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
-        """As `Caller` says. A connection that is authenticated already has no such limit."""
+        """As `Caller` says. An authenticated connection has no such limit."""
         if self.counted_address is not None and self.byte_limit is not None:
             self.byte_limit.reset(bytes_max, refuse)
 
     def hold(self, held_bytes: int) -> None:
-        """Note how many bytes wait for the rest of a request or message. May close this connection or another one."""
+        """Set how many bytes wait for the rest of a request or message. May close this connection or another one."""
         if self.counted_address is not None:
             self._limiter.hold(self, held_bytes)
 
     def refuse(self, reason: str, close: Callable[[], None] | None = None) -> None:
-        """Close the connection, and count why."""
+        """Close the connection and count the reason."""
         self._limiter.count_refusal(reason, self.address)
         (close or self.abort)()
 
     def abort(self) -> None:
-        """Close the connection now."""
+        """Close the connection immediately."""
         self._abort()
         self.close()
 
@@ -198,7 +198,7 @@ class Connection(Caller):
         """Stop counting the connection. May be called twice."""
         self._close_stream()
         self._limiter.release(self)
-        # A transport with TLS holds about 80 KiB: it must not wait for the garbage collector.
+        # A transport with TLS holds about 80 KiB, which must not wait for the garbage collector.
         self.byte_limit = self.transport = None
         self._abort, self.is_closing = lambda: None, lambda: True
 
@@ -209,7 +209,7 @@ class Connection(Caller):
 
 
 class ForwardedRequest(Caller):
-    """A request of a trusted proxy, whose connection serves other callers too."""
+    """A request from a trusted proxy, whose connection serves other callers too."""
 
     __slots__ = ("_connection",)
 
@@ -308,7 +308,7 @@ class ConnectionLimiter:
         return self.by_transport.get(transport)
 
     def open_stream(self, address: str, connection: Connection | None = None) -> CountedStream:
-        """Count a stream that is not a connection by itself. Raises ApiError if a limit is reached.
+        """Count a stream that shares a connection with others. Raises ApiError if a limit is reached.
 
         The connection of a proxy counts as unauthenticated until the caller of the stream is authenticated.
         """
@@ -343,7 +343,7 @@ class ConnectionLimiter:
         return self._close_first(streams)
 
     def hold(self, connection: Connection, held_bytes: int) -> None:
-        """Count the bytes of an unauthenticated connection. Too many of all together close the oldest large one."""
+        """Count the bytes of an unauthenticated connection. If all hold too many, close the oldest large ones."""
         self._held_bytes += held_bytes - connection.held_bytes
         connection.held_bytes = held_bytes
         if held_bytes > HELD_BYTES:
@@ -357,7 +357,7 @@ class ConnectionLimiter:
     # --- the end of connections
 
     def discard_unauthenticated(self, connection: Connection) -> None:
-        """The connection is authenticated, or closed."""
+        """Stop counting a connection as unauthenticated."""
         group = connection.counted_address
         if group is not None:
             self.hold(connection, 0)
@@ -383,7 +383,7 @@ class ConnectionLimiter:
             _remove_caller(self._by_principal, caller.actor, caller)
 
     def close_expired(self) -> None:
-        """Forget connections that are closed, and close unauthenticated ones whose time is over."""
+        """Remove closed connections, and close unauthenticated connections that have timed out."""
         self._remove_closed(self._connections)
         latest_ms = self.now_ms() - self.limits.timeout_ms
         for connection in list(self._unauthenticated):
@@ -391,26 +391,26 @@ class ConnectionLimiter:
             if idle_since_ms is None or idle_since_ms >= latest_ms:
                 continue
             if connection.has_requested:
-                connection.abort()  # an idle keep-alive connection, as of a health check
+                connection.abort()  # an idle keep-alive connection, such as that of a health check
             else:
                 connection.refuse("timeout")
 
     def are_all_closed(self) -> bool:
-        """Return whether no connection is open any more."""
+        """Return whether no connection is open."""
         self.close_expired()
         return not self._connections
 
     # --- room
 
     def _has_capacity(self) -> bool:
-        """Return whether one more connection fits into the total, after an unauthenticated one was closed for it."""
+        """Return whether one more connection fits into the total. May close an unauthenticated one to make room."""
         if len(self._connections) < self.limits.total_max:
             return True
         self._remove_closed(self._connections)
         return len(self._connections) < self.limits.total_max or self._close_oldest()
 
     def _has_address_capacity(self, address: str, other_than: Connection | None = None) -> bool:
-        """Return whether one more connection of the address fits, after an unauthenticated one was closed for it."""
+        """Return whether one more connection of the address fits. May close an unauthenticated one to make room."""
         if self._has_room(self._by_address, address, self.limits.address_max):
             return True
         return self._close_first(
@@ -418,7 +418,7 @@ class ConnectionLimiter:
         )
 
     def _has_room(self, callers: Mapping[str, Collection[Caller]], key: str, limit: int) -> bool:
-        """Return whether one more caller of an address or a principal fits, after closed connections were removed."""
+        """Return whether one more caller of an address or a principal fits. Removes closed connections first."""
         if limit and len(callers.get(key, ())) >= limit:
             self._remove_closed(caller for caller in callers[key] if isinstance(caller, Connection))
         return not limit or len(callers.get(key, ())) < limit
@@ -441,16 +441,16 @@ class ConnectionLimiter:
     def _close_oldest(self) -> bool:
         """Close the oldest unauthenticated connection: of an address that has more than half of them, else of all.
 
-        So a flood from one address closes its own connections, and one from many addresses cannot choose the
-        connections of an address that several callers share. At least half as many further connections as may be
-        unauthenticated must be accepted before a connection is closed.
+        A flood from one address closes its own connections, and a flood from many addresses does not single out an
+        address that several callers share. The server accepts at least `evictable_max / 2` further connections before
+        it closes a connection.
         """
         largest = self._unauthenticated_of.get(self._largest_address, {})
         is_flooded = 2 * len(largest) > self.limits.evictable_max
         return self._close_first(iter(largest if is_flooded else self._unauthenticated))
 
     def _close_first(self, connections: Iterator[Connection]) -> bool:
-        """Close the first of the connections in favour of another one. Returns whether there is one."""
+        """Close the first of the connections to make room. Returns whether one was closed."""
         first = next(connections, None)
         if first is not None:
             first.refuse("evicted")
@@ -459,8 +459,8 @@ class ConnectionLimiter:
     def _remove_closed(self, connections: Iterable[Connection]) -> None:
         """Stop counting authenticated connections that are being closed.
 
-        An unauthenticated one counts until `PreauthLimiter.connection_lost`: it holds its memory as long as its client
-        does not answer the end of TLS, or does not read.
+        An unauthenticated connection counts until `PreauthLimiter.connection_lost`: it holds its memory as long as its
+        client does not answer the end of TLS, or does not read.
         """
         for connection in list(connections):
             if connection.counted_address is None and connection.is_closing():

@@ -48,7 +48,7 @@ class Parameter(Struct, frozen=True, kw_only=True):
     previous_name: str = ""
     """Deprecated name that a query parameter may be sent under."""
     is_required: bool = False
-    """A required parameter that is left out is parsed as an empty one, so that `parse` names the fault."""
+    """An absent required parameter is parsed as an empty one, so that `parse` names the fault."""
 
     @property
     def is_repeated(self) -> bool:
@@ -93,7 +93,7 @@ class Call:
 
 
 class Reply(Struct, frozen=True):
-    """An answer with another status than 200."""
+    """An answer with a status other than 200."""
 
     status: int
     body: bytes | Mapping[str, Any]
@@ -130,7 +130,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     is_public: bool = False
     """Whether no credential is needed."""
     is_stream: bool = False
-    """Whether the answer does not end by itself. Streams count against the limit of connections."""
+    """Whether the answer is a stream, which the client ends. Streams count against the limit of connections."""
     serve_websocket: WebSocketHandler | None = None
     """Serves requests that ask for a WebSocket at the same path."""
 

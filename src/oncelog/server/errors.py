@@ -29,21 +29,21 @@ from oncelog.errors import (
 logger: Final = logging.getLogger("oncelog.doors")
 
 RETRY_AFTER_MS: Final = 1000
-"""What a client is told that comes while the log cannot take new writes."""
+"""Retry delay for a client while the log cannot accept new writes."""
 BUSY_RETRY_AFTER_MS: Final = 100
 """Retry delay for a client with too many requests in flight: the next commit makes room."""
 QUIET_POLLS: Final = 10
-"""So often must the server look without a failure in between before one counts as new: clients come back in seconds."""
+"""Polls without a failure after which an outage is over. Clients retry within seconds."""
 UNKNOWN_OUTCOME: Final = "the outcome is not known; send it again under the same id"
 UNSTORABLE: Final = "the store cannot hold this; nothing was written, and sending it again does not help"
 UNREADABLE: Final = "the log cannot be read for now; ask again"
 
 
 class ApiError(Exception):
-    """A request that gets an error in place of an answer. `message` is for the client: it must hold no secret."""
+    """The error that answers a request. The client receives `message`, so it must hold no secret."""
 
     reply_to: Any = None
-    """What the error repeats of a message of a WebSocket, so that the client can find its request."""
+    """The ids of a WebSocket message that the error repeats, so that the client finds its request."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -53,13 +53,13 @@ class ApiError(Exception):
 
 
 def field_error(field: str, reason: str, code: str = BAD_REQUEST, **details: Any) -> ApiError:
-    """Return the error for a value of a request: the path of the field, and what is wrong with it."""
+    """Return the error for a wrong value of a request: the path of the field, and the reason."""
     field = field.encode("utf-8", "replace").decode()  # a path may have lone surrogates, which cannot be sent
     return ApiError(code, f"{field}: {reason}", field=field, **details)
 
 
 class MalformedMessageError(ApiError):
-    """A malformed message of a WebSocket. `reply_to` is what the error repeats of it, as far as that was readable."""
+    """A malformed message of a WebSocket. `reply_to` holds its ids, as far as they were readable."""
 
     def __init__(self, error: ApiError, reply_to: Any) -> None:
         super().__init__(error.code, error.message, **error.details)
@@ -67,11 +67,11 @@ class MalformedMessageError(ApiError):
 
 
 SERVER_FAILURE: Final = ApiError(SERVER_ERROR, "the server is at fault", status=500)
-"""The answer to a request that failed for a reason of the server."""
+"""Answer to a request that failed because of a fault of the server."""
 
 
 def encode_error(error: ApiError) -> bytes:
-    """An error on a wire of JSON."""
+    """Encode an error as a JSON object."""
     return orjson.dumps({"code": error.code, "message": error.message, "details": error.details})
 
 
@@ -82,11 +82,11 @@ RETRYABLE_CODES: Final = {
     Reason.QUOTA_EXCEEDED: QUOTA_EXCEEDED,
     Reason.READ_ONLY: READ_ONLY,
 }
-"""The one table of refusals that are no outcome of a write: it was not decided, and may be sent again as it is."""
+"""Codes of refusals that leave a write undecided, so that the client may submit it again unchanged."""
 
 
 def retryable_error(refusal: Refused) -> ApiError:
-    """What a client is told of one of these."""
+    """Return the error for a refusal in `RETRYABLE_CODES`."""
     details: dict[str, Any] = {"retry_after_ms": refusal.retry_after_ms}
     if refusal.tenant:
         details |= {"tenant": refusal.tenant, "quota": refusal.field, "limit": refusal.limit}
@@ -96,7 +96,7 @@ def retryable_error(refusal: Refused) -> ApiError:
 
 
 class StoreFailures:
-    """Requests that a store could not serve. A disk that is full fails thousands: begin and end are told, each once."""
+    """Requests that the store could not serve. An outage fails thousands: the log gets its begin and its end."""
 
     def __init__(self) -> None:
         self._kinds: set[type[BaseException]] = set()
@@ -104,10 +104,10 @@ class StoreFailures:
         self._quiet_polls = 0
 
     def count(self, error: BaseException) -> None:
-        """One request more."""
+        """Count a failed request, and log the first one of each kind."""
         is_reported = type(error) in self._kinds
         logger.log(logging.DEBUG if is_reported else logging.ERROR, "the log could not do what it was asked: %s", error)
-        if isinstance(error, StoreUnavailableError):  # what else goes wrong is no state that ends by itself
+        if isinstance(error, StoreUnavailableError):  # other errors do not belong to an outage
             self._kinds.add(type(error))
             self._count += 1
             self._quiet_polls = 0
@@ -125,7 +125,7 @@ store_failures: Final = StoreFailures()
 
 
 def shutdown_error(code: str = SERVER_BUSY) -> ApiError:
-    """Return the error for new requests while the server is being stopped."""
+    """Return the error for new requests while the server stops."""
     return ApiError(code, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
 
 
@@ -161,7 +161,7 @@ def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """What the log cannot read becomes what a client is told."""
+    """Convert errors of the log to `ApiError`, for reads."""
     try:
         yield
     except OncelogError as error:

@@ -1,4 +1,4 @@
-"""An application's own validation of new events: found by its name, asked for new ids only (EV-10).
+"""Validation of new events by the application. The server loads it by name and calls it for new ids only (EV-10).
 
 from oncelog import NewEvent
 
@@ -6,8 +6,8 @@ def check(event: NewEvent) -> None:
     if event.type == "order.placed" and event.body["total"] < 0:
         raise ValueError("total must not be negative")
 
-What it raises is told to the client as `validation_failed`, with its text. It runs inside the transaction of a commit,
-so it must be quick, decide by the event alone, and must not wait.
+The client receives the text of an exception as `validation_failed`. The check runs inside the transaction of a commit:
+it must be quick, depend on the event alone, and must not wait.
 """
 
 import sys
@@ -33,7 +33,7 @@ class NewEvent(Struct, frozen=True):
     id: UUID
     type: str
     body: dict[str, Any]
-    """All of it, `type` too."""
+    """The whole event, including `type`."""
     partitions: tuple[str, ...]
     client_id: str
     actor: str
@@ -42,17 +42,17 @@ class NewEvent(Struct, frozen=True):
 EventCheck = Callable[[NewEvent], None]
 
 VALIDATORS_GROUP: Final = "oncelog.validators"
-"""Of the entry points that can be named in place of a callable."""
+"""Group of the entry points that the setting `validate` can name."""
 OBJECTION_CHARACTERS_MAX: Final = 2000
-"""What a longer objection has beyond it is left out, and how much that was is said."""
+"""Longest text of an objection. The end of a longer one says how many characters are missing."""
 
 
 def load_validator(name: str) -> Validate:
-    """The validation that a setting names. Raises SettingsError if there is none, or it is not callable."""
+    """Load the validation that a setting names. Raises SettingsError if it is missing or not callable."""
     is_path = ":" in name
     directory = str(Path.cwd())
     if is_path and directory not in sys.path:
-        # As `python -m` does: the application's module is found in the directory where the server is started.
+        # Like `python -m`: find the module of the application in the working directory of the server.
         sys.path.insert(0, directory)
     entry_point = metadata.EntryPoint(name, name, VALIDATORS_GROUP) if is_path else _find_entry_point(name)
     try:
@@ -62,23 +62,23 @@ def load_validator(name: str) -> Validate:
         raise SettingsError(f"validate: {name} {problem}") from error
     if not callable(found):
         raise SettingsError(f"validate: {name} is not callable")
-    if iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004 - not whether
+    if iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004 - inspects the method
         raise SettingsError(f"validate: {name} is a coroutine function, and must be an ordinary one")
     return to_validator(found)
 
 
 def to_validator(check: EventCheck) -> Validate:
-    """A check of events as the log takes it. What it raises is the objection; writes of other policies pass."""
+    """Convert a check of events to a validation of the log. Its exceptions are objections; other writes pass."""
 
     def validate(submission: Submission) -> str | None:
         if submission.policy.name != EVENTS.name:
             return None
         try:
-            # Nothing is what it is to return. Anything else is no silent yes: a text is an objection, as of the
-            # library's own `Validate`, and what else there may be the log takes for a fault of the check.
+            # A check returns None. A text that it returns is an objection, as for the library's `Validate`. The log
+            # treats any other value as a fault of the check.
             objection: object = check(_to_event(submission))  # type: ignore[func-returns-value]
         except (Exception, SystemExit) as error:
-            # Its text goes to a client, in JSON. If it could not, a whole group commit would have no answer.
+            # The client receives the text in JSON. An unencodable text would leave a whole group commit without answer.
             raise ValueError(_format_objection(error) or type(error).__name__) from error
         return _format_objection(objection) if isinstance(objection, str) else objection  # type: ignore[return-value]
 
@@ -88,7 +88,7 @@ def to_validator(check: EventCheck) -> Validate:
 def _format_objection(value: object) -> str:
     try:
         text = str(value)
-    except Exception:  # noqa: BLE001 - it is the application's
+    except Exception:  # noqa: BLE001 - code of the application
         return ""
     beyond = len(text) - OBJECTION_CHARACTERS_MAX
     text = text if beyond <= 0 else f"{text[:OBJECTION_CHARACTERS_MAX]}… ({beyond} more characters)"

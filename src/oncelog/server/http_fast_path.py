@@ -1,11 +1,11 @@
-"""Requests that come by the thousand, answered without a task, a request and a response of aiohttp's for each.
+"""Fast path for the most frequent requests, without a task, a request and a response of aiohttp for each of them.
 
-A connection begins here. As long as each of its requests is a plain one of a route that is served so, and has come as a
-whole, its handler gets the body and answers when it can. At the first request that is anything else the connection is
-handed over to aiohttp, with what it has sent, and stays there: errors of HTTP, other routes, browsers and proxies are
-left to aiohttp.
+Every connection begins on the fast path. It serves plain requests of a fast route that have arrived as a whole: the
+handler of the route gets the body and answers when it can. At the first other request the fast path hands the
+connection and the received bytes over to aiohttp, which keeps it. So aiohttp serves malformed HTTP, other routes,
+browsers and proxies.
 
-Nothing of HTTP is understood in two ways: a head is read by aiohttp's own parser, once, and known again by its bytes.
+Both paths read HTTP in the same way: the parser of aiohttp parses each head, and a cache recognises it by its bytes.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.preauth_limiter import PreauthLimiter
 
 HEADS_MAX: Final = 4096
-"""Heads that are known again. A client sends the same one for every body of the same length."""
+"""Heads in the cache. A client sends the same head for every body of the same length."""
 HEAD_BYTES_MAX: Final = 2048
 BUFFERED_BYTES_MAX: Final = 64 * 1024
-"""What a connection may send while its request is being answered, before it is not read any more."""
+"""Bytes that a connection may send while it waits for an answer. Above the limit the server stops reading."""
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW_PATH_HEADERS: Final = (
     "Origin",
@@ -37,7 +37,7 @@ _SLOW_PATH_HEADERS: Final = (
     "X-Forwarded-For",
     "X-Forwarded-Proto",
 )
-"""Headers whose meaning is left to the long way."""
+"""Headers of requests that aiohttp serves."""
 _FIXED_HEADER_LINES: Final = "".join(f"{name}: {value}\r\n" for name, value in RESPONSE_HEADERS.items())
 
 _SAMPLE_HEAD: Final = (
@@ -59,7 +59,7 @@ _OTHER_SAMPLES: Final = (
 
 
 class RequestHead(Struct, frozen=True):
-    """What the head of a request says."""
+    """The parsed head of a request."""
 
     path: str
     host: str
@@ -68,23 +68,23 @@ class RequestHead(Struct, frozen=True):
 
 
 class FastRequest(Struct, frozen=True):
-    """One request, and how it is answered. Either is called once, by whoever has it."""
+    """One request and its two answers. The handler calls one of them, once."""
 
     credential: str | None
     caller: Caller
     body: bytes
     answer: Callable[[bytes], None]
-    """With JSON."""
+    """Sends JSON with the status 200."""
     fail: Callable[[Exception], None]
-    """With an error, a ApiError or one that is the server's fault."""
+    """Sends an error: an ApiError, or another exception for a fault of the server."""
 
 
 FastHandler = Callable[[FastRequest], None]
-"""Answers a request now or later. May raise ApiError in place of answering."""
+"""Answers a request now or later. May raise ApiError instead."""
 
 
 class HttpFastPath:
-    """All connections of a server that have sent nothing else so far."""
+    """The connections of a server that have sent only plain requests so far."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class HttpFastPath:
     ) -> None:
         self.routes = routes
         self.check_request = check_request
-        """Raises ApiError for a request that is not served, by its address and `Host`."""
+        """Raises ApiError for a request that the server refuses, by its address and `Host`."""
         self.respond_to_failure = respond_to_failure
         """Returns the response to a request that failed, by its method, path and error."""
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
         self._extra_headers = b"Vary: Origin\r\n" if varies_by_origin else b""
-        """Lines of every answer's head."""
+        """Further header lines of every answer."""
         self.is_ending = False
-        """Whether each answer is the last one of its connection."""
+        """Whether each answer closes its connection."""
         self.connections: set[_FastConnection] = set()
         self.parse_head = lru_cache(maxsize=HEADS_MAX)(self._parse_head)
         self._ok_template: tuple[str, bytes] = ("", b"")
@@ -127,11 +127,11 @@ class HttpFastPath:
         return ""
 
     def new_protocol(self, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter) -> asyncio.Protocol:
-        """Return the protocol of a new connection. `new_fallback` makes the one of aiohttp that may take it over."""
+        """Return the protocol of a new connection. `new_fallback` creates that of aiohttp, for the hand-over."""
         return _FastConnection(self, new_fallback, limiter)
 
     def close_idle(self, since_s: float) -> None:
-        """Closes those that have asked for nothing since then."""
+        """Close connections without a request since then."""
         for connection in list(self.connections):
             if not connection.is_busy and connection.last_active_s < since_s:
                 connection.close()
@@ -142,18 +142,18 @@ class HttpFastPath:
         return any(connection.is_busy for connection in self.connections)
 
     def start_shutdown(self) -> None:
-        """From now on each connection is closed with its next answer, which says so."""
+        """Close each connection with its next answer, whose head says so."""
         self.is_ending = True
         self._extra_headers += b"Connection: close\r\n"
         self._ok_template = ("", b"")
 
     def close_all(self) -> None:
-        """Closes all of them; what was answered is sent."""
+        """Close all connections after their written answers."""
         for connection in list(self.connections):
             connection.close()
 
     def _parse_head(self, data: bytes) -> RequestHead | None:
-        """What a head says; None if it is not a plain one of a route that is served here."""
+        """Parse a head. Returns None if it is not the plain head of a fast route."""
         if data.count(b"\n") != data.count(b"\r\n"):
             return None
         loop = asyncio.get_running_loop()
@@ -188,7 +188,7 @@ class HttpFastPath:
         return RequestHead(message.path, hosts[0], parse_bearer(credentials[0]), int(lengths[0]))
 
     def encode_ok(self, body: bytes) -> bytes:
-        """An answer, with what aiohttp would have said above it."""
+        """Encode a successful answer with the head that aiohttp would send."""
         date = helpers.rfc822_formatted_time()
         if date != self._ok_template[0]:
             head = (
@@ -199,9 +199,9 @@ class HttpFastPath:
         return self._ok_template[1] % (len(body), body)
 
     def encode_error(self, response: web.Response) -> bytes:
-        """An error as aiohttp would have sent it."""
+        """Encode an error response as aiohttp would."""
         body = response.body
-        assert isinstance(body, bytes)  # noqa: S101 - it was made of bytes
+        assert isinstance(body, bytes)  # noqa: S101 - `to_error_response` sets bytes
         named = {
             **response.headers,
             "Date": helpers.rfc822_formatted_time(),
@@ -215,7 +215,7 @@ class HttpFastPath:
 
 
 class _FastConnection(asyncio.Protocol):
-    """One client. It has one request at a time; what it sends meanwhile waits."""
+    """One connection. It serves one request at a time, and buffers the bytes that arrive meanwhile."""
 
     def __init__(
         self, fast_path: HttpFastPath, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter
@@ -235,9 +235,9 @@ class _FastConnection(asyncio.Protocol):
         self.is_busy = False
         """Whether a request waits for its answer."""
         self.is_reading_paused = False
-        """Not read from, because too much waits."""
+        """Whether the server has stopped reading, because too many bytes wait."""
         self._is_write_paused = False
-        """Not written to, because the client does not read."""
+        """Whether the client does not read its answers."""
 
     # --- asyncio's side
 
@@ -249,7 +249,7 @@ class _FastConnection(asyncio.Protocol):
         self.last_active_s = self._loop.time()
         self._fast_path.connections.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whatever it was
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason does not matter
         self._fast_path.connections.discard(self)
         self._buffered = b""
 
@@ -287,11 +287,11 @@ class _FastConnection(asyncio.Protocol):
         try:
             self._fast_path.check_request(self._remote, head.host)
             self._fast_path.routes[head.path](request)
-        except Exception as error:  # noqa: BLE001 - told, and logged if it is not the client's
+        except Exception as error:  # noqa: BLE001 - answered, and logged if it is a fault of the server
             self._send_error(error)
 
     def _fall_back(self, data: bytes) -> None:
-        """To aiohttp, from here on."""
+        """Hand the connection over to aiohttp."""
         self._fast_path.connections.discard(self)
         self._resume_reading()
         served = self._new_fallback()
@@ -320,7 +320,7 @@ class _FastConnection(asyncio.Protocol):
             self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
-        """With what has waited."""
+        """Handle the buffered bytes."""
         if self.is_busy or self._is_write_paused or not self._buffered or self._transport.is_closing():
             return
         data, self._buffered = self._buffered, b""
@@ -334,5 +334,5 @@ class _FastConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """What was written is sent first."""
+        """Close the connection after the bytes that were written."""
         self._transport.close()

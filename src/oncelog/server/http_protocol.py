@@ -1,5 +1,7 @@
-"""The HTTP protocol of a connection: aiohttp's, with headers, error responses, log lines and an end of streams of the
-server's own."""
+"""HTTP protocol of a connection.
+
+It extends the protocol of aiohttp by response headers, error responses, log lines, and a notice of lost connections.
+"""
 
 import asyncio
 import logging
@@ -18,13 +20,13 @@ from oncelog.server.problems import to_error_response
 from oncelog.server.rate_limiter import LogLimiter
 
 SERVER_NAME: Final = "oncelog"
-"""The value of `Server`. It names no version: a version tells an attacker which faults to try."""
+"""The value of `Server`. It names no version, which would tell an attacker which vulnerabilities to try."""
 RESPONSE_HEADERS: Final = {"Server": SERVER_NAME, "X-Content-Type-Options": "nosniff"}
-"""Headers of every response, including the error responses of aiohttp. `nosniff` keeps browsers from taking stored text
-for HTML or a script."""
+"""Headers of every response, including the error responses of aiohttp. `nosniff` keeps browsers from interpreting
+stored text as HTML or a script."""
 LOGGER_NAME: Final = "oncelog.server.http"
 MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
-"""Fixed: aiohttp's own message quotes the request, and so the credential in it."""
+"""Fixed text: the message of aiohttp quotes the request, and with it the credential."""
 TOO_LONG_MESSAGE: Final = "the request line or a header of the request is too long"
 _CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
@@ -32,8 +34,8 @@ _CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, Connectio
 class HttpProtocol(RequestHandler):
     """An HTTP connection of aiohttp.
 
-    aiohttp answers malformed HTTP itself, without the application and its signals. It does not tell the handler of a
-    request that the client closed the connection.
+    aiohttp answers malformed HTTP itself, without the application and its signals. It does not notify the handler of a
+    request when the client closes the connection.
     """
 
     __slots__ = ("_on_lost",)
@@ -46,7 +48,7 @@ class HttpProtocol(RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """As aiohttp says, and end the stream of the connection."""
+        """As aiohttp says. Also calls the function of `call_on_loss`."""
         on_lost, self._on_lost = self._on_lost, None
         super().connection_lost(exc)
         if on_lost is not None:
@@ -97,7 +99,7 @@ async def add_response_headers(_: web.BaseRequest, response: web.StreamResponse)
 
 def new_http_logger(log_limiter: LogLimiter) -> logging.Logger:
     """Return the logger that aiohttp writes to for one server, below `oncelog.doors`."""
-    http_logger = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one for each server, and not one of the process
+    http_logger = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one for each server
     http_logger.parent = logging.getLogger("oncelog.doors")
     http_logger.addFilter(partial(_replace_client_error, log_limiter))
     return http_logger

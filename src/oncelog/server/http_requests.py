@@ -1,4 +1,4 @@
-"""Requests and answers over plain HTTP, for every API."""
+"""Parsing of HTTP requests, for every API."""
 
 import asyncio
 import re
@@ -17,20 +17,20 @@ JSON: Final = "application/json"
 ENCODINGS: Final = ("identity", "gzip", "deflate")
 _GZIP_BITS: Final = zlib.MAX_WBITS + 16
 BODY_TIMEOUT_S: Final = 60
-"""How long the body of a request may take to come."""
+"""Longest time in which the body of a request must arrive."""
 _DIGITS_MAX: Final = 16
 _BAD_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _FIELDS_MAX: Final = 1000
-"""Of a query. One that is shorter than its line may be can have no more that mean anything."""
+"""Parameters of one query. No operation needs as many."""
 
 
 def get_credential(request: web.Request) -> str | None:
-    """What the client shows, if anything."""
+    """Return the bearer credential of a request; None for a request without one."""
     return parse_bearer(request.headers.get("Authorization", ""))
 
 
 def parse_bearer(header: str) -> str | None:
-    """The credential in an `Authorization`, if it has one that we know."""
+    """Return the credential of an `Authorization` header; None for another scheme than `Bearer`."""
     kind, _, credential = header.partition(" ")
     return credential.strip() if kind.lower() == "bearer" else None
 
@@ -45,19 +45,19 @@ def check_single_authorization(headers: Sequence[str]) -> None:
 
 
 def check_json(request: web.Request) -> None:
-    """Raises ApiError. A page of another origin can send a form without asking, but not this (CO-24)."""
+    """Raise ApiError unless the body is JSON, which browsers send to other origins only after a preflight (CO-24)."""
     if request.content_type != JSON:
         raise field_error("Content-Type", f"must be {JSON}", status=415)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Raises ApiError for one that is not what its headers say: half of a chunk, no gzip."""
+    """Return the body of a request. Raises ApiError if it does not match its headers, such as half of a chunk."""
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ENCODINGS:
         raise field_error("Content-Encoding", f"must be one of {', '.join(ENCODINGS)}", status=415)
     try:
         if request.content.is_eof():
-            body = await request.read()  # it has come with the headers, as most do
+            body = await request.read()  # most bodies arrive together with the headers
         else:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await request.read()
@@ -68,15 +68,14 @@ async def read_body(request: web.Request) -> bytes:
     if encoding == "identity" or not body:
         return body
     bytes_max = request.client_max_size
-    if bytes_max > LONG_FRAME_BYTES:  # what is short can become long: others must not wait for it
+    if bytes_max > LONG_FRAME_BYTES:  # the result may be long, and other requests must not wait for it
         return await asyncio.to_thread(_decompress, body, encoding, bytes_max)
     return _decompress(body, encoding, bytes_max)
 
 
 def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
-    """Raises ApiError for what is none, and HTTPRequestEntityTooLarge once it is longer than it may be: what would
-    come after that is not made at all."""
-    # Some send deflate without the header that it has by its standard, whose first byte says how it is packed.
+    """Decompress a body. Raises ApiError if it is malformed, HTTPRequestEntityTooLarge as soon as it is too long."""
+    # Some clients send deflate without the zlib header, whose first byte names the method.
     has_header = body[0] & 0x0F == zlib.DEFLATED
     bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
     decompressor = zlib.decompressobj(bits)
@@ -96,13 +95,13 @@ def _body_error() -> ApiError:
 
 
 def get_path_name(request: web.Request, name: str) -> str:
-    """A name of the path, decoded once. Raises ApiError.
+    """Return a name in the path, decoded once. Raises ApiError.
 
     aiohttp's `match_info` keeps invalid UTF-8 as it was sent, and decodes `%25` afterwards: `%FF` and `%25FF` would
     be one name.
     """
     resource = request.match_info.route.resource
-    assert resource is not None  # noqa: S101 - a handler that asks for a name was found by a path
+    assert resource is not None  # noqa: S101 - a route with names has a resource
     place = resource.canonical.split("/").index(f"{{{name}}}")
     sent = request.rel_url.raw_path.split("/")[place]
     if _BAD_PERCENT.search(sent):
@@ -114,7 +113,10 @@ def get_path_name(request: web.Request, name: str) -> str:
 
 
 def parse_query(request: web.Request) -> list[tuple[str, str]]:
-    """As it was sent. aiohttp's own puts another character in place of what is not UTF-8, and so another partition."""
+    """Return the parameters of the query as they were sent. Raises ApiError.
+
+    The parser of aiohttp replaces invalid UTF-8 by another character, which could name another partition.
+    """
     try:
         return parse_qsl(
             request.rel_url.raw_query_string, keep_blank_values=True, errors="strict", max_num_fields=_FIELDS_MAX
@@ -126,7 +128,7 @@ def parse_query(request: web.Request) -> list[tuple[str, str]]:
 
 
 def parse_number(text: str, name: str) -> int:
-    """A number of a query. Raises ApiError."""
+    """Parse a whole number of a query. Raises ApiError."""
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
         raise field_error(name, "must be a whole number from 0 to 2^53−1")
     return int(text)

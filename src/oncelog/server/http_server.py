@@ -28,7 +28,7 @@ from oncelog.server.web_chat.endpoints import WebChat
 logger: Final = logging.getLogger("oncelog.doors")
 
 KEEP_ALIVE_S: Final = 75.0
-"""How long a connection without a request is kept for the next one."""
+"""How long an idle connection stays open for the next request."""
 LINE_BYTES_MAX: Final = 64 * 1024
 """Longest request line. A relationship of three names of 1,024 characters, percent-encoded, needs 36 KiB of it, and the
 token of its page 16 KiB."""
@@ -93,12 +93,12 @@ class HttpPort:
     def _choose_path(
         self, new_protocol: Callable[[], asyncio.Protocol]
     ) -> Callable[[PreauthLimiter], asyncio.Protocol]:
-        """Return the factory of the protocols behind the limiters: aiohttp's, unless a port has a faster path."""
+        """Return the factory of the protocols behind the limiters: that of aiohttp, unless a port has a fast path."""
         return lambda _: new_protocol()
 
     @web.middleware
     async def _count_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Tell the connection of a request when it begins and ends."""
+        """Inform the connection of a request of its begin and end."""
         connection = self._limiter.find_connection(request.transport)
         if connection is None:
             return await handler(request)
@@ -109,7 +109,7 @@ class HttpPort:
             connection.finish_request(request.content)
 
     def close_listener(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         if self._listener is not None:
             self._listener.close()
 
@@ -162,7 +162,7 @@ class HttpServer(HttpPort):
             keepalive_timeout=KEEP_ALIVE_S,
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=LINE_BYTES_MAX,
-            # `read_body` decompresses, up to its limit; aiohttp would do it for unauthenticated callers too.
+            # `read_body` decompresses up to its limit. aiohttp would decompress bodies of unauthenticated callers too.
             auto_decompress=False,
         )
 
@@ -189,7 +189,7 @@ class HttpServer(HttpPort):
     @property
     def is_busy(self) -> bool:
         """Whether a request that has arrived as a whole has no answer yet."""
-        # The body of a request that has not arrived as a whole may never do so.
+        # The rest of an incomplete body may never arrive.
         return self.fast_path.is_busy or any(body.is_eof() for body in self._gate.open_requests.values())
 
     def close_idle(self) -> None:
@@ -204,15 +204,15 @@ class HttpServer(HttpPort):
 
 
 class MetricsListener(HttpPort):
-    """Serves metrics and health without credentials, for Prometheus, on a network that only Prometheus reaches.
+    """Serves metrics and health without credentials, on a network that only Prometheus reaches.
 
-    At most `METRICS_CONNECTIONS_MAX` connections are open; a further one takes the place of the oldest. The owner calls
+    At most `METRICS_CONNECTIONS_MAX` connections are open; a further one replaces the oldest. The owner calls
     `close_expired` about once a second.
     """
 
     def __init__(self, routes: Mapping[str, Handler], shared: ConnectionLimiter) -> None:
         counts = Counts()
-        # Refusals are counted with those of the server's port; the gauge of unauthenticated connections is not shared.
+        # Both ports share the counters of refusals, but not the gauge of unauthenticated connections.
         counts.connections_refused = shared.counts.connections_refused
         limits = ConnectionLimits(total_max=METRICS_CONNECTIONS_MAX, timeout_ms=shared.limits.timeout_ms)
         limiter = ConnectionLimiter(limits, shared.now_ms, counts, shared.log_limiter)
@@ -229,7 +229,7 @@ class MetricsListener(HttpPort):
 
     @property
     def port(self) -> int:
-        """The port that it listens on; 0 before the start."""
+        """The port of the listener; 0 before the start."""
         return next((address[1] for address in self.addresses), 0)
 
 

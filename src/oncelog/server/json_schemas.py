@@ -1,4 +1,4 @@
-"""Parts of JSON Schemas in the OpenAPI document."""
+"""Builders of the JSON Schemas in the OpenAPI document."""
 
 from typing import Any, Final
 
@@ -17,60 +17,60 @@ SSE_RESPONSE: Final[Schema] = {
 
 
 def schema_ref(name: str) -> Schema:
-    """A schema by its name."""
+    """Return a reference to a named schema."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def json_response(description: str, schema: Schema) -> Schema:
-    """An answer in JSON."""
+    """Return the description of an answer in JSON."""
     return {"description": description, "content": {JSON: {"schema": schema}}}
 
 
 def problem_response(description: str) -> Schema:
-    """A problem document."""
+    """Return the description of an answer that is a problem document."""
     return {"description": description, "content": {PROBLEM_JSON: {"schema": schema_ref("Problem")}}}
 
 
 def schema_response(name: str, description: str) -> Schema:
-    """An answer in JSON, of a schema that has a name."""
+    """Return the description of an answer in JSON with a named schema."""
     return json_response(description, schema_ref(name))
 
 
 def object_schema(**properties: Any) -> Schema:
-    """An object that has all of them."""
+    """Return the schema of an object with these required properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def with_optional(schema: Schema, **properties: Any) -> Schema:
-    """The same object with properties that may be left out."""
+    """Return the schema of the same object with further, optional properties."""
     return {**schema, "properties": {**schema["properties"], **properties}}
 
 
 def page_schema(has_more: str = "has_more", next_after: str = "next_after", /, **properties: Any) -> Schema:
-    """A page of a list, with the names of the two members that every page has."""
+    """Return the schema of a page, with the names of the two members that every page has."""
     schema = object_schema(**properties, **{has_more: {"type": "boolean"}})
     description = f"While `{has_more}`: send it as `after` for the next page."
     return with_optional(schema, **{next_after: {**TEXT_SCHEMA, "description": description}})
 
 
 def integer_schema(description: str = "") -> Schema:
-    """A whole number from 0 on."""
+    """Return the schema of a whole number from 0 on."""
     schema: Schema = {"type": "integer", "minimum": 0, "maximum": INTEGER_MAX}
     return {**schema, "description": description} if description else schema
 
 
 def positive_integer_schema() -> Schema:
-    """A whole number from 1 on."""
+    """Return the schema of a whole number from 1 on."""
     return {"type": "integer", "minimum": 1, "maximum": INTEGER_MAX}
 
 
 def timestamp_schema() -> Schema:
-    """A time of the log."""
+    """Return the schema of a time."""
     return {**positive_integer_schema(), "description": "Milliseconds since 1970."}
 
 
 def problem_schema() -> Schema:
-    """The problem document (RFC 9457) of every error."""
+    """Return the schema of the problem document (RFC 9457) of every error."""
     fault = object_schema(
         path={**TEXT_SCHEMA, "description": "Parameter, header or member at fault."}, detail=TEXT_SCHEMA
     )

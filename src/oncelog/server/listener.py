@@ -1,7 +1,7 @@
-"""Listening sockets: every connection passes the limits before anything is done for it.
+"""Listening sockets: every connection passes the limits before its TLS handshake.
 
-`loop.create_server` reports a connection after its TLS handshake only, and drops connections without a word when the
-process has no file descriptor left. So sockets are accepted here.
+`loop.create_server` reports a connection only after its TLS handshake, and drops connections silently when the process
+has no file descriptor left. So the listener accepts sockets itself.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ GRPC_SHARE: Final = 10
 """With a low limit, gRPC gets at least one of ten open files."""
 
 AddressLookup = Callable[[str | None], tuple[str, bool]]
-"""Return the address that a peer is counted by, and whether it is a trusted proxy."""
+"""Returns the address that a peer is counted by, and whether the peer is a trusted proxy."""
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets for all addresses of a host. Raises OSError."""
+    """Open listening sockets on all addresses of a host. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     with ExitStack() as opened:
@@ -73,7 +73,7 @@ def raise_open_files_limit(connections_max: int, grpc_connections_max: int) -> t
 
 
 class Listener:
-    """Accepts connections on `sockets` until it is closed. `new_protocol` makes the protocol of each."""
+    """Accepts connections on `sockets` until it is closed. `new_protocol` creates the protocol of a connection."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class Listener:
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
 
     def start(self) -> None:
-        """Accept connections from now on."""
+        """Start to accept connections."""
         for server_socket in self.sockets:
             self._loop.add_reader(server_socket.fileno(), self._accept_batch, server_socket)
 
     def close(self) -> None:
-        """Accept no more connections. Open connections stay."""
+        """Stop accepting connections. Open connections stay open."""
         for server_socket in self.sockets:
             if server_socket.fileno() >= 0:
                 self._loop.remove_reader(server_socket.fileno())
@@ -143,7 +143,7 @@ class Listener:
         self._handshakes.start(self._open_connection(accepted, connection))
 
     async def _open_connection(self, accepted: socket.socket, connection: Connection) -> None:
-        if connection.counted_address is None:  # closed in favour of another one
+        if connection.counted_address is None:  # closed to make room for another one
             accepted.close()
             return
         options = {} if self._tls is None else {"ssl_handshake_timeout": self._limiter.limits.timeout_ms / 1000}
@@ -166,5 +166,5 @@ class Listener:
 
 def _shut_down(accepted: socket.socket) -> None:
     """End a connection in its TLS handshake."""
-    with suppress(OSError):  # it is gone
+    with suppress(OSError):  # the connection is closed already
         accepted.shutdown(socket.SHUT_RDWR)

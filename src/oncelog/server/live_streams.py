@@ -21,11 +21,11 @@ logger: Final = logging.getLogger("oncelog.doors")
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 B = TypeVar("B")
-"""What a log delivers at a time."""
+"""Records that a log delivers together."""
 
 
 class LiveStreams:
-    """All streams of an API. `encode` encodes the errors that end them."""
+    """The open streams of an API. `encode_error` encodes the errors that end them."""
 
     def __init__(self, auth_gate: AuthGate, api: str, encode_error: Callable[[ApiError], bytes] = encode_error) -> None:
         self._auth_gate = auth_gate
@@ -60,7 +60,7 @@ class LiveStreams:
         stream = _LiveStream(self._auth_gate, call, names, response, chunks, self._encode_error)
         self._streams.add(stream)
         try:
-            # Nothing is read from the client, so only the protocol notices that the connection is closed.
+            # The server reads nothing from the client, so only the protocol notices a closed connection.
             protocol = request.protocol
             assert isinstance(protocol, HttpProtocol)  # noqa: S101 - the server has no other protocol
             with protocol.call_on_loss(partial(stream.stop, None)):
@@ -129,8 +129,8 @@ class _LiveStream:
         except ConnectionError:
             pass  # the client has closed the connection
         except TimeoutError:
-            # The client does not read. Data that waits for it would keep the connection open as long as it likes, so
-            # the connection is cut off. The client can continue after the last event that it received (CO-31).
+            # The client does not read. Unsent data would keep the connection open, so the server aborts it. The client
+            # can continue after the last event that it received (CO-31).
             logger.warning("a slow reader is closed", extra={"actor": self.principal.actor})
             self._counts.slow_readers_closed += 1
             if self._request.transport is not None:
@@ -146,7 +146,7 @@ class _LiveStream:
         self.stop(credential_ended_error())
 
     def stop(self, error: ApiError | None) -> None:
-        """End the stream, with a reason if there is one."""
+        """End the stream. Its last event is the error, unless that is None."""
         if error is not None:
             self._last_chunk = self._encode_failure(error)
         self._send_task.cancel()

@@ -1,7 +1,7 @@
-"""The server's log, for the standard `logging` module: one record a line, for people (text) or machines (JSON).
+"""Formats of the server's log, for the standard `logging` module: one record in each line, as text or as JSON.
 
-What a record says beyond its message comes as `logger.info("…", extra={"client_id": …})`. Most of it was sent by
-somebody: nothing in a value can end the line, start another record or make writing fail.
+Code passes the fields of a record as `logger.info("…", extra={"client_id": …})`. Clients choose most values, so a
+value can neither end the line nor start another record nor make writing fail.
 """
 
 import json
@@ -17,22 +17,22 @@ Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 
 VALUE_CHARACTERS_MAX: Final = 8192
-"""What a longer value has beyond it is left out, and how much that was is said."""
+"""Longest value. The end of a longer one says how many characters are missing."""
 EXCEPTION_CHARACTERS_MAX: Final = 65_536
 DEPTH_MAX: Final = 4
-"""Of lists and objects in a value."""
+"""Levels of lists and objects in a value."""
 _STANDARD_FIELDS: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _RESERVED_FIELDS: Final = frozenset({"time", "level", "logger", "message", "exception"})
-# Controls, what counts as the end of a line somewhere, what turns the direction of writing, and lone surrogates.
+# Control characters, line separators, characters that change the direction of text, and lone surrogates.
 _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 _UNQUOTED: Final = re.compile(r'[^\s"=\\]+')
 _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def configure(level: Level, format: Format, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
-    """Sends all records of the process from that level on to the stream, standard error by default.
+    """Write all records of the process from this level on to the stream, by default to standard error.
 
-    A second call takes the place of the first; handlers of others stay.
+    A second call replaces the handler of the first call. Handlers of the application stay.
     """
     root = logging.getLogger()
     for handler in [other for other in root.handlers if isinstance(other, _ServerHandler)]:
@@ -41,19 +41,19 @@ def configure(level: Level, format: Format, stream: TextIO | None = None) -> Non
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # It has whole request lines, and a client may have put its credential there. Our metrics count requests.
+    # Its lines contain whole request lines, and a client may have put its credential there.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
 class _ServerHandler(logging.StreamHandler[TextIO]):
-    """By its class it is known to be ours."""
+    """The handler of the server, which `configure` recognises by its class."""
 
 
 class TextFormatter(logging.Formatter):
     """`2026-11-16T05:50:00.123Z INFO oncelog.doors message key=value key="va lue"`; exceptions indented below it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
+        """Format one record."""
         parts = [
             _format_time(record),
             record.levelname,
@@ -69,7 +69,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line, all in ASCII: `time`, `level`, `logger`, `message`, the fields, and `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
+        """Format one record."""
         fields: dict[str, Any] = {
             "time": _format_time(record),
             "level": record.levelname.lower(),
@@ -84,7 +84,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-# --- what a record says ---------------------------------------------------------------------------------
+# --- fields of a record ---------------------------------------------------------------------------------
 
 
 def _format_time(record: logging.LogRecord) -> str:
@@ -95,7 +95,7 @@ def _format_time(record: logging.LogRecord) -> str:
 def _format_message(record: logging.LogRecord) -> str:
     try:
         return _shorten(record.getMessage())
-    except Exception:  # noqa: BLE001 - a record that was badly written still says something
+    except Exception:  # noqa: BLE001 - a record with wrong arguments is written too
         return _shorten(_call_safely(str, record.msg))
 
 
@@ -104,7 +104,7 @@ def _get_extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _format_exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The exception and the stack, as the record has them."""
+    """Return the exception and the stack of a record."""
     texts = []
     if record.exc_info and record.exc_info[1] is not None:
         texts.append(_call_safely(formatter.formatException, record.exc_info))
@@ -116,7 +116,7 @@ def _format_exception(formatter: logging.Formatter, record: logging.LogRecord) -
 
 
 def _to_json_value(value: object, depth: int = DEPTH_MAX) -> Any:
-    """What JSON has a form for, whatever the value was."""
+    """Convert a value of any type to a JSON value."""
     if value is None or isinstance(value, bool):
         return value
     if type(value) is int and value.bit_length() <= 64:
@@ -132,10 +132,10 @@ def _to_json_value(value: object, depth: int = DEPTH_MAX) -> Any:
 
 
 def _call_safely(convert: Callable[[Any], Any], value: object, default: Any = None) -> Any:
-    """What is made of it; if that fails, a word that it did."""
+    """Return the converted value; the default or a placeholder if the conversion fails."""
     try:
         return convert(value)
-    except Exception:  # noqa: BLE001 - anything may be in a value, and the log must go on
+    except Exception:  # noqa: BLE001 - no value may stop the log
         return f"<{type(value).__name__} that cannot be written>" if default is None else default
 
 

@@ -1,4 +1,4 @@
-"""Look-ups by id: what became of a write, why, and the proof of it.
+"""Look-ups by id: the outcome of a write, its reason, and its proof.
 
 Callers authorize first (CO-22), and answer a record that the principal may not read like an absent one.
 """
@@ -23,7 +23,7 @@ _SUPERSEDED: Final = "committed, but forgotten: a later write has committed unde
 
 
 async def find_outcome(log: Log, record: Record) -> Outcome:
-    """Return what became of the identity of a stored record."""
+    """Return the outcome of the identity of a stored record."""
     if not record.key:
         return Outcome(Status.COMMITTED, _NO_KEY, record, record.receipt)
     policy = log.policies[record.policy]
@@ -34,7 +34,7 @@ async def find_outcome(log: Log, record: Record) -> Outcome:
 
 
 async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scope: str, client: str = "") -> Outcome:
-    """Return what became of an identity. Raises ApiError, with the name of the id's field, if it has no record."""
+    """Return the outcome of an identity. Raises ApiError with the name of the field if it has no record."""
     outcome = await log.lookup(key, policy=policy, scope=scope, client=client)
     if outcome.record is None:
         raise unknown_error(field)
@@ -46,7 +46,7 @@ async def describe_outcome(
 ) -> dict[str, Any]:
     """Return the answer to a look-up: the outcome of a record, its content under that name, and its proof."""
     record = outcome.record
-    assert record is not None  # noqa: S101 - absent records are answered with `unknown_error`
+    assert record is not None  # noqa: S101 - callers answer absent records with `unknown_error`
     answer = {"status": outcome.status.value, "reason": outcome.why, name: orjson.Fragment(encode(record))}
     if not with_proof:
         return answer

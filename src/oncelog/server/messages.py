@@ -44,11 +44,11 @@ decode_object: Final = partial(_decode_as, dict)
 decode_array: Final = partial(_decode_as, list)
 decode_text: Final = partial(_decode_as, str)
 decode_boolean: Final = partial(_decode_as, bool)
-"""Return a value of that type. They raise ApiError for another one."""
+"""Return a value of the type. They raise ApiError for a value of another type."""
 
 
 def get_required(members: Mapping[str, JsonValue], name: str, path: str) -> JsonValue:
-    """Return the member of that name. Raises ApiError if there is none."""
+    """Return the member of that name. Raises ApiError if it is missing."""
     try:
         return members[name]
     except KeyError:
@@ -61,7 +61,7 @@ def get_text(members: Mapping[str, JsonValue], name: str, path: str) -> str:
 
 
 def decode_integer(value: JsonValue, path: str, expected: str = "a whole number") -> int:
-    """Return a whole number: 1, 1.0 and 1e0 are one value (CO-1). Raises ApiError."""
+    """Return a whole number: 1, 1.0 and 1e0 are equal (CO-1). Raises ApiError."""
     if type(value) is float and value.is_integer():
         return int(value)
     if type(value) is not int:
@@ -70,7 +70,7 @@ def decode_integer(value: JsonValue, path: str, expected: str = "a whole number"
 
 
 def decode_number(value: JsonValue, path: str) -> int:
-    """Return a whole number that positions and sequences can have. Raises ApiError."""
+    """Return a whole number in the range of positions and sequences. Raises ApiError."""
     number = decode_integer(value, path, _NUMBER_TYPE)
     if not 0 <= number <= INTEGER_MAX:
         raise field_error(path, f"must be {_NUMBER_TYPE}, not {number}")
@@ -89,7 +89,7 @@ def new_decoder(is_valid: Callable[[Any], object], reason: str, **details: Any) 
 
 
 def type_error(path: str, value: JsonValue, expected: str) -> ApiError:
-    """Return the error for a value of another type than expected, or one that could not be parsed."""
+    """Return the error for a value of another type than expected, or for an unreadable value."""
     if type(value) is UnreadableValue:
         return field_error("".join([path, *(f".{step}" for step in value.steps)]), value.reason)
     found = "null" if value is None else _TYPE_NAMES.get(type(value), "a number")

@@ -1,7 +1,7 @@
 """Metrics of a server for Prometheus.
 
-The server adds to the plain numbers of `Counts`, which costs one addition, and they become metrics at a scrape. All of
-it is on the event loop's thread, so no addition is lost, and no lock is needed. `_DECLARATIONS` declares each metric.
+The server adds to the plain numbers of `Counts`, and a scrape converts them to metrics. All additions happen on the
+thread of the event loop, so they need no lock. `_DECLARATIONS` declares each metric.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ CONNECTION_REFUSALS: Final = (
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """Plain numbers that the server adds to: `counts.frames_received += 1`. Only those of connections go down again."""
+    """Plain numbers that the server adds to: `counts.frames_received += 1`. Only numbers of connections decrease."""
 
     ws_connections: int = 0
     sse_connections: int = 0
@@ -49,25 +49,25 @@ class Counts:
     requests: defaultdict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
     """By API, kind and outcome. No label comes from a client, as the number of series would grow without limit."""
     ledger_writes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By what became of them: new, answered from memory or from the store, or an error's code."""
+    """By outcome: new, answered from memory or from the store, or the code of an error."""
     deltas: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By what became of them: committed, known, known under another op."""
+    """By outcome: committed, known, known under another op."""
     messages: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By what became of them: committed, known, known with other content."""
+    """By outcome: committed, known, known with other content."""
     deliveries: int = 0
     bytes_sent: int = 0
     slow_readers_warned: int = 0
     slow_readers_closed: int = 0
     auth_failures: int = 0
     auth_failures_limited: int = 0
-    """Those of the failures that were answered with RATE_LIMITED."""
+    """Failures that were answered with RATE_LIMITED."""
     unauthenticated_connections: int = 0
     unauthenticated_requests: int = 0
     connections_refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONNECTION_REFUSALS, 0))
 
 
 class Metrics(Collector):
-    """The metrics of one server. Each `render` calls the functions that it gets, which must not raise or wait."""
+    """The metrics of one server. Each `render` calls the given functions, which must not raise or wait."""
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -86,10 +86,10 @@ class Metrics(Collector):
         self.subscribers = subscribers
         self.failed_files = failed_files
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
-        """What tenants had when their usage was last requested."""
+        """Usage of the tenants at the last request for it."""
         registry = CollectorRegistry()
         registry.register(self)
-        # Once a group commit, not once an event: here a lock costs nothing.
+        # Observed once for each group commit, so their locks cost little.
         self._batch_items = Histogram(
             "oncelog_commit_batch_items", "Writes of one group commit.", buckets=BATCH_ITEMS_BOUNDS, registry=registry
         )

@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document, made from the endpoints and the limits of a server.
+"""The OpenAPI 3.1 document, built from the endpoints and the limits of a server.
 
-The document is no stricter and no looser than the server: tests send requests that it allows and that it forbids. So
-the schema of a request does not say what is wrong with a single event, which is a result of that event (EV-9).
+The document is exactly as strict as the server: tests send requests that it allows and requests that it forbids. The
+schema of a request does not restrict single events, because the fault of an event is a result of that event (EV-9).
 """
 
 from collections.abc import Iterable, Mapping

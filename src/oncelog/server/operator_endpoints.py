@@ -42,8 +42,8 @@ METRICS_TIMEOUT_S: Final = 1.0
 READY_TIMEOUT_S: Final = 5.0
 """Longest wait for the store before the server answers that it is not ready."""
 PART_BYTES: Final = 16 * 1024
-"""Bytes of a document that are written before the client has read the ones before them. Any caller may request it, so a
-client that does not read it must not make the server keep all of it."""
+"""Bytes of a document that the server writes before the client has read the previous ones. Every caller may request the
+document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
     "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. It may be on another port, or off."
 )
@@ -54,7 +54,7 @@ _METRICS_RESPONSE: Final[Schema] = {
 
 
 class OperatorEndpoints:
-    """Answers operators of one server."""
+    """The operations for the operators of one server."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class OperatorEndpoints:
         return endpoints
 
     async def _serve_hello(self, _: web.Request) -> web.Response:
-        """Answer what the server is, and where its APIs are."""
+        """Answer with the version of the protocol and the paths of the APIs."""
         return web.json_response(
             {
                 "oncelog": error_codes.PROTOCOL_VERSION,
@@ -162,11 +162,11 @@ class OperatorEndpoints:
         )
 
     async def _serve_healthz(self, _: web.Request) -> web.Response:
-        """Answer that the process lives."""
+        """Answer that the process runs."""
         return web.json_response({"status": "ok"})
 
     async def _serve_readyz(self, _: web.Request) -> web.Response:
-        """Answer whether the log can be read, and the server is not about to stop."""
+        """Answer whether the log can be read and the server is not stopping."""
         if not self.is_ready:
             return _not_ready("stopping" if self._auth_gate.is_closing else "the store cannot be read")
         try:
@@ -179,12 +179,12 @@ class OperatorEndpoints:
             return _not_ready("the store does not answer")
         newest = heads[0].position if 0 in heads else 0
         found = {"status": "ok", "epoch": self._log.epoch, "last_committed_id": newest}
-        # Ready also when it is read-only: known writes are answered, and everything can be read.
+        # A read-only server is ready too: it answers known writes and reads.
         read_only = self._log.read_only
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        """Answer with all metrics. If the store does not answer, its values are the previous ones."""
+        """Answer with all metrics. If the store does not answer, its values are those of the previous request."""
         if not self._get_settings().tenants:
             self.metrics.usage = ()
         else:

@@ -1,7 +1,7 @@
-"""Where a request comes from: its client behind proxies, and the web page that a browser sent it for (CO-24).
+"""Origin of a request: the address of the client behind proxies, and the web page that made a browser send it (CO-24).
 
-All of it is said by headers, which anybody can write: what a proxy adds is believed from trusted proxies only, and
-what no browser would write in that form is not believed at all.
+Clients can forge the headers that state them. The server believes headers of proxies only from trusted proxies, and
+refuses an origin in a form that no browser sends.
 """
 
 import re
@@ -13,31 +13,31 @@ Address = IPv4Address | IPv6Address
 Networks = Sequence[IPv4Network | IPv6Network]
 
 UNKNOWN_ADDRESS: Final = "unknown"
-"""The address of a client that has none, as on a Unix socket."""
+"""Address of a client without an IP address, as on a Unix socket."""
 CLIENT_NETWORK_BITS: Final = 64
-"""Of an IPv6 address: what is beyond, its owner chooses anew whenever they like."""
+"""Bits of an IPv6 address that identify a client. Its owner can change the other bits at any time."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*", re.ASCII)
 _HOST_AND_PORT: Final = re.compile(
     r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?))(?::([0-9]{1,5}))?", re.ASCII
 )
-"""A host, which is an IPv6 address in brackets or a name or an IPv4 address, and maybe a port."""
+"""A host (an IPv6 address in brackets, a name or an IPv4 address) with an optional port."""
 
 
 # --- the client -----------------------------------------------------------------------------------------
 
 
 def parse_networks(texts: Sequence[str]) -> Networks:
-    """Networks of texts: `10.0.0.0/8`, or one address. Raises ValueError for what is none."""
+    """Parse networks such as `10.0.0.0/8`, or addresses. Raises ValueError for a malformed text."""
     return [ip_network(text) for text in texts]
 
 
 def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Networks) -> str:
-    """Who has sent a request: the peer, or, where that is a trusted proxy, whom it names in `X-Forwarded-For`.
+    """Return the address of a client: the peer or, behind trusted proxies, an address of `X-Forwarded-For`.
 
-    Read from the right, where the proxy nearest to us has written: the first that is no trusted proxy itself. Whatever
-    is left of it came from there, and may be a lie.
+    The nearest proxy wrote the rightmost address. From the right, the first address that is not a trusted proxy is the
+    client. The client may have forged the addresses to the left of it.
     """
     found = _parse_address(peer)
     if found is None:
@@ -53,7 +53,7 @@ def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Ne
 
 
 def to_client_network(address: str) -> str:
-    """By what failures of a client are counted: an IPv4 address, or the network that an IPv6 address is of."""
+    """Return the key by which a client is counted: its IPv4 address, or the network of its IPv6 address."""
     found = _parse_address(address)
     if not isinstance(found, IPv6Address):
         return address
@@ -67,11 +67,11 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 
 
 def get_scheme(peer: str | None, forwarded_proto: str | None, is_tls: bool, trusted: Networks) -> str:
-    """`http` or `https`, as the client has it: where the peer is a trusted proxy, what `X-Forwarded-Proto` says."""
+    """Return the scheme that the client used: from `X-Forwarded-Proto` of a trusted proxy, else the server's."""
     own = "https" if is_tls else "http"
     if forwarded_proto is None or not is_trusted(peer, trusted):
         return own
-    # Of several, the last one: it was written by the proxy that we know.
+    # The trusted proxy wrote the last of several values.
     return _SCHEMES.get(forwarded_proto.rpartition(",")[2].strip().lower(), own)
 
 
@@ -84,13 +84,13 @@ def _parse_address(text: str | None) -> Address | None:
         found = ip_address((text or "").partition("%")[0])
     except ValueError:
         return None
-    # A socket for both versions tells IPv4 addresses in this form.
+    # A socket for both versions reports IPv4 addresses in this form.
     mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return mapped or found
 
 
 def _parse_address_with_port(text: str) -> Address | None:
-    """Some proxies name the port too."""
+    """Parse an address with an optional port, which some proxies add."""
     parts = _HOST_AND_PORT.fullmatch(text.lower())
     return _parse_address(text if parts is None else parts[1] or parts[2])
 
@@ -99,7 +99,7 @@ def _parse_address_with_port(text: str) -> Address | None:
 
 
 def normalize_origin(text: str) -> str | None:
-    """`scheme://host[:port]` in the one form that is compared: lower case, no default port. None for what is none."""
+    """Return `scheme://host[:port]` in lower case without the default port; None for a malformed origin."""
     scheme, separator, place = text.lower().partition("://")
     if not separator or _SCHEME.fullmatch(scheme) is None:
         return None
@@ -107,10 +107,10 @@ def normalize_origin(text: str) -> str | None:
 
 
 def is_allowed_origin(origin: str | None, scheme: str, host_header: str | None, allowed: frozenset[str]) -> bool:
-    """Whether a page of that origin may speak to us: one that we served, or one of those allowed (`normalize_origin`).
+    """Return whether a page of this origin may connect: a page of this server, or of an allowed (normal) origin.
 
-    Without an `Origin` header it is no page: browsers send one with every WebSocket and every cross-origin request.
-    The origin `null` is anybody's, and never allowed.
+    Browsers send `Origin` with every WebSocket and every cross-origin request, so a request without this header is
+    allowed. Pages of many sites share the origin `null`, which is never allowed.
     """
     if origin is None:
         return True
@@ -121,10 +121,10 @@ def is_allowed_origin(origin: str | None, scheme: str, host_header: str | None, 
 
 
 def is_loopback_host(host_header: str | None) -> bool:
-    """Whether a `Host` header names this machine.
+    """Return whether a `Host` header names this machine.
 
-    A server that lets everybody in must ask: a page of a foreign name whose address was changed to 127.0.0.1 (DNS
-    rebinding) is of the same origin as we are, to its browser.
+    A server in development mode checks it because of DNS rebinding: a browser treats a page whose host name was changed
+    to resolve to 127.0.0.1 as a page of this server.
     """
     parts = _HOST_AND_PORT.fullmatch((host_header or "").lower())
     if parts is None or not _is_port(parts[3]):

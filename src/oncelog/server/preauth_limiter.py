@@ -1,8 +1,8 @@
 """Bytes that a connection may send before it is authenticated.
 
-A `PreauthLimiter` is the protocol of a transport while its caller is unknown. It passes everything on to the protocol
-behind it, counts the bytes, and stops reading above the limit. Once the caller is authenticated it leaves the transport
-to the protocol behind it, so an authenticated connection pays nothing for it.
+A `PreauthLimiter` is the protocol of a transport until its caller is authenticated. It passes all calls on to the
+protocol behind it, counts the bytes, and stops reading above the limit. After authentication the protocol behind it
+takes its place, so an authenticated connection has no overhead.
 """
 
 import asyncio
@@ -15,25 +15,26 @@ from oncelog.server.connection_limiter import Connection, Transport
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 
 HEAD_BYTES_MAX: Final = 128 * 1024
-"""Of an HTTP request before it is parsed: the longest request line (64 KiB) and its headers."""
+"""Largest head of an HTTP request: the longest request line (64 KiB) and the headers."""
 GRACE_S: Final = 0.2
-"""Time between a read above the limit and the end of the connection. The request in it may authenticate meanwhile."""
+"""Time between a read above the limit and the end of the connection. A request in these bytes may authenticate it."""
 
 
 class PreauthLimiter(asyncio.Protocol):
-    """Protocol of one connection until it is authenticated. `new_protocol` makes the protocol behind it."""
+    """Protocol of one connection until it is authenticated. `new_protocol` creates the protocol behind it."""
 
     def __init__(self, connection: Connection, new_protocol: Callable[["PreauthLimiter"], asyncio.Protocol]) -> None:
         self.connection = connection
         self._new_protocol = new_protocol
         self._refuse: Callable[[], None] | None = None
-        """How a WebSocket is closed. None for HTTP."""
+        """Closes a WebSocket. None for HTTP."""
         self._bytes_max = HEAD_BYTES_MAX
         self._bytes = 0
         self._unread_bytes = 0
-        """At least so many bytes of responses wait for the client to read."""
+        """Lower bound of the bytes of responses that the client has not read."""
         self._inner: Any = None
-        """Also has `is_reading_paused`: whether received requests wait, so that the transport must not be read."""
+        """The protocol behind the limiter. While its attribute `is_reading_paused` is true, requests wait, and the
+        transport must not be read."""
         self._transport: Transport = None
         self._grace_timer: asyncio.TimerHandle | None = None
         self._ignored_body: StreamReader | None = None
@@ -64,11 +65,11 @@ class PreauthLimiter(asyncio.Protocol):
         self._resume()
 
     def ignore_body(self, body: StreamReader) -> None:
-        """As `ByteLimit` says: the request was answered, and aiohttp keeps nothing of the rest."""
+        """As `ByteLimit` says. aiohttp discards the rest of the body of an answered request."""
         self._ignored_body = body
 
     def replace_inner(self, inner: asyncio.Protocol) -> None:
-        """Replace the protocol behind the gate."""
+        """Replace the protocol behind the limiter."""
         self._inner = inner
         if self._is_removed:
             self._transport.set_protocol(inner)
@@ -76,7 +77,7 @@ class PreauthLimiter(asyncio.Protocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the protocol behind the gate."""
+        """Start the protocol behind the limiter."""
         self._transport = transport
         self._transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)  # with TLS it is 512 KiB otherwise
         self.connection.byte_limit = self
@@ -85,7 +86,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release what the connection held: it must not wait for the garbage collector."""
+        """Release the buffers of the connection, which would otherwise wait for the garbage collector."""
         if self._grace_timer is not None:
             self._grace_timer.cancel()
         inner, self._inner = self._inner, asyncio.Protocol()
@@ -114,18 +115,18 @@ class PreauthLimiter(asyncio.Protocol):
             self._grace_timer = asyncio.get_running_loop().call_later(GRACE_S, self._end_grace)
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
+        """Pass the end of the data on."""
         keeps_open: bool | None = self._inner.eof_received()
         return keeps_open
 
     def pause_writing(self) -> None:
-        """Pass it on. Responses that the client does not read are held like requests that it does not finish."""
+        """Pass the call on. Responses that the client does not read count like unfinished requests."""
         self._unread_bytes = TRANSPORT_BYTES_HIGH + self._transport.get_write_buffer_size()
         self._hold()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Pass the call on."""
         self._unread_bytes = 0
         self._hold()
         self._inner.resume_writing()
@@ -147,6 +148,6 @@ class PreauthLimiter(asyncio.Protocol):
             self._grace_timer = None
         if self._is_paused:
             self._is_paused = False
-            # The protocol behind the limiter may have stopped reading too, and then resumes when there is room again.
+            # The protocol behind the limiter may have stopped reading too. It resumes when it has room again.
             if not self._inner.is_reading_paused and not self._transport.is_closing():
                 self._transport.resume_reading()

@@ -54,7 +54,7 @@ _NOT_SHOWN: Final = frozenset({"status", "field"})
 
 
 def keep_code(error: ApiError) -> str:
-    """Return the code as it is."""
+    """Return the code unchanged."""
     return error.code
 
 
@@ -65,7 +65,7 @@ def to_error_member(error: ApiError) -> dict[str, Any]:
 
 
 class ProblemDialect(Struct, frozen=True):
-    """What the problem documents of an API have of their own."""
+    """Differences of the problem documents of one API."""
 
     spell_code: Callable[[ApiError], str] = keep_code
     to_previous_members: Callable[[ApiError], dict[str, Any]] = to_error_member
@@ -90,7 +90,7 @@ def to_problem(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> di
     field = error.details.get("field")
     problem: dict[str, Any] = {
         "type": TYPE_PREFIX + kind,
-        # A dialect may use a code of its own, or another common one, whose type has one title.
+        # A dialect may use a separate code or another common one. The title belongs to the type.
         "title": PROBLEMS.get(kind, PROBLEMS[error.code])[1],
         "status": get_status(error, dialect),
         "detail": error.message,
@@ -119,5 +119,5 @@ def to_error_response(
         headers=headers,
     )
     if error.details.get("field") == "body":
-        response.force_close()  # the rest of the body was not read, and would be taken for the next request
+        response.force_close()  # the unread rest of the body would be parsed as the next request
     return response

@@ -1,7 +1,7 @@
 """Rate limits by key, such as failed authentications by address, and of log lines that clients can cause.
 
-A token bucket is one number for each key: the time at which it will be full again. Each token that is taken delays that
-time by the refill time of one token. So a full bucket needs no entry, and nothing runs in the background.
+A token bucket is one number for each key: the time at which the bucket will be full again. Each token that a caller
+takes delays that time by the refill time of one token. A full bucket needs no entry, and no task refills buckets.
 """
 
 import logging
@@ -26,8 +26,8 @@ _ROUNDING_MS: Final = 1e-6
 class RateLimiter:
     """Allows `per_second` in the long run, and `burst` at once. A rate of 0 switches the limit off.
 
-    `now_ms` must be a steady clock. The limiter remembers `keys_max` keys and forgets the least recently used first,
-    whose bucket then is full.
+    `now_ms` must be a steady clock. The limiter stores `keys_max` keys and evicts the least recently used one, whose
+    bucket is then full again.
     """
 
     def __init__(self, per_second: float, burst: int, keys_max: int, now_ms: Callable[[], float]) -> None:
@@ -44,11 +44,11 @@ class RateLimiter:
         return len(self._full_at_ms)
 
     def allows(self, key: str) -> bool:
-        """Return whether the bucket has a token. Takes none."""
+        """Return whether the bucket has a token, and do not take it."""
         return self._get_deficit_ms(key) <= _ROUNDING_MS
 
     def take(self, key: str, count: int = 1) -> None:
-        """Take tokens. More than the bucket has may be taken: the key then waits until they are refilled."""
+        """Take tokens. The bucket may be overdrawn: the key then waits until the bucket has refilled."""
         if not self._token_ms or count <= 0:
             return
         now_ms = self._now_ms()
@@ -58,7 +58,7 @@ class RateLimiter:
             self._full_at_ms.popitem(last=False)
 
     def retry_after_ms(self, key: str) -> int:
-        """Return the time until `allows` returns True; 0 if it does now."""
+        """Return the time until `allows` returns True; 0 if it returns True now."""
         return max(0, math.ceil(self._get_deficit_ms(key) - _ROUNDING_MS))
 
     def _get_deficit_ms(self, key: str) -> float:

@@ -1,4 +1,4 @@
-"""What a running server loads again: settings that need no restart, certificate, schemas and credential files."""
+"""Reload of a running server: settings that need no restart, the certificate, schemas and credential files."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ class Reloader:
         self._apis = apis
         self._authenticator = authenticator
         self._loaders = loaders
-        """Load files again, each by itself. They raise OncelogError, and then keep their previous content."""
+        """Functions that load one file each. They raise OncelogError, and then keep the previous content."""
         self._run_checks = run_checks
         """Checks the rights of open connections."""
         self._tasks = tasks
@@ -49,12 +49,12 @@ class Reloader:
         """Quotas that are not set yet."""
 
     def start(self) -> None:
-        """Check credential files for changes from now on."""
+        """Start to check credential files for changes."""
         if self._authenticator.files:
             self._tasks.start(self._poll_credentials())
 
     def reload(self) -> None:
-        """Load everything again, each part by itself, and check open connections.
+        """Load all parts again, independently of each other, and check open connections.
 
         Parts that cannot be loaded are logged and keep their previous content.
         """
@@ -64,7 +64,7 @@ class Reloader:
                 load()
             except OncelogError as error:
                 failures += 1
-                logger.error("not reloaded: %s", error)  # noqa: TRY400 - a stack trace says nothing more
+                logger.error("not reloaded: %s", error)  # noqa: TRY400 - a stack trace adds nothing
         self._run_checks()
         if not failures:
             logger.info("keys, grants and certificates were reloaded")
@@ -84,9 +84,9 @@ class Reloader:
         self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
 
     async def _update_tenants(self) -> None:
-        """Set the quotas that were requested last. Counting takes long, and others may be requested meanwhile."""
+        """Set the quotas that were requested last. Counting takes long, and a reload may request others meanwhile."""
         try:
-            # Also if they are those of this server: another server may have set others meanwhile.
+            # Set them even if this server has the same quotas: another server may have set others.
             while (wanted := self._wanted_tenants) is not None:
                 self._wanted_tenants = None
                 is_changed = await self._apis.log.set_tenants(wanted, SERVER_ACTOR)
@@ -100,7 +100,7 @@ class Reloader:
             self._tenants_task = None
 
     async def _poll_credentials(self) -> None:
-        """Reload credential files that have changed, and end the connections of credentials that have gone."""
+        """Reload changed credential files, and end the connections of credentials that have ended."""
         credential_files = self._authenticator.files
         while True:
             await asyncio.sleep(CREDENTIALS_POLL_S)

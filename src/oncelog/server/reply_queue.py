@@ -1,8 +1,8 @@
 """Replies of one connection, in the order of its requests.
 
-A reply can be known before an earlier one is. The outbox keeps the place of a reply among the broadcasts; this queue
-keeps replies in the order of their requests: a reply is due when all earlier ones have been written. A reply without a
-place among the broadcasts (an error, a retry) goes right behind the reply before it.
+A reply may be known before an earlier one. The send queue keeps the place of a reply among the broadcasts. This queue
+keeps replies in the order of their requests: a reply is due when all earlier replies have been written. A reply without
+a place among the broadcasts (an error, a retry) stands directly behind the previous reply.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ class Reply(ReplySlot):
     __slots__ = ("close_reason", "follows", "is_placed", "is_ready", "next", "previous", "queue")
 
     def __init__(self, queue: "ReplyQueue") -> None:
-        self.frame = None  # as `Answer` does, without a call: there is a reply for every write
+        self.frame = None  # like `ReplySlot`, but without a call, because every write has a reply
         self.is_due = False
         self.queue = queue
         self.previous: Reply | None = None
         self.next: Reply | None = None
         self.is_ready = False
-        """Known, and everything that must be sent before it is in the outbox."""
+        """Known, and all frames that must be sent before it are in the send queue."""
         self.is_placed = False
-        """In the outbox."""
+        """In the send queue."""
         self.follows = False
-        """Enters the outbox behind `previous`, as soon as that one does."""
+        """Enters the send queue directly behind `previous`."""
         self.close_reason: CloseReason | None = None
         """Set for an error that closes the connection once it is written."""
 
     def on_written(self) -> None:
-        """As `Answer` says."""
+        """As `ReplySlot` says."""
         self.queue.remove_written(self)
 
 
 class ReplyQueue:
-    """The replies of one connection that have not been written yet. `on_close` is called in the middle of a flush."""
+    """The replies of one connection that have not been written yet. A flush calls `on_close`."""
 
     def __init__(self, send_queue: SendQueue, on_close: Callable[[CloseReason], None]) -> None:
         self.count = 0
@@ -53,7 +53,7 @@ class ReplyQueue:
         self._empty_future: asyncio.Future[None] | None = None
 
     def append(self, reply: Reply) -> None:
-        """A request has been accepted: later replies wait for the reply to it."""
+        """Append the reply to an accepted request. Later replies wait for it."""
         tail = self._tail
         if tail is None:
             self._head = reply
@@ -64,7 +64,7 @@ class ReplyQueue:
         self.count += 1
 
     def send(self, frame: bytes, close_reason: CloseReason | None = None) -> None:
-        """Send a reply that is known at once, behind the replies to earlier requests."""
+        """Send a reply that is known immediately, behind the replies to earlier requests."""
         if self._head is None and close_reason is None:
             self._send_queue.put(frame)
             return
@@ -75,13 +75,13 @@ class ReplyQueue:
         self.place_after_previous(reply)
 
     def mark_ready(self, reply: Reply) -> None:
-        """The reply is ready: it is due when it is the first one."""
+        """Mark a reply as ready. It is due if it is the first one."""
         reply.is_ready = True
         if reply.previous is None:
             reply.is_due = True
 
     def place(self, reply: Reply) -> None:
-        """Put the reply, ready or not, at the end of the outbox: this is its place among the broadcasts."""
+        """Put the reply, ready or not, at the end of the send queue, as its place among the broadcasts."""
         self._send_queue.put_slot(reply)
         reply.is_placed = True
         following = reply.next
@@ -90,7 +90,7 @@ class ReplyQueue:
             following.is_placed, following.follows = True, False
             following = following.next
         if self._has_gaps:
-            # A later reply must not stand in front of it. Moved back, it still overtakes no broadcast.
+            # A later reply must not stand in front of this one. Moved to the end, it overtakes no broadcast.
             for later in list(_iterate_placed(following)):
                 self._send_queue.remove_slot(later)
                 self._send_queue.put_slot(later)
@@ -113,13 +113,13 @@ class ReplyQueue:
             following = following.next
 
     def unplace(self, reply: Reply) -> None:
-        """Remove the reply from the outbox: it will be placed further back."""
+        """Remove the reply from the send queue, before it is placed further back."""
         self._send_queue.remove_slot(reply)
         reply.is_placed = False
         self._has_gaps = self._has_gaps or reply.next is not None
 
     def remove_written(self, reply: Reply) -> None:
-        """The first reply has been written."""
+        """Remove the first reply, which was written."""
         following = self._head = reply.next
         self.count -= 1
         if following is None:
@@ -133,14 +133,14 @@ class ReplyQueue:
             self._on_close(reply.close_reason)
 
     async def wait_empty(self) -> None:
-        """Return when no reply waits any more, or the connection has ended."""
+        """Return when no reply waits, or when the connection has ended."""
         while self._head is not None:
             if self._empty_future is None:
                 self._empty_future = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._empty_future)
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Discard all replies."""
         reply = self._head
         while reply is not None:  # replies refer to each other
             reply.previous, reply.next, reply = None, None, reply.next
@@ -155,7 +155,7 @@ class ReplyQueue:
 
 
 def _iterate_placed(reply: Reply | None) -> Iterator[Reply]:
-    """Yield the replies from this one on that are in the outbox."""
+    """Yield the replies from this one on that are in the send queue."""
     while reply is not None:
         if reply.is_placed:
             yield reply

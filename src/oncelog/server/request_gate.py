@@ -1,5 +1,8 @@
-"""The gate of all requests: checks host, origin, client address and number of streams, and turns exceptions into error
-responses."""
+"""Gate of all HTTP requests.
+
+The gate checks the host, the origin, the address of the client and the number of streams, and converts exceptions to
+error responses.
+"""
 
 import asyncio
 import logging
@@ -39,7 +42,7 @@ PREFLIGHT_HEADERS: Final = {
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
     "Access-Control-Max-Age": "600",
 }
-"""Answer to a browser that asks before it sends a request of another origin (CORS)."""
+"""Answer to the preflight request of a browser (CORS)."""
 _API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
 _PROBLEM_DIALECTS: Final = {"deltas": DELTAS_PROBLEMS, "chat": CHAT_PROBLEMS, "ledger": LEDGER_PROBLEMS}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -75,7 +78,7 @@ class RequestGate:
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request. While the server is being stopped, each answer is the last one of its connection."""
+        """Answer a request. While the server stops, each answer is the last one of its connection."""
         self.open_requests[id(request)] = request.content
         try:
             response = await self._respond(request, handler)
@@ -125,7 +128,7 @@ class RequestGate:
     # --- host and origin
 
     def check_request(self, request: web.Request) -> None:
-        """Raises ApiError for a request that is not served at all."""
+        """Raise ApiError for a request that the server refuses."""
         headers = request.headers
         check_single_authorization(headers.getall("Authorization", ()))
         forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
@@ -134,14 +137,14 @@ class RequestGate:
             self.auth_gate.check_open()
 
     def check_fast_request(self, remote: str, host: str) -> None:
-        """Raise ApiError for a request of the fast path that is not served."""
+        """Raise ApiError for a request of the fast path that the server refuses."""
         self.check_host(remote, host)
         self.auth_gate.check_open()
 
     def check_host(
         self, remote: str | None, host: str | None, forwarded: str | None = None, origin: str | None = None
     ) -> None:
-        """Raises ApiError for a host or an origin that is not served."""
+        """Raise ApiError for a host or an origin that is not allowed."""
         refused = self._find_refusal_cached(remote, host, forwarded, origin)
         if refused is not None:
             raise field_error(*refused, error_codes.FORBIDDEN)
@@ -149,9 +152,9 @@ class RequestGate:
     def _find_refusal(
         self, remote: str | None, host: str | None, forwarded: str | None, origin: str | None
     ) -> tuple[str, str] | None:
-        """Return the header for which a request is refused, and why. Cached, because most requests look alike."""
+        """Return the header for which a request is refused, and the reason. Cached, because most requests are alike."""
         if self._is_development and not is_loopback_host(host):
-            # A web page can have its own name point to this machine, and be of the same origin as we are.
+            # A web page can point its host name to this machine, and so share the origin of the server.
             return "Host", "must be a loopback name in development mode"
         scheme = get_scheme(remote, forwarded, self._has_tls(), self._trusted_networks)
         if not is_allowed_origin(origin, scheme, host, self._allowed_origins):
@@ -164,7 +167,7 @@ class RequestGate:
         return bool(self._allowed_origins)
 
     async def add_cors_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Let pages of configured origins read the answer. Other origins were refused, and get no such header."""
+        """Allow pages of configured origins to read the answer. Requests of other origins were refused before."""
         origin = request.headers.get("Origin")
         if origin is not None and normalize_origin(origin) in self._allowed_origins:
             response.headers["Access-Control-Allow-Origin"] = origin
@@ -187,7 +190,7 @@ class RequestGate:
         return Caller(address) if connection is None else ForwardedRequest(connection, address)
 
     def _get_address(self, request: web.Request) -> str:
-        # Of several lines the last was written by the proxy that we know, as of several addresses in one.
+        # The trusted proxy wrote the last of several lines, as it wrote the last of several addresses in one line.
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ())) or None
         return self.to_network(request.remote, forwarded)
 

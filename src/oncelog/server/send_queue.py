@@ -1,6 +1,6 @@
 """The send queue of one connection: frames in order, and slots of replies that are not due yet.
 
-A flush writes several frames at a time and never waits. A slow reader is counted, logged, and closed (CO-31).
+A flush writes several frames at a time and never waits. The queue counts, logs and closes slow readers (CO-31).
 """
 
 import asyncio
@@ -16,32 +16,32 @@ from oncelog.server.metrics import Counts
 logger: Final = logging.getLogger("oncelog.doors")
 
 TRANSPORT_BYTES_HIGH: Final = 64 * 1024
-"""With more unsent bytes than this, further frames wait in the send queue, where they are counted."""
+"""Above this number of unsent bytes, further frames wait in the send queue, which counts them."""
 FULL_POLL_S: Final = 0.01
-"""Interval between checks of a transport that reports room but has none."""
+"""Interval between checks of a transport that is full although it reported the contrary."""
 
 
 class SessionTransport(Protocol):
     """The socket of a session."""
 
     def write(self, data: bytes) -> None:
-        """Send frames. Never waits."""
+        """Send frames without waiting."""
 
     def count_buffered_bytes(self) -> int:
         """Return the number of bytes that were written and are not sent yet."""
 
     async def drain(self) -> None:
-        """Return when there is room again. Raises OSError if the connection is lost."""
+        """Return when the transport accepts more bytes. Raises OSError if the connection is lost."""
 
     def close(self, code: int, reason: str) -> None:
         """Close the connection after the frames that were written."""
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
 
 
 class ReplySlot:
-    """A place in the send queue for a reply that is not known yet, or not due."""
+    """A place in the send queue for a reply that is not known or not due yet."""
 
     __slots__ = ("frame", "is_due")
 
@@ -52,7 +52,7 @@ class ReplySlot:
         """Whether the reply may be sent once it is known."""
 
     def on_written(self) -> None:
-        """The reply was written."""
+        """Called when the reply was written."""
 
 
 class SendQueueOwner(Protocol):
@@ -116,7 +116,7 @@ class WriteCoalescer:
 
 
 class SendQueue:
-    """The queue of one connection. Code that adds to `frames` and `bytes` makes sure that `flush` is called soon."""
+    """The queue of one connection. Code that adds to `frames` and `bytes` must schedule a call of `flush`."""
 
     def __init__(
         self,
@@ -223,13 +223,13 @@ class SendQueue:
         self.flush()
 
     async def drain(self) -> None:
-        """Return when all frames were sent, so that a client that requests pages gets no more than it reads."""
+        """Return when all frames were sent. Pages wait for it, so that they do not collect for a slow client."""
         self.flush()
         while self._drain_task is not None and not self._is_closed:
             await asyncio.wait([self._drain_task])
 
     def close(self) -> None:
-        """Discard the queue. Nothing is written any more."""
+        """Discard the queue and write no more frames."""
         self._is_closed = True
         self.frames.clear()
         self.bytes = self._slots = 0

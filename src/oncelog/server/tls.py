@@ -18,7 +18,7 @@ _DESCRIPTOR_DIRECTORY: Final = Path("/dev/fd")
 
 
 class ServerCertificate:
-    """The files `tls.certificate` and `tls.private_key`. Without TLS both attributes have no value."""
+    """The files `tls.certificate` and `tls.private_key`. Without TLS both attributes are None."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._paths = (settings.tls.certificate, settings.tls.private_key)
@@ -40,7 +40,7 @@ class ServerCertificate:
             )
             key.check_secret("a private key", self._check)
             context = _new_context()
-            # A wrong key leaves a context without any certificate, so a new context is tried first.
+            # A wrong key would leave the context without a certificate, so try a new context first.
             _load_chain(context, chain, key)
             if self.context is None:
                 self.context = context
@@ -98,7 +98,7 @@ def _load_chain(context: ssl.SSLContext, chain: FileContents, key: FileContents)
     """Use a certificate and its key. Raises SettingsError."""
     try:
         with _open_path(chain) as chain_path, _open_path(key) as key_path:
-            # With a password, even an empty one: OpenSSL would ask for that of an encrypted key on the terminal.
+            # Without a password OpenSSL would prompt on the terminal for that of an encrypted key.
             context.load_cert_chain(chain_path, key_path, password="")
     except ssl.SSLError as error:
         raise SettingsError(_describe_problem(error, chain, key)) from error
@@ -107,7 +107,7 @@ def _load_chain(context: ssl.SSLContext, chain: FileContents, key: FileContents)
 
 
 def _describe_problem(error: ssl.SSLError, chain: FileContents, key: FileContents) -> str:
-    """Describe why OpenSSL refused the files: its own errors name neither of them."""
+    """Return the reason for which OpenSSL refused the files. Its errors name neither of them."""
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"the private key in {key.path} is not the key of the certificate in {chain.path}"
     if b"ENCRYPTED" in key.data:
@@ -120,9 +120,9 @@ def _describe_problem(error: ssl.SSLError, chain: FileContents, key: FileContent
 
 @contextmanager
 def _open_path(contents: FileContents) -> Iterator[str]:
-    """Yield a path from which OpenSSL, which takes paths only, reads the bytes that were read before.
+    """Yield a path from which OpenSSL reads the bytes that the server has read. OpenSSL accepts only paths.
 
-    The file itself may have been replaced meanwhile. Its own path is used where the system has no paths of descriptors.
+    The file itself may have been replaced meanwhile. Systems without paths of descriptors use its path nevertheless.
     """
     with _open_memory_file() as file:
         source = _DESCRIPTOR_DIRECTORY / str(file.fileno())

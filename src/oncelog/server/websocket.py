@@ -1,4 +1,4 @@
-"""WebSockets: connects aiohttp's socket with the session of an API."""
+"""WebSockets: connects the socket of aiohttp with the session of an API."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 from oncelog.server.websocket_frames import CloseCode, encode_close_frame
 from oncelog.server.websocket_session import WebSocketSession
 
-_TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
+_TEXT: Final = WSMsgType.TEXT  # Python 3.11 looks up members of enums slowly
 FRAME_OVERHEAD_BYTES: Final = 1024
 """Frame headers and pings around the first message."""
 CLOSE_WAIT_S: Final = 2.0
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=WebSocketSession[Any, Any])
 
 
 class WebSocketSessionTransport:
-    """Writes frames to the transport without aiohttp: a broadcast is encoded once for all readers.
+    """Writes frames to the transport without aiohttp, so that a broadcast is encoded once for all readers.
 
     aiohttp answers pings and closes. All writes are whole frames, so the frames of both do not mix.
     """
@@ -51,10 +51,10 @@ class WebSocketSessionTransport:
         await self._request.writer.drain()
 
     def close(self, code: int, reason: str) -> None:
-        """As `SessionTransport` says: send a close frame, and wait for the answer of the client.
+        """As `SessionTransport` says. Sends a close frame and waits for the answer of the client.
 
-        If the socket were closed while the client still sends, the client's system would discard unread data, and the
-        reason with it.
+        If the server closed the socket while the client still sends, the system of the client would discard unread
+        data, and with it the reason.
         """
         self.write(encode_close_frame(code, reason))
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self.abort)
@@ -69,7 +69,7 @@ class WebSocketSessionTransport:
         self._transport = None
 
     def refuse_first_message(self) -> None:
-        """Close the connection, because too many bytes arrived before authentication. They are not kept."""
+        """Close the connection, because too many bytes arrived before authentication. They are discarded."""
         self.write(
             encode_close_frame(CloseCode.TOO_LARGE, f"the first message must have at most {CONNECT_BYTES_MAX} bytes")
         )
@@ -78,7 +78,7 @@ class WebSocketSessionTransport:
 
 
 class _WebSocket(web.WebSocketResponse):
-    """aiohttp closes the connection of a frame that is too large with a bare code. This adds the reason."""
+    """A WebSocket of aiohttp that gives a reason when it closes the connection of a frame that is too large."""
 
     session: WebSocketSession[Any, Any] | None = None
     session_transport: WebSocketSessionTransport | None = None
@@ -99,8 +99,10 @@ class _WebSocket(web.WebSocketResponse):
         return await super().close(code=code, message=message, drain=drain)
 
     async def write_eof(self) -> None:  # type: ignore[override]  # as in aiohttp
-        """End the response, and release the received bytes and the transport, which has buffers of TLS: the object is
-        part of a cycle, and may wait for long until it is collected."""
+        """End the response, and release the received bytes and the transport with its buffers.
+
+        The object is part of a cycle, so the garbage collector may release it much later.
+        """
         await super().write_eof()
         if self.session_transport is not None:
             self.session_transport.release()
@@ -126,7 +128,7 @@ class WebSocketSessions(Generic[S]):
         """Serve one connection, from its first frame to its last."""
         limits = self._auth_gate.limits
         socket = _WebSocket(
-            # The server writes the same bytes to all readers, so frames have no compression with state.
+            # All readers get the same bytes, so frames cannot use compression, which has a state.
             compress=False,
             heartbeat=limits.heartbeat_ms / 1000,
             max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
@@ -135,7 +137,7 @@ class WebSocketSessions(Generic[S]):
         socket.auth_gate = self._auth_gate
         await socket.prepare(request)
         transport = request.transport
-        if transport is None:  # the connection is lost already
+        if transport is None:  # the connection is lost
             return socket
         session_transport = WebSocketSessionTransport(request, transport)
         session = self._new_session(session_transport, caller, *details)
@@ -159,7 +161,7 @@ class WebSocketSessions(Generic[S]):
             session.refuse_silence()
 
     def renew(self) -> None:
-        """Renew the rights of all sessions. Sessions of expired credentials end (CO-23)."""
+        """Renew the rights of all sessions, and end those of expired credentials (CO-23)."""
         self._auth_gate.renew_rights(self._sessions)
 
     async def wait_for_replies(self) -> None:

@@ -1,4 +1,4 @@
-"""Frames of a WebSocket as a server writes them (RFC 6455): whole, not masked, so that one is the same for all."""
+"""WebSocket frames of a server (RFC 6455): whole and not masked, so that all readers get the same bytes."""
 
 from functools import lru_cache
 from struct import Struct as Packing
@@ -14,7 +14,7 @@ _pack_length_64: Final = Packing("!BBQ").pack
 
 
 class CloseCode:
-    """Why a connection ends."""
+    """Codes of close frames."""
 
     NORMAL: Final = 1000
     GOING_AWAY: Final = 1001
@@ -25,17 +25,17 @@ class CloseCode:
 
 @lru_cache(maxsize=4096)
 def encode_json_text(text: str) -> str:
-    """A name in JSON. Most are written again and again."""
+    """Encode a text as JSON. Cached, because most names are encoded repeatedly."""
     return orjson.dumps(text).decode()
 
 
 def encode_frame(message: bytes) -> bytes:
-    """A text message as a frame (5.2)."""
+    """Encode a text message as a frame (5.2)."""
     return encode_frame_header(len(message)) + message
 
 
 def encode_frame_header(length: int) -> bytes:
-    """What stands before a text of so many bytes."""
+    """Encode the header of a text frame whose payload has this length."""
     if length < 126:
         return bytes((_TEXT_FRAME, length))
     if length < 65_536:
@@ -44,6 +44,6 @@ def encode_frame_header(length: int) -> bytes:
 
 
 def encode_close_frame(code: int, reason: str) -> bytes:
-    """The end of a connection (5.5.1)."""
+    """Encode a close frame (5.5.1)."""
     payload = code.to_bytes(2, "big") + reason.encode()[:_REASON_BYTES_MAX]
     return bytes((_CLOSE_FRAME, len(payload))) + payload

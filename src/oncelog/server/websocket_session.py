@@ -39,13 +39,13 @@ logger: Final = logging.getLogger("oncelog.doors")
 M = TypeVar("M")
 """Decoded message."""
 R = TypeVar("R")
-"""What a reply repeats of its request: one id, or several."""
+"""Ids of a request that its reply repeats."""
 MessageHandler = Callable[[Any, Any], Awaitable[None] | None]
 """Method of a session that handles a message. The next frame is received when the awaitable has completed."""
 
 
 class SessionService(Protocol):
-    """What a session needs of its API's service."""
+    """The attributes of its service that a session uses."""
 
     limits: ApiLimits
     counts: Counts
@@ -53,7 +53,7 @@ class SessionService(Protocol):
 
 
 class PendingWrite:
-    """A write of a session, as the committer's `VerdictSink`: passes the outcome to the session. Never raises."""
+    """`VerdictSink` of a write of a session: passes the outcome to the session. Never raises."""
 
     __slots__ = ()
 
@@ -64,16 +64,16 @@ class PendingWrite:
         return False
 
     def set_result(self, result: Any, /) -> None:
-        """The outcome is durable."""
+        """Pass on an outcome, which is durable."""
         self.session.settle(self, result)
 
     def set_exception(self, exception: Exception, /) -> None:
-        """The outcome is unknown."""
+        """Pass on the error of a write whose outcome is unknown."""
         self.session.fail_write(self, to_api_error(exception))
 
 
 class WebSocketSession(ABC, Generic[M, R]):
-    """One connection. `receive` takes its frames one after the other; `on_disconnect` ends it."""
+    """One connection. `receive` accepts its frames one after the other; `on_disconnect` ends it."""
 
     api: ClassVar[str]
     """Name of the API in metrics."""
@@ -85,7 +85,7 @@ class WebSocketSession(ABC, Generic[M, R]):
     """Kind of the first message, which authenticates the connection."""
     frame_noun: ClassVar[str]
     write_noun: ClassVar[str]
-    """What this API calls a frame, and several writes, in errors."""
+    """Words of this API for a frame and for several writes, in errors."""
 
     def __init__(self, service: SessionService, transport: SessionTransport, caller: Caller) -> None:
         self.service = service
@@ -118,7 +118,7 @@ class WebSocketSession(ABC, Generic[M, R]):
 
     @abstractmethod
     def _get_reply_to(self, message: M) -> R:
-        """Return what the reply repeats of the message."""
+        """Return the ids of the message that its reply repeats."""
 
     @abstractmethod
     def _send_error(self, error: ApiError, reply_to: R | None = None) -> None:
@@ -138,10 +138,10 @@ class WebSocketSession(ABC, Generic[M, R]):
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """End the connection: it cannot continue."""
+        """End the connection because of an error."""
 
-    def _find_reply_to(self, data: bytes) -> R | None:  # noqa: ARG002 - for sessions that can tell
-        """Return what the reply repeats of a frame that exceeds a limit, if it can be found cheaply."""
+    def _find_reply_to(self, data: bytes) -> R | None:  # noqa: ARG002 - for sessions that find them
+        """Return the ids of a frame that exceeds a limit, if they can be found cheaply."""
         return None
 
     def _describe(self) -> Mapping[str, JsonValue]:
@@ -160,7 +160,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Use the changed rights of `principal`."""
 
     async def _finish_replies(self) -> None:
-        """Wait (bounded) for the replies to accepted requests, before a frame that is too large ends the connection."""
+        """Wait (bounded) for the replies to accepted requests, before a frame above the limit ends the connection."""
 
     # --- frames in
 
@@ -195,7 +195,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         return ApiError(error_codes.RATE_LIMITED, message, limit=frames_max, retry_after_ms=1000)
 
     async def _receive_in_thread(self, data: bytes) -> None:
-        """Decode a long frame in a thread, because other connections must not wait for it."""
+        """Decode a long frame in a thread, so that other connections do not wait for it."""
         decoded = asyncio.get_running_loop().run_in_executor(None, self._decode, data)
         await asyncio.wait([decoded])
         if self._is_refusing:
@@ -206,13 +206,13 @@ class WebSocketSession(ABC, Generic[M, R]):
             await waiting
 
     def receive_binary(self) -> None:
-        """Refuse a binary frame: no API has any."""
+        """Refuse a binary frame. No API uses them."""
         if not self._is_refusing:
             self.service.counts.frames_received += 1
             self._send_error(ApiError(error_codes.BAD_REQUEST, "frames must be text, in JSON"))
 
     async def receive_oversize(self) -> None:
-        """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
+        """Count an unread frame above `frame_bytes_max`, and wait (bounded) for the replies before it."""
         if not self._is_refusing:
             self._is_refusing = True
             self.service.counts.frames_received += 1
@@ -233,14 +233,14 @@ class WebSocketSession(ABC, Generic[M, R]):
         return None if waiting is None else self._wait_for(waiting, message)
 
     async def _wait_for(self, handling: Awaitable[None], message: M) -> None:
-        """Wait for a handler that reads the log, and answer the message with an error if that fails."""
+        """Wait for a handler that reads the log. If it fails, answer the message with an error."""
         try:
             await handling
         except (ApiError, OncelogError) as error:
             self._send_error(to_api_error(error, UNREADABLE), self._get_reply_to(message))
 
     def _find_handler(self, kind: Hashable) -> MessageHandler:
-        """Return the handler of a message. Raises ApiError if it is unknown, or not the turn of such a message."""
+        """Return the handler of a message. Raises ApiError if the kind is unknown, or not allowed in this state."""
         if (self.principal is None) is not (kind == self.connect_kind):
             what = "already connected" if kind == self.connect_kind else f"the first {self.frame_noun} must be connect"
             raise ApiError(error_codes.BAD_REQUEST, what)
@@ -254,7 +254,7 @@ class WebSocketSession(ABC, Generic[M, R]):
     def _get_principal(self) -> Principal:
         """Return the authenticated principal. Raises ApiError if its credential has expired."""
         principal = self.principal
-        assert principal is not None  # noqa: S101 - no handler but that of `connect` is called before
+        assert principal is not None  # noqa: S101 - other handlers than `connect` run after authentication
         if principal.expires_ms is not None and principal.has_expired(self.service.clock.wall_ms()):
             raise ApiError(error_codes.AUTH_FAILED, "the token has expired")
         return principal
@@ -262,14 +262,14 @@ class WebSocketSession(ABC, Generic[M, R]):
     # --- writes
 
     def _check_in_flight(self, count: int) -> None:
-        """Check that this many more writes may wait for their answers. Raises ApiError."""
+        """Raise ApiError if this number of further writes may not wait for their answers."""
         in_flight, limit = self.in_flight_count, self.service.limits.events_in_flight_max
         if in_flight and in_flight + count > limit:
             message = f"{in_flight} {self.write_noun} of this connection wait for their answer; at most {limit} may"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
 
     def _submit_write(self, pending: PendingWrite, submit: Callable[[], Any]) -> None:
-        """Hand a write to the log. Its answer is sent now or later."""
+        """Submit a write to the log. The session answers it now or later."""
         try:
             outcome = submit()
         except OncelogError as error:
@@ -279,7 +279,7 @@ class WebSocketSession(ABC, Generic[M, R]):
             self.settle(pending, outcome)
 
     def settle(self, pending: PendingWrite, outcome: Any) -> None:
-        """Answer a write whose outcome is known. Never raises: the committer calls it, and has other callers."""
+        """Answer a write whose outcome is known. Never raises: the committer calls it for many sessions."""
         try:
             self._send_outcome(pending, outcome)
         except Exception:
@@ -299,13 +299,15 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Set the current rights. Ends the connection if its credential has ended, or its rights no longer suffice."""
         if principal is None or not self._may_continue(principal):
             self._end_credential(credential_ended_error())
-        elif principal != self.principal:  # each look-up of an API key returns a new, most often equal object
+        elif (
+            principal != self.principal
+        ):  # each look-up of an API key returns a new object, which is equal in most cases
             self.principal = principal
             self._writable.clear()
             self._apply_rights()
 
     def refuse_silence(self) -> None:
-        """End a connection whose first message has not arrived in time."""
+        """End a connection whose first message did not arrive in time."""
         self.close(CloseCode.POLICY, "no connect message arrived in time")
 
     def close(self, code: int, reason: str) -> None:
@@ -319,20 +321,20 @@ class WebSocketSession(ABC, Generic[M, R]):
         self.transport.close(code, reason)
 
     def on_disconnect(self) -> None:
-        """End the session of a connection that is gone."""
+        """End the session of a closed connection."""
         self._is_refusing = self._is_closing = True
         self._stop_delivery()
         self._release()
 
     def abort(self) -> None:
-        """Cut the connection off. What it has not read is in the log, behind its cursor."""
+        """Abort the connection. The client can read the rest from the log, after its cursor."""
         self.on_disconnect()
         self.transport.abort()
 
     def _close_slow(self) -> None:
-        """End the connection of a client that reads less than is sent to it (CO-31)."""
+        """End the connection of a client that reads slower than the server sends (CO-31)."""
         self.abort()
 
     def _release(self) -> None:
-        """Release queues. Nothing is written any more."""
+        """Release the queues. The session writes no more frames."""
         self.send_queue.close()

@@ -26,7 +26,7 @@ from oncelog.server.json_schemas import (
 )
 
 SERVER_ACTOR: Final = "system:server"
-"""Actor of acts that the server finds in its settings and files."""
+"""Actor of acts that the server detects in its settings and files."""
 PAGE_ACTS_DEFAULT: Final = 100
 PAGE_ACTS_MAX: Final = 500
 _FILTERS: Final = {
@@ -97,7 +97,7 @@ class AuditEndpoints:
 
 
 def to_record_act(event: CredentialEvent) -> RecordAct | None:
-    """Return the act that ended a key; None for a key that has expired by itself."""
+    """Return the act that ended a key; None for a key that has expired."""
     if event.act == "api_key_expired":
         return None
     kind, _, ending = event.act.rpartition("_")

@@ -1,7 +1,7 @@
 """API keys: credentials of programs, valid until they are revoked or expire. A file contains only their hashes.
 
-A secret is 32 random bytes. It cannot be guessed, so it needs no slow hash: the file has its SHA-256, which the server
-compares at every request.
+A secret has 32 random bytes. It cannot be guessed, so it needs no slow hash: the file contains its SHA-256, which the
+server compares at every request.
 """
 
 import base64
@@ -42,7 +42,7 @@ KEY_PREFIX: Final = "olk_"
 FILE_VERSION: Final = 1
 FILE_VERSION_WITH_EXPIRY: Final = 2
 """Version of a file in which a key expires. Versions of Oncelog without expiry refuse the file; they read version 1."""
-# The last character carries four bits only, so that one secret has one text.
+# The last character carries four bits. The pattern allows only its canonical forms, so a secret has one text.
 _KEY_PATTERN: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
 
 
@@ -59,7 +59,7 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     """Time from which on the key is refused. None: the key does not expire."""
 
     def find_end(self, now_ms: int) -> "_KeyEnd | None":
-        """Return why the key is refused, and since when; None for a key that is valid."""
+        """Return the act that ended the key, and its time; None for a valid key."""
         if self.revoked_ms is not None:
             return "api_key_revoked", self.revoked_ms
         if self.expires_ms is not None and now_ms >= self.expires_ms:
@@ -105,13 +105,13 @@ KeysById = Mapping[str, _StoredKey]
 
 
 _UNKNOWN_KEY_HASH: Final = secrets.token_bytes(32)
-"""Compared with the secret of an unknown id, so that it is refused after the same time as a wrong secret."""
+"""Compared with the secret of an unknown id, so that its refusal takes the same time as that of a wrong secret."""
 _KeyEnd = tuple[CredentialAct, int]
-"""How a key has ended, and when."""
+"""The act that ended a key, and its time."""
 
 
 class ApiKeys(CredentialUser):
-    """The keys of a file. None are known before the first `reload`."""
+    """The keys of a file. They are unknown before the file is loaded."""
 
     def __init__(self, path: str | Path, now_ms: Callable[[], int], check: SecretCheck = SecretCheck.SERVER) -> None:
         super().__init__(now_ms, check)
@@ -122,7 +122,7 @@ class ApiKeys(CredentialUser):
         self._ends: dict[str, _KeyEnd] | None = None
         """Ends that were reported, by the id of the key. None before the file is read for the first time."""
         self._next_expiry_ms: float = math.inf
-        """When the next key expires whose end has not been reported."""
+        """Time at which the next key expires."""
 
     # --- authentication --------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class ApiKeys(CredentialUser):
         return _to_principal(stored.key)
 
     def find_principal(self, key_id: str, now_ms: int) -> Principal | None:
-        """Return the principal of a key with its grants of now; None if the key was revoked or removed, or expired."""
+        """Return the principal of a key with its current grants; None if the key was revoked or removed, or expired."""
         stored = self._keys.get(key_id)
         if stored is None or stored.key.find_end(now_ms) is not None:
             return None
@@ -179,7 +179,7 @@ class ApiKeys(CredentialUser):
         return None if keys == self._keys else LoadedKeys(keys, content.modified_ns)
 
     def use(self, contents: Mapping[Path, LoadedKeys]) -> None:
-        """Accept the keys of the file from now on, and report keys that have ended.
+        """Accept the keys of the file, and report keys that have ended.
 
         A warning is logged once for each key whose client id looks like another principal.
         """
@@ -282,7 +282,7 @@ def _to_principal(key: ApiKey) -> Principal:
 
 
 def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
-    """Return a key that may do what both entries allow: revoked if one is, expiring with the first of them."""
+    """Return a key with the rights that both entries grant. It is revoked if one is, and expires with the first."""
     key = msgspec.structs.replace(
         stored.key,
         grants=stored.key.grants.intersect(new.key.grants),

@@ -1,7 +1,7 @@
 """Authentication of callers by their credentials.
 
-An API calls `authenticate` once for a connection or request, and asks the principal's grants for every partition,
-before anything is looked up (CO-22). A client gets the text of `AuthError`, and the log its `reason`.
+An API calls `authenticate` once for each connection or request, and checks the grants of the principal for every
+partition before it reads the log (CO-22). The client receives the text of an `AuthError`; the log gets its `reason`.
 """
 
 import re
@@ -37,10 +37,10 @@ __all__ = [
 
 
 class CredentialVerifier(Protocol):
-    """What an API needs to authenticate callers."""
+    """Verifies the credentials of callers."""
 
     is_open: ClassVar[bool]
-    """Whether every caller is let in. Then the server must bind to loopback only, and say so (CO-21)."""
+    """Whether every caller is accepted. Such a server binds to loopback only, and logs a warning (CO-21)."""
 
     def authenticate(self, credential: str | None) -> Principal:
         """Return the principal of a credential. Raises AuthError if it is not valid."""
@@ -49,11 +49,11 @@ class CredentialVerifier(Protocol):
         """Return the principal with its current rights; None if its connections must end."""
 
     def reload(self) -> None:
-        """Load every credential file. Raises SettingsError for bad files, which keep their content, at the end."""
+        """Load every credential file. Raises SettingsError at the end if files are bad; they keep their content."""
 
 
 class Authenticator:
-    """Knows tokens, API keys or both. Call `reload` before the first use, and when the files have changed."""
+    """Verifies tokens, API keys or both. Call `reload` before the first use, and after a change of the files."""
 
     is_open: ClassVar = False
 
@@ -66,7 +66,7 @@ class Authenticator:
         self.files = CredentialFiles(file for user in self._users for file in user.list_files())
 
     def authenticate(self, credential: str | None) -> Principal:
-        """As `CredentialVerifier` says. A credential with the prefix of API keys is one, any other is a token."""
+        """As `CredentialVerifier` says. The prefix of API keys distinguishes them from tokens."""
         if not credential:
             raise AuthError("no credential")
         known = self._api_keys if credential.startswith(KEY_PREFIX) else self._tokens
@@ -75,7 +75,7 @@ class Authenticator:
         return known.authenticate(credential)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """As `CredentialVerifier` says. It ends when its credential expires or is revoked, or its key is removed."""
+        """As `CredentialVerifier` says. The connections end when the credential expires, or is revoked or removed."""
         if principal.key_id is None:
             has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
             return principal if has_key and not principal.has_expired(now_ms) else None
@@ -104,7 +104,7 @@ _USER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 class DevelopmentAuthenticator(Authenticator):
-    """Lets every caller do everything, with any credential. For a server that only its own machine can reach."""
+    """Grants every right to every caller. For a server that only its own machine can reach."""
 
     is_open: ClassVar = True
 

@@ -1,4 +1,4 @@
-"""Polling of credential files: each file is reloaded by itself, and keeps its last good content (CO-28).
+"""Polling of credential files: each file is reloaded independently, and keeps its last good content (CO-28).
 
 A `CredentialUser` uses the keys of one or several files, and reports the keys that were revoked, removed or expired.
 
@@ -28,15 +28,15 @@ from oncelog.server.auth.secret_files import FileContents, InsecureFileError, Se
 logger: Final = logging.getLogger("oncelog.doors")
 
 SETTLE_NS: Final = 1_000_000_000
-"""A file that was changed less than this before it was read is read once more: a second change within the resolution
-of the file system's clock would not be noticed otherwise."""
+"""A file that changed within this time before a read is read again: the clock of the file system may be too coarse to
+show a second change."""
 RETRY_POLLS: Final = 10
-"""A file that failed and has not changed since is tried again at every tenth poll."""
+"""Every tenth poll also reads files that failed and have not changed since."""
 POLL_TIMEOUT_S: Final = 2.0
-"""Longest time that a poll waits for a file, such as one on a network file system that hangs. The read continues, and
-later polls use its result without waiting."""
+"""Longest wait of a poll for a file, for example on a network file system that hangs. The read continues, and later
+polls use its result without waiting."""
 RELOAD_TIMEOUT_S: Final = 5.0
-"""The same for a complete reload."""
+"""Longest wait of a complete reload."""
 
 FileChanges = tuple[int, "Sequence[FileRead]"]
 """Generation of a poll, and the files that have changed."""
@@ -52,14 +52,14 @@ class CredentialEvent(Struct, frozen=True, kw_only=True):
 
     act: CredentialAct
     id: str
-    """Of an API key its id; of a signing key its algorithm and `kid`: `EdDSA/2026-11`, or `HS256/` without one."""
+    """Id of an API key; algorithm and `kid` of a signing key: `EdDSA/2026-11`, or `HS256/` without a `kid`."""
     path: str
     """The file that the key is or was in."""
     at_ms: int
-    """When the key was revoked or expired, as the file says; of a removed key when the server noticed it."""
+    """Time at which the key was revoked or expired; of a removed key, time at which the server noticed it."""
     changed_ns: int = 0
-    """Of a removed key: when the file that it was removed from was last modified, which tells one removal from another.
-    It is the same for all servers that read one file."""
+    """Of a removed key: time of the last change of its file, which distinguishes removals. It is the same for all
+    servers that read the file."""
     client_id: str | None = None
     """Of an API key."""
     fingerprint: str | None = None
@@ -72,14 +72,14 @@ CredentialListener = Callable[[CredentialEvent], None]
 
 
 class LoadedKeys(Struct, frozen=True):
-    """The keys of a file, and when the file was last modified."""
+    """The keys of a file, and the time of the last change of the file."""
 
     keys: Any
     modified_ns: int
 
 
 class CredentialUser(ABC):
-    """Base of the users of credential files. Contents are given by the `source` of their file."""
+    """Base of the users of credential files. The `source` of a file identifies its contents."""
 
     def __init__(self, now_ms: Callable[[], int], check: SecretCheck) -> None:
         self._now_ms = now_ms
@@ -96,16 +96,16 @@ class CredentialUser(ABC):
 
     @abstractmethod
     def restrict(self, source: Any, content: LoadedKeys) -> LoadedKeys | None:
-        """Return the content in use without the keys and rights that the new content has not; None if it has all."""
+        """Return the content in use without the keys and rights that the new content lacks; None if it lacks none."""
 
     def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - one file fits itself
-        """Raise SettingsError if these contents do not go together, or not with the other ones in use."""
+        """Raise SettingsError if these contents conflict with each other, or with the other contents in use."""
 
     def report_expired(self) -> None:  # noqa: B027 - keys of tokens do not expire
         """Report the keys that have expired since the last call."""
 
     def subscribe(self, listener: CredentialListener) -> None:
-        """Call the listener for every event from now on, in the thread that reloads the files."""
+        """Call the listener for every further event, in the thread that reloads the files."""
         self._listeners.append(listener)
 
     def _publish(self, event: CredentialEvent) -> None:
@@ -151,7 +151,7 @@ class FileRead(Struct, frozen=True, eq=False):
 
     @property
     def is_insecure(self) -> bool:
-        """Whether other users may read or change the file: it may take keys and rights away, and adds none."""
+        """Whether other users may read or change the file. Such a file only removes keys and rights."""
         return self.error is not None and self.content is not None
 
 
@@ -176,7 +176,7 @@ class CredentialFiles:
         return counts
 
     def reload(self) -> None:
-        """Load every file. Raises SettingsError with all failures, after the other files were loaded."""
+        """Load every file. Raises SettingsError with all failures after the other files are loaded."""
         self._generation += 1
         started = {file: _start_read(partial(_load, file)) for file in self._files}
         wait(started.values(), RELOAD_TIMEOUT_S)
@@ -200,7 +200,7 @@ class CredentialFiles:
         return generation, reads
 
     def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
-        """Put changed files into use. Return whether there were any, and the failures that were not returned before."""
+        """Use the contents of changed files. Return whether any file was used, and the failures not returned before."""
         generation, reads = changes
         if generation != self._generation:
             return False, []
@@ -211,7 +211,7 @@ class CredentialFiles:
         return bool(used), _take_new_failures(reads)
 
     def _load_changed(self, generation: int, files: Iterable[CredentialFile], *, is_retry: bool) -> list[FileRead]:
-        """Read files that have changed, each in a thread. A file that hangs delays the others once."""
+        """Read changed files, each in a thread. A file that hangs delays the others once."""
         pending = self._pending_reads
         reads: dict[CredentialFile, Future[FileRead | None]] = {}
         for file in files:
@@ -227,7 +227,7 @@ class CredentialFiles:
         return _get_results(reads)
 
     def _use(self, changes: Sequence[FileRead]) -> list[CredentialFile]:
-        """Use the contents of all changed files at once: a key that moves from one file to another has not ended."""
+        """Use the contents of all changed files together, because a key may move from one file to another."""
         by_user: dict[CredentialUser, list[FileRead]] = {}
         for file_read in changes:
             file = file_read.file
@@ -242,13 +242,13 @@ class CredentialFiles:
                 used += _use_together(user, user_reads)
             except Exception as error:
                 logger.exception("changed credential files could not be put into use")
-                for file_read in user_reads:  # tried again, although the files do not change any more
+                for file_read in user_reads:  # read again, although the files have not changed since
                     _record_failure(file_read.file, f"{file_read.file.path} cannot be used: {type(error).__name__}")
         return used
 
 
 def _use_together(user: CredentialUser, changes: Sequence[FileRead]) -> list[CredentialFile]:
-    """Use the contents of files of one user, and return the files whose content is in use now."""
+    """Use the contents of the files of one user. Return the files whose content was accepted."""
     pending = []
     for file_read in changes:
         content = (
@@ -271,9 +271,9 @@ def _use_together(user: CredentialUser, changes: Sequence[FileRead]) -> list[Cre
 def _choose_compatible(
     user: CredentialUser, pending: Sequence[FileRead]
 ) -> tuple[list[FileRead], list[tuple[FileRead, str]]]:
-    """Return the contents that can be used together, and the others with the reason for which they are refused.
+    """Return the contents that can be used together, and the other contents with the reasons of their refusal.
 
-    All of them can in most cases, also if two files exchange their keys. Otherwise one file may be the wrong one.
+    In most cases all contents fit together, also if two files exchange their keys. Otherwise one file may be wrong.
     """
 
     def problem(reads: Iterable[FileRead]) -> str | None:
@@ -302,7 +302,7 @@ def _iterate_candidates(pending: Sequence[FileRead]) -> Iterator[list[FileRead]]
 
 
 def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
-    """Return the failures of these files that were not returned before: one for each change of a file."""
+    """Return the failures of these files that were not returned before, one for each change of a file."""
     failures = []
     for found in changes:
         file = found.file
@@ -320,7 +320,7 @@ def _record_failure(file: CredentialFile, error: str) -> None:
 
 
 def _start_read(load: Callable[[], FileRead | None]) -> Future[FileRead | None]:
-    """Start a read in a daemon thread: a file that hangs must not keep the process from ending."""
+    """Start a read in a daemon thread, so that a file that hangs does not keep the process alive."""
     result: Future[FileRead | None] = Future()
 
     def run() -> None:
@@ -334,7 +334,7 @@ def _start_read(load: Callable[[], FileRead | None]) -> Future[FileRead | None]:
 
 
 def _get_results(reads: Mapping[CredentialFile, Future[FileRead | None]]) -> list[FileRead]:
-    """Return the contents of changed files; a failure for a read that is not over, or has raised an error."""
+    """Return the contents of changed files. An unfinished or failed read counts as a failure."""
     results = [_get_result(file, result) for file, result in reads.items()]
     return [file_read for file_read in results if file_read is not None]
 
@@ -351,14 +351,14 @@ def _get_result(file: CredentialFile, result: Future[FileRead | None]) -> FileRe
 
 
 def _load_change(file: CredentialFile, *, is_retry: bool) -> FileRead | None:
-    """Read the file if it has changed, or if it failed and is tried again; None otherwise."""
+    """Read the file if it has changed or its failed read is due again; otherwise return None."""
     is_due = not file.is_settled or (is_retry and file.error is not None)
     return _load(file) if is_due or _get_version(file.path) != file.version else None
 
 
 def _load(file: CredentialFile) -> FileRead:
-    version = _get_version(file.path)  # before the content: a later change is noticed by the next poll
-    # Position 1 is the time of the last change.
+    version = _get_version(file.path)  # read before the content, so that the next poll notices a later change
+    # Position 1 is the time of the last change of the file or its mode.
     is_settled = version is None or abs(time.time_ns() - version[1]) > SETTLE_NS
     try:
         contents = secret_files.read_file(file.path, file.bytes_max)
@@ -376,7 +376,7 @@ def _load(file: CredentialFile) -> FileRead:
 
 def _get_version(path: str) -> FileVersion | None:
     try:
-        found = os.stat(path)  # noqa: PTH116 - once a second for every file
+        found = os.stat(path)  # noqa: PTH116 - called once a second for every file
     except OSError:
         return None
     return (

@@ -13,7 +13,7 @@ from oncelog.errors import CanonicalError
 from oncelog.server.limits import GRANTS_MAX
 
 WILDCARD: Final = "*"
-"""At the end of a grant it matches any text, also an empty one. Elsewhere it is an ordinary character."""
+"""Matches any text, also an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
 
 
 _GATEWAY_PREFIX: Final = f"{SCOPE_PREFIX}/"
@@ -27,12 +27,12 @@ class _PartitionSet(Struct, frozen=True):
     prefixes: tuple[str, ...] = ()
 
     def contains(self, partition: str) -> bool:
-        # In the form that is stored. Without it, the letter e would be a prefix of a decomposed é.
+        # Compares the stored form. Otherwise the letter e would be a prefix of a decomposed é.
         normal = nfc(partition)
         return normal in self.names or normal.startswith(self.prefixes)
 
     def select_covered(self, other: "_PartitionSet") -> "_PartitionSet":
-        """Return the entries of another one that this one covers as a whole."""
+        """Return the entries of another set that this set covers completely."""
         prefixes = tuple(prefix for prefix in other.prefixes if prefix.startswith(self.prefixes))
         return _PartitionSet(frozenset(filter(self.contains, other.names)), prefixes)
 
@@ -67,7 +67,7 @@ class Grants(Struct, frozen=True):
         return self.writable.contains(partition)
 
     def may_audit(self, stream: str) -> bool:
-        """Return whether the acts that concern a stream may be read; those of the whole log if it is empty."""
+        """Return whether the acts of a stream may be read. An empty name stands for the whole log."""
         return self.auditable.contains(stream)
 
     def intersect(self, other: "Grants") -> "Grants":
@@ -81,7 +81,7 @@ class Grants(Struct, frozen=True):
     def to_claim(self) -> dict[str, list[str]]:
         """Return `{"read": […], "write": […]}`, sorted and without repetition; `decode_grants` decodes it.
 
-        `audit` is left out where it grants nothing: earlier versions refuse it.
+        An empty `audit` is left out, because earlier versions refuse it.
         """
         audit = self.auditable.to_texts()
         return {
@@ -108,7 +108,7 @@ def parse_grants(
 def decode_grants(value: JsonValue, path: str = "$.grants") -> Grants:
     """Decode the grants of a token or a file: `{"read": […], "write": […], "audit": […]}`; a missing list is empty.
 
-    Raises CanonicalError with the path of the fault. Other members are refused, because they may be misspelt.
+    Raises CanonicalError with the path of the fault, also for other members, which may be misspelt.
     """
     members = check_object(value, path)
     if not members.keys() <= {"read", "write", "audit"}:

@@ -22,7 +22,7 @@ class Principal(Struct, frozen=True, kw_only=True):
     """The only client id that the principal may use. None: it may choose one."""
     grants: Grants
     expires_ms: int | None = None
-    """Time from which on the credential is refused: the end of a token, with leeway, or of an API key."""
+    """Time at which the credential ends: that of a token, with leeway, or of an API key."""
     key_id: str | None = None
     """Of an API key."""
     signing_key: bytes | None = None
@@ -35,9 +35,9 @@ class Principal(Struct, frozen=True, kw_only=True):
     def get_event_client(self, requested: str | None) -> str | None:
         """Return the client id under which the events of this principal are stored; None if it may not use `requested`.
 
-        A credential with a client id has that one. Any other chooses names within its own actor: `user:ada` that asks
-        for `laptop` is stored as `user:ada/laptop`, so that no choice reads as another principal's client. A slash in
-        the actor is escaped (`scope_of`): the text before the first slash names the actor.
+        A credential with a client id uses only that id. Other credentials choose names below their actor: `laptop`
+        requested by `user:ada` is stored as `user:ada/laptop`, so that no choice names a client of another principal.
+        A slash in the actor is escaped (`scope_of`): the text before the first slash names the actor.
 
         Raises CanonicalError if the result is too long to be stored.
         """

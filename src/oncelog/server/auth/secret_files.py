@@ -1,7 +1,7 @@
 """Files that hold keys: their permissions are checked when they are read, and they are replaced atomically.
 
-An error never contains the content of a file, also not as the cause of the error: some exceptions, such as that for
-invalid UTF-8, carry the whole input.
+An error never contains the content of a file, not even in its cause: some exceptions, such as that for invalid UTF-8,
+carry the whole input.
 """
 
 import enum
@@ -37,7 +37,7 @@ class SecretCheck(enum.Enum):
     COMMAND = "command"
     """The same, but root may use the files of every user: root maintains the files of a service."""
     WARN = "warn"
-    """Log a warning and use the file, for files that a container runtime provides."""
+    """Log a warning and use the file, because a container runtime provides it."""
 
 
 class InsecureFileError(SettingsError):
@@ -66,11 +66,11 @@ class FileContents(Struct, frozen=True):
             )
 
     def check_secret(self, description: str, check: SecretCheck) -> None:
-        """Check the permissions of a secret file as `check_secret_file`."""
+        """Check the permissions like `check_secret_file`."""
         check_secret_file(self.path, self.owner, self.mode, description, check)
 
     def to_private(self) -> "FileContents":
-        """Return the same contents with good permissions, to parse a file that takes keys and rights away only."""
+        """Return the same contents with safe permissions, to parse a file that only removes keys and rights."""
         return replace_fields(self, mode=stat.S_IRUSR, owner=os.geteuid())
 
 
@@ -98,7 +98,7 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
     if owner not in (0, own) and not (check is SecretCheck.COMMAND and own == 0):
         return f"belongs to the user with the id {owner}, not to root or {own}. Change that: chown {own} {quoted}"
     if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS_ACCESS):
-        # The group of a file of root is how the server's user reads it.
+        # The server's user reads a file of root through its group.
         mode_max = "640" if owner == 0 and own != 0 else "600"
         return (
             f"other users may read or change it (its mode is {mode:04o}). Take that from them: "
@@ -108,9 +108,9 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
 
 
 def read_file(path: str, bytes_max: int) -> FileContents:
-    """All of a file. Raises SettingsError for one that is not there, no plain file, or too large."""
+    """Read a whole file. Raises SettingsError if it is missing, too large or not a regular file."""
     try:
-        # Nonblocking, so that a pipe in the file's place is refused and not waited for.
+        # Non-blocking, so that a pipe is refused instead of blocking the server.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             found = os.fstat(descriptor)
@@ -128,11 +128,11 @@ def read_file(path: str, bytes_max: int) -> FileContents:
 
 
 def parse_json(contents: FileContents) -> JsonValue:
-    """Return the JSON value of a file. Raises SettingsError with the place of a fault."""
+    """Return the JSON value of a file. Raises SettingsError with the position of a fault."""
     try:
         return parse(contents.data)
     except CanonicalError as error:
-        problem = error.reason  # of the grammar and a place: nothing of the contents
+        problem = error.reason  # names a rule and a position, and repeats nothing of the content
     raise SettingsError(f"{contents.path}: {problem}")
 
 
@@ -142,8 +142,8 @@ def lock_file(path: Path) -> Iterator[Path]:
 
     Yields the path with symbolic links resolved, so that a new file replaces the file and not a link to it.
 
-    The lock is on a separate file, which stays. Each change replaces the file itself, and a lock on a replaced file
-    has no effect.
+    The lock is on a separate file, which is never removed. Each change replaces the file itself, and a lock on a
+    replaced file has no effect.
     """
     resolved = path.resolve()
     lock_path = f"{resolved}.lock"
@@ -159,13 +159,13 @@ def lock_file(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file by one with these bytes, readable by its owner only. The caller holds the lock.
+    """Replace a file by one with these bytes that only its owner may read. The caller holds the lock.
 
-    The content is synchronised before the file gets its name, so that a reader finds the old or the new content.
+    The content is on the disk before the file gets its name, so a reader finds the old or the new content.
     """
     temporary_path = Path(f"{path}.unfinished")
     try:
-        temporary_path.unlink(missing_ok=True)  # left by a killed process: with the lock, no other process uses it
+        temporary_path.unlink(missing_ok=True)  # left by a killed process; the lock excludes other users
         try:
             _write_file(temporary_path, data, path)
             temporary_path.replace(path)
@@ -177,11 +177,11 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _write_file(path: Path, data: bytes, replaced: Path) -> None:
-    """Write a new file, and keep the owner of the one that it replaces."""
+    """Write a new file with the owner of the file that it replaces."""
     descriptor = open_new(path, os.O_WRONLY)
     with os.fdopen(descriptor, "wb") as file:
         if replaced.exists():
-            # A file that root changes stays the service's own, or the service could not read it any more.
+            # When root replaces the file of a service, the service must still be able to read it.
             found = replaced.stat()
             if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
                 os.fchown(descriptor, found.st_uid, found.st_gid)

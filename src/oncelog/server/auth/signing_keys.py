@@ -1,7 +1,7 @@
 """Keys that sign and verify tokens, from files.
 
-The type of a key determines its one algorithm, and a token cannot change it: an RSA key verifies RS256 and never HS256.
-So a token chooses among the keys of its algorithm, never an algorithm for a key.
+The type of a key determines its only algorithm, and a token cannot change it: an RSA key verifies RS256, never HS256.
+A token chooses among the keys of its algorithm, never an algorithm for a key.
 """
 
 import enum
@@ -55,7 +55,7 @@ class KeyKind(enum.Enum):
     """Format of a file of keys."""
 
     SECRET = "secret"  # noqa: S105 - a word of the settings
-    """For HS256: its bytes, without the end of the last line."""
+    """The bytes of a secret for HS256, without the end of the last line."""
     PEM = "pem"
     """One public key, or a private key, whose public part is used."""
     JWKS = "jwks"
@@ -63,12 +63,12 @@ class KeyKind(enum.Enum):
 
 
 class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """Path and format of a file of keys. The format is never guessed."""
+    """Path and format of a file of keys. The server does not guess the format."""
 
     path: PlainText
     kind: KeyKind
     key_id: PlainText | None = None
-    """The `kid` of the one key in a secret or PEM file. A key without one is tried for every token."""
+    """The `kid` of the key in a secret or PEM file. The server tries a key without a `kid` for every token."""
 
 
 class SigningKey(Struct, frozen=True):
@@ -131,7 +131,7 @@ _REGISTRY: Final = _Registry(algorithms=ALGORITHMS, strict_check_header=False)
 
 
 def parse_token(token: str) -> CompactSignature | None:
-    """Return the three parts of a token, which are not verified yet; None for a malformed token."""
+    """Return the unverified parts of a token; None for a malformed token."""
     try:
         return extract_compact(token.encode("ascii"), registry=_REGISTRY)
     except (*_KEY_ERRORS, RecursionError):
@@ -155,7 +155,7 @@ def parse_key_file(
 def load_signing_key(path: str, algorithm: str, key_id: str | None, check: SecretCheck) -> SigningKey:
     """Return the key of a file that signs tokens. Raises SettingsError.
 
-    The id chooses a key of a key set. The one key of a secret or PEM file gets the id, as on the server's side.
+    The id selects a key of a key set. The key of a secret or PEM file gets the id, as in a server.
     """
     source = KeyFile(path, KeyKind.SECRET if algorithm == "HS256" else KeyKind.PEM, key_id)
     contents = secret_files.read_file(path, TOKEN_KEY_FILE_BYTES_MAX)
@@ -177,7 +177,7 @@ def _is_key_set(contents: FileContents) -> bool:
 
 
 def check_key_set(keys: Sequence[SigningKey]) -> None:
-    """Check the keys of all files: their number, and that no id is used twice. Raises SettingsError."""
+    """Check the number of all keys, and that their ids differ. Raises SettingsError."""
     if len(keys) > TOKEN_KEYS_MAX:
         raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are taken")
     seen = set()
@@ -229,7 +229,7 @@ def _decode_key_set(contents: FileContents, _: str | None, check: SecretCheck) -
 
 
 def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> SigningKey | None:
-    """Return the key of a member; None for a key for other purposes, which a set may contain."""
+    """Return the key of a member; None for a key with another purpose, which a set may contain."""
     key_type = _KEY_TYPES.get(str(member.get("kty")))
     if key_type is None or member.get("use", "sig") != "sig":
         return None
@@ -248,7 +248,7 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
 
 
 def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key | None:
-    """Return the key; None if it is malformed, or joserfc warns of it: too short, or a public key used as a secret."""
+    """Return the key; None if it is malformed or joserfc warns of it, for example because it is too short."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", SecurityWarning)
         try:
@@ -258,7 +258,7 @@ def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key
 
 
 def _find_algorithm(key: Key) -> str | None:
-    """Return the algorithm that a key is for; None for a key on another curve."""
+    """Return the algorithm of a key; None for a key on another curve."""
     algorithm, curve = _ALGORITHMS_OF_TYPES[type(key)]
     return algorithm if getattr(key, "curve_name", None) == curve else None
 

@@ -1,7 +1,7 @@
 """Tokens: JWTs that name a user and its grants (CO-21).
 
-joserfc verifies the signature, and this module the claims. It reads only signed data, limits all sizes, and reports the
-reason of a refusal to the log only.
+joserfc verifies the signature, and this module the claims. It reads only signed data, limits all sizes, and writes the
+reason of a refusal only to the log.
 """
 
 import base64
@@ -42,7 +42,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     """Which tokens the server accepts."""
 
     algorithms: tuple[str, ...]
-    """One or more of HS256, RS256, ES256 and EdDSA. Tokens of other algorithms are refused, whatever the keys."""
+    """One or more of HS256, RS256, ES256 and EdDSA. Tokens of other algorithms are refused."""
     key_files: tuple[KeyFile, ...]
     issuer: str | None = None
     """Required value of `iss`. None: any value."""
@@ -72,7 +72,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
 
 
 class Tokens(CredentialUser):
-    """Verifies tokens. No keys are known before the first `reload`."""
+    """Verifies tokens. The keys are unknown before their files are loaded."""
 
     def __init__(self, settings: TokenSettings, now_ms: NowMs, check: SecretCheck = SecretCheck.SERVER) -> None:
         super().__init__(now_ms, check)
@@ -92,7 +92,7 @@ class Tokens(CredentialUser):
         ]
 
     def has_key(self, digest: bytes | None) -> bool:
-        """Return whether the key that verified a token is still there."""
+        """Return whether the key that verified a token is still in use."""
         return digest in self._digests
 
     def _parse(self, source: KeyFile, contents: FileContents) -> LoadedKeys:
@@ -113,7 +113,7 @@ class Tokens(CredentialUser):
         return None if len(remaining) == len(current.keys) else LoadedKeys(remaining, content.modified_ns)
 
     def use(self, contents: Mapping[KeyFile, LoadedKeys]) -> None:
-        """Verify with these keys from now on."""
+        """Verify tokens with these keys, and report keys that were removed."""
         keys = self._merge_keys(contents)
         by_algorithm: dict[str, list[SigningKey]] = defaultdict(list)
         for key in keys:
@@ -165,7 +165,7 @@ class Tokens(CredentialUser):
         signature = signing_keys.parse_token(token)
         if signature is None:
             raise AuthError("token: malformed")
-        # Of a repeated parameter joserfc reads the last value, and another program may have read the first.
+        # joserfc reads the last value of a repeated parameter, and another program may read the first one.
         header = _parse_strict(_decode_base64(signature.segments["header"]))
         if type(header) is not dict:
             raise AuthError("token: its header is no JSON object, or a parameter is there twice")
@@ -173,7 +173,7 @@ class Tokens(CredentialUser):
             raise AuthError("token: its header wants something that is not supported")
         for key in self._find_candidates(header.get("alg"), header.get("kid")):
             if key.has_signed(signature):
-                # The payload that is signed, and not what joserfc may have made of it.
+                # The payload as it was signed, not as joserfc decoded it.
                 return _decode_base64(signature.segments["payload"]), key
         raise AuthError("token: its signature is none of a key that it may be of")
 
@@ -235,12 +235,12 @@ def _parse_time_ms(value: JsonValue, path: str) -> int:
 
 
 def _decode_base64(segment: bytes) -> bytes:
-    """Decode base64url that joserfc has found to be canonical."""
+    """Decode base64url in canonical form, which joserfc has checked."""
     return base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
 
 
 def _parse_strict(text: bytes) -> JsonValue:
-    """Parse JSON; None if it is malformed or repeats a member. The exception holds the text, so it ends here."""
+    """Parse JSON; None if it is malformed or repeats a member. The exception would hold the text, so it is dropped."""
     try:
         return parse(text)
     except CanonicalError:
