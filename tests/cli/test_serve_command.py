@@ -192,7 +192,7 @@ def test_server_ignores_the_token_variable_of_other_commands(tmp_path: Path) -> 
 
 
 WRONG: list[tuple[list[str], str]] = [
-    ([], "nobody could come in: configure tokens"),
+    ([], "no caller could authenticate: configure tokens"),
     (["--development", "--port", "70000"], "port must be a whole number from 0 to 65535, not 70000"),
     (["--development", "--host", "0.0.0.0"], "host must be a loopback address"),  # noqa: S104
     (["--development", "--set", "limits.frame_bytes"], "--set limits.frame_bytes: must be NAME=VALUE"),

@@ -150,15 +150,13 @@ def test_environment_variable_names_are_distinct() -> None:
 
 def test_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     path = file_of(tmp_path, "[limits]\nqueue_item_max = 1")
-    assert refusal(path) == (
-        f"{path}: there is no setting 'limits.queue_item_max'; did you mean limits.queue_items_max?"
-    )
+    assert refusal(path) == (f"{path}: unknown setting 'limits.queue_item_max'; did you mean limits.queue_items_max?")
     assert "'limts'" in refusal(file_of(tmp_path, "[limts]"))
     assert "'limits.more'" in refusal(file_of(tmp_path, "[limits.more]"))
     assert refusal(None, {"ONCELOG_PROT": "1"}) == (
-        "environment: there is no setting 'ONCELOG_PROT'; did you mean ONCELOG_PORT?"
+        "environment: unknown setting 'ONCELOG_PROT'; did you mean ONCELOG_PORT?"
     )
-    assert refusal(None, {}, {"limits": "1"}).startswith("command line: there is no setting 'limits'")
+    assert refusal(None, {}, {"limits": "1"}).startswith("command line: unknown setting 'limits'")
 
 
 def test_unknown_variable_does_not_reveal_its_value() -> None:
@@ -268,9 +266,9 @@ def test_unreadable_or_malformed_file_is_refused(tmp_path: Path) -> None:
     assert refusal(missing) == f"{missing} cannot be read: No such file or directory"
     assert refusal(str(tmp_path)) == f"{tmp_path} is not a file"
     path = file_of(tmp_path, "port = = 1")
-    assert re.search(r"is no TOML: .*line 1", refusal(path))
-    assert "is no TOML" in refusal(file_of(tmp_path, "port = 1\nport = 2"))
-    assert "is no TOML" in refusal(file_of(tmp_path, "port = " + "9" * 5000))
+    assert re.search(r"is not valid TOML: .*line 1", refusal(path))
+    assert "is not valid TOML" in refusal(file_of(tmp_path, "port = 1\nport = 2"))
+    assert "is not valid TOML" in refusal(file_of(tmp_path, "port = " + "9" * 5000))
     assert "nested too deeply" in refusal(file_of(tmp_path, "port = " + "[" * 100_000))
     assert "is larger than" in refusal(file_of(tmp_path, "#" * (SETTINGS_FILE_BYTES_MAX + 1)))
 
@@ -278,7 +276,7 @@ def test_unreadable_or_malformed_file_is_refused(tmp_path: Path) -> None:
 def test_file_that_is_not_utf_8_is_not_quoted(tmp_path: Path) -> None:
     path = tmp_path / "oncelog.toml"
     path.write_bytes(b"# hunter2 \xff")
-    with pytest.raises(SettingsError, match="is no TOML: not UTF-8") as caught:
+    with pytest.raises(SettingsError, match="is not valid TOML: not UTF-8") as caught:
         load(str(path), {}, {})
     assert "hunter2" not in str(caught.value)
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)

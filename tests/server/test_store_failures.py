@@ -28,11 +28,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     ]
 
 
-BEGIN = ("ERROR", "the log could not do what it was asked: no room")
+BEGIN = ("ERROR", "the log could not serve a request: no room")
 
 
 def over(count: int) -> tuple[str, str]:
-    return ("WARNING", f"no more requests fail, after {count} that the log could not serve")
+    return ("WARNING", f"the log serves requests again, after {count} that failed")
 
 
 def test_begin_and_end_of_a_failure_are_logged_once(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,7 +58,7 @@ def test_another_failure_reason_is_logged_too(failures: StoreFailures, caplog: p
     for _ in range(2):
         to_api_error(DiskFullError("no room"))
         to_api_error(StoreUnavailableError("an I/O error"))
-    assert lines(caplog) == [BEGIN, ("ERROR", "the log could not do what it was asked: an I/O error")]
+    assert lines(caplog) == [BEGIN, ("ERROR", "the log could not serve a request: an I/O error")]
     for _ in range(QUIET_POLLS + 1):
         failures.poll()
     assert lines(caplog)[2:] == [over(4)]
@@ -70,8 +70,8 @@ def test_corruption_is_logged_for_every_request(caplog: pytest.LogCaptureFixture
     for place in (1, 2):
         to_api_error(CorruptError(f"record {place} is damaged"))
     assert [text for _, text in lines(caplog)] == [
-        "the log could not do what it was asked: record 1 is damaged",
-        "the log could not do what it was asked: record 2 is damaged",
+        "the log could not serve a request: record 1 is damaged",
+        "the log could not serve a request: record 2 is damaged",
     ]
 
 

@@ -21,7 +21,10 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 EPOCH_PARAMETER: Final = Parameter(
     name="epoch",
-    schema={**TEXT_SCHEMA, "description": "That of the history which the cursor is of. Another one gets 409."},
+    schema={
+        **TEXT_SCHEMA,
+        "description": "Epoch of the history to which the cursor belongs. A request with another epoch gets 409.",
+    },
 )
 
 
@@ -34,10 +37,10 @@ def path_parameter(
 
 
 def resume_parameter(id_name: str, cursor_name: str = "since") -> Parameter:
-    """Declare the header that resumes a stream of server-sent events, whose ids are values of that name."""
+    """Declare the header that resumes server-sent events, whose ids are values of that name."""
     schema = {
         "anyOf": [integer_schema(), {"type": "string", "maxLength": 0}],
-        "description": f"The last `{id_name}` that was received. It goes before `{cursor_name}`. An empty one is none.",
+        "description": f"The last `{id_name}` that was received. It overrides `{cursor_name}`, unless it is empty.",
     }
     return Parameter(name="Last-Event-ID", place="header", schema=schema, parse=parse_number)
 
@@ -52,12 +55,12 @@ class PageSizes(Struct, frozen=True):
         """Return the size of a page that was requested with a limit, or without one."""
         return max(1, min(self.default if requested is None else requested, self.largest))
 
-    def to_parameter(self, what: str = "How many at most.") -> Parameter:
+    def to_parameter(self, what: str = "Largest number of items.") -> Parameter:
         """Declare the parameter `limit`."""
         schema = {
             **integer_schema(),
             "default": self.clamp(None),
-            "description": f"{what} 0 is taken as 1, more than {self.largest} as that.",
+            "description": f"{what} 0 counts as 1, and more than {self.largest} as {self.largest}.",
         }
         return Parameter(name="limit", schema=schema, parse=parse_number)
 
@@ -97,4 +100,4 @@ def decode_page_token(token: str, field: str, decoder: msgspec.json.Decoder[T]) 
             return position
     except (ValueError, msgspec.MsgspecError):
         pass
-    raise field_error(field, "must be one that a page has given")
+    raise field_error(field, "must be a token that a page has returned")

@@ -200,7 +200,7 @@ class Server:
             extra={**log_fields, "grpc": self.grpc_address} if self.grpc_service is not None else log_fields,
         )
         if self._authenticator.is_open:
-            logger.warning("development mode: everybody on this machine may do everything, without a token")
+            logger.warning("development mode: every caller on this machine has all rights, without a credential")
         if self.settings.api_limits.frame_bytes_max < INSIEME_FRAME_BYTES:
             logger.warning(
                 "limits.frame_bytes_max is %d: clients of the npm package insieme send up to %d bytes, and wait "
@@ -236,7 +236,10 @@ class Server:
             async with asyncio.timeout(shutdown_s):
                 await self._wait_for_replies()
         except TimeoutError:
-            logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queue_length})
+            logger.warning(
+                "shutdown_ms has passed before all accepted requests were answered",
+                extra={"queued": self.log.queue_length},
+            )
         self.apis.close_all()
         await self._linger(linger_end_s)
         await self._http.close()
@@ -273,7 +276,7 @@ class Server:
 
     def _on_chat_failure(self, error: Exception) -> None:
         """Close all connections of the Chat API. The hub reads its lanes again when the next client connects."""
-        logger.error("chats cannot be followed; their connections are closed: %s", error)
+        logger.error("chats cannot be read; all connections of the Chat API are closed: %s", error)
         self.chat_sessions.fail_all(error)
 
     def _set_ready(self, *, is_ready: bool) -> None:

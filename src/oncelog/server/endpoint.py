@@ -211,13 +211,13 @@ def _parse_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
     for name, text in parse_query(call.request):
         parameter = by_name.get(name)
         if parameter is None:
-            raise field_error(name, "is no parameter of this request")
+            raise field_error(name, "is not a parameter of this request")
         if name != call.sent_names.setdefault(parameter.name, name):
-            raise field_error(name, f"cannot stand beside {call.sent_names[parameter.name]}")
+            raise field_error(name, f"must not be combined with {call.sent_names[parameter.name]}")
         if parameter.is_repeated:
             sent.setdefault(parameter.name, []).append(text)
         elif parameter.name in sent:
-            raise field_error(name, "must be there once")
+            raise field_error(name, "must not be repeated")
         else:
             sent[parameter.name] = text
     return sent

@@ -36,7 +36,7 @@ QUIET_POLLS: Final = 10
 """Polls without a failure after which an outage is over. Clients retry within seconds."""
 UNKNOWN_OUTCOME: Final = "the outcome is not known; send it again under the same id"
 UNSTORABLE: Final = "the store cannot hold this; nothing was written, and sending it again does not help"
-UNREADABLE: Final = "the log cannot be read for now; ask again"
+UNREADABLE: Final = "the log cannot be read now; try again"
 
 
 class ApiError(Exception):
@@ -106,7 +106,7 @@ class StoreFailures:
     def count(self, error: BaseException) -> None:
         """Count a failed request, and log the first one of each kind."""
         is_reported = type(error) in self._kinds
-        logger.log(logging.DEBUG if is_reported else logging.ERROR, "the log could not do what it was asked: %s", error)
+        logger.log(logging.DEBUG if is_reported else logging.ERROR, "the log could not serve a request: %s", error)
         if isinstance(error, StoreUnavailableError):  # other errors do not belong to an outage
             self._kinds.add(type(error))
             self._count += 1
@@ -116,7 +116,7 @@ class StoreFailures:
         """Check periodically, for all APIs, whether the outage is over."""
         self._quiet_polls += 1
         if self._kinds and self._quiet_polls > QUIET_POLLS:
-            logger.warning("no more requests fail, after %d that the log could not serve", self._count)
+            logger.warning("the log serves requests again, after %d that failed", self._count)
             self._kinds.clear()
             self._count = 0
 

@@ -62,7 +62,7 @@ async def read_body(request: web.Request) -> bytes:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await request.read()
     except TimeoutError:
-        raise field_error("body", f"must be there within {BODY_TIMEOUT_S} seconds", status=408) from None
+        raise field_error("body", f"must arrive within {BODY_TIMEOUT_S} seconds", status=408) from None
     except web.RequestPayloadError:
         raise _body_error() from None
     if encoding == "identity" or not body:
@@ -91,7 +91,7 @@ def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
 
 
 def _body_error() -> ApiError:
-    return field_error("body", "is not what the headers say that it is")
+    return field_error("body", "does not match its headers")
 
 
 def get_path_name(request: web.Request, name: str) -> str:
@@ -105,7 +105,7 @@ def get_path_name(request: web.Request, name: str) -> str:
     place = resource.canonical.split("/").index(f"{{{name}}}")
     sent = request.rel_url.raw_path.split("/")[place]
     if _BAD_PERCENT.search(sent):
-        raise field_error(name, "must write % as %25 in the path")
+        raise field_error(name, "must have %25 for % in the path")
     try:
         return unquote_to_bytes(sent.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError:

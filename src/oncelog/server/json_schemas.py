@@ -11,7 +11,7 @@ PROBLEM_JSON: Final = "application/problem+json"
 NO_NUL: Final = "^[^\\u0000]*$"
 TEXT_SCHEMA: Final[Schema] = {"type": "string"}
 SSE_RESPONSE: Final[Schema] = {
-    "description": "A stream that does not end by itself.",
+    "description": "A stream of server-sent events, which the client ends.",
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
 }
 
@@ -49,7 +49,7 @@ def with_optional(schema: Schema, **properties: Any) -> Schema:
 def page_schema(has_more: str = "has_more", next_after: str = "next_after", /, **properties: Any) -> Schema:
     """Return the schema of a page, with the names of the two members that every page has."""
     schema = object_schema(**properties, **{has_more: {"type": "boolean"}})
-    description = f"While `{has_more}`: send it as `after` for the next page."
+    description = f"While `{has_more}` is true: value of `after` for the next page."
     return with_optional(schema, **{next_after: {**TEXT_SCHEMA, "description": description}})
 
 
@@ -72,23 +72,23 @@ def timestamp_schema() -> Schema:
 def problem_schema() -> Schema:
     """Return the schema of the problem document (RFC 9457) of every error."""
     fault = object_schema(
-        path={**TEXT_SCHEMA, "description": "Parameter, header or member at fault."}, detail=TEXT_SCHEMA
+        path={**TEXT_SCHEMA, "description": "Parameter, header or member that is wrong."}, detail=TEXT_SCHEMA
     )
     schema = object_schema(
         type={**TEXT_SCHEMA, "description": "`urn:oncelog:problem:` and the code in lower case."},
         title=TEXT_SCHEMA,
         status={"type": "integer", "minimum": 400, "maximum": 599},
-        detail={**TEXT_SCHEMA, "description": "What is wrong, for people."},
-        code={**TEXT_SCHEMA, "description": "What is wrong, for programs. The manual of each API lists its codes."},
+        detail={**TEXT_SCHEMA, "description": "The error, for people."},
+        code={**TEXT_SCHEMA, "description": "The error, for programs. The manual of each API lists its codes."},
     )
     return with_optional(
         schema,
         errors={"type": "array", "minItems": 1, "items": fault},
-        retry_after_ms=integer_schema("When to send the same request again."),
+        retry_after_ms=integer_schema("Delay after which to send the same request again."),
         limit=integer_schema("Largest accepted value."),
         tenant={**TEXT_SCHEMA, "description": "Tenant whose quota or rate is used up."},
         quota={**TEXT_SCHEMA, "description": "Name of the quota or rate."},
-        usage=integer_schema("How much of the quota the tenant uses."),
-        epoch={**TEXT_SCHEMA, "description": "Epoch of the log, if the reader's is another."},
-        error={"deprecated": True, "description": "The error as servers described it before problem documents."},
+        usage=integer_schema("Usage of the quota by the tenant."),
+        epoch={**TEXT_SCHEMA, "description": "Epoch of the log, if that of the reader differs."},
+        error={"deprecated": True, "description": "The error in the form of servers before problem documents."},
     )

@@ -65,7 +65,7 @@ def outcome_schema(**content: Schema) -> Schema:
         status={"enum": [Status.COMMITTED.value, Status.FORGOTTEN.value]},
         reason={
             **TEXT_SCHEMA,
-            "description": "Where and why, in words: whether a retry is answered or is a new write.",
+            "description": "The place or the reason, in words: whether a retry is answered or is a new write.",
         },
         **content,
     )

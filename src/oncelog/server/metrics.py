@@ -158,7 +158,7 @@ _COUNTER: Final = CounterMetricFamily
 _GAUGE: Final = GaugeMetricFamily
 _DECLARATIONS: Final = (
     _Declaration(
-        _GAUGE, "read_only", "1 for each reason for which no new writes are taken.", _read_reasons, ("reason",)
+        _GAUGE, "read_only", "1 for each reason for which the log accepts no new writes.", _read_reasons, ("reason",)
     ),
     _Declaration(
         _GAUGE,
@@ -219,29 +219,29 @@ _DECLARATIONS: Final = (
     _Declaration(
         _COUNTER,
         "requests",
-        "Requests by door, kind and outcome.",
+        "Requests by API, kind and outcome.",
         lambda metrics: metrics.counts.requests,
         ("door", "kind", "outcome"),
     ),
-    _Declaration(_COUNTER, "events", "Submitted events by what became of them.", _read_outcomes, ("outcome",)),
+    _Declaration(_COUNTER, "events", "Submitted events by outcome.", _read_outcomes, ("outcome",)),
     _Declaration(
         _COUNTER,
         "ledger_writes",
-        "Ledger writes by what became of them.",
+        "Ledger writes by outcome.",
         lambda metrics: metrics.counts.ledger_writes,
         ("outcome",),
     ),
     _Declaration(
         _COUNTER,
         "deltas",
-        "Pushed deltas by what became of them.",
+        "Pushed deltas by outcome.",
         lambda metrics: metrics.counts.deltas,
         ("outcome",),
     ),
     _Declaration(
         _COUNTER,
         "messages",
-        "Chat messages by what became of them.",
+        "Chat messages by outcome.",
         lambda metrics: metrics.counts.messages,
         ("outcome",),
     ),
@@ -261,13 +261,11 @@ _DECLARATIONS: Final = (
         lambda metrics: {"warned": metrics.counts.slow_readers_warned, "closed": metrics.counts.slow_readers_closed},
         ("step",),
     ),
-    _Declaration(
-        _COUNTER, "auth_failures", "Credentials that were not good.", lambda metrics: metrics.counts.auth_failures
-    ),
+    _Declaration(_COUNTER, "auth_failures", "Wrong credentials.", lambda metrics: metrics.counts.auth_failures),
     _Declaration(
         _COUNTER,
         "auth_failures_limited",
-        "Wrong credentials that were answered as rate limited.",
+        "Wrong credentials that were answered with RATE_LIMITED.",
         lambda metrics: metrics.counts.auth_failures_limited,
     ),
     _Declaration(

@@ -19,7 +19,7 @@ from oncelog.server.ledger import codec as ledger
 from oncelog.server.limits import ApiLimits
 
 _DESCRIPTION: Final = """\
-An idempotent append log: submit an event any number of times, it is committed once, in an order that never changes.
+An idempotent append log: submit an event any number of times; it commits once, in an order that never changes.
 
 The WebSocket at `/v1/events` submits, reads pages and delivers committed events on one connection; OpenAPI cannot \
 describe it. docs/reference/http.md explains these operations, docs/guides/server.md the settings and limits."""
@@ -27,29 +27,29 @@ describe it. docs/reference/http.md explains these operations, docs/guides/serve
 
 _TAGS: Final = {
     "events": "Submit, read and follow events",
-    "ledger": "Write transactions, read what they left, prove it",
-    "deltas": "Push and pull deltas of rows, read the rows that they come to",
-    "chat": "Send, read and acknowledge messages of chats, look after their members",
+    "ledger": "Write transactions, read their results and prove them",
+    "deltas": "Push and pull deltas of rows, and read the resulting rows",
+    "chat": "Send, read and acknowledge messages of chats, and manage their members",
     "audit": "Read the administrative acts that the log has recorded",
-    "operators": "For operators of the server. Only `/metrics` needs a credential",
+    "operators": "Check and describe the server. Only `/metrics` needs a credential",
 }
 _ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
-    400: "The request is malformed: `errors` says where. Nothing was written.",
-    401: "No valid credential, or one of another client. All get the same text.",
-    403: "Reading or writing this is not allowed, or the page's origin may not connect.",
-    404: "There is no such record, or it belongs to another scope.",
+    400: "The request is malformed: `errors` names the fields. Nothing was written.",
+    401: "The credential is missing, wrong, or that of another client. The text is always the same.",
+    403: "The caller may not read or write this, or the origin of the page is not allowed.",
+    404: "The record does not exist, or it belongs to another scope.",
     408: "The body took too long to arrive.",
     409: "The cursor belongs to another history: its `epoch` differs, or it is ahead of the log. Or the write "
-    "conflicts with an earlier one, or its clock is too far ahead.",
+    "conflicts with an earlier write, or its clock is too far ahead.",
     412: "A condition of the write is not met. Nothing was written.",
     413: "The body is larger than the server accepts.",
     415: "`Content-Type` is not JSON, or `Content-Encoding` is unknown.",
     422: "A schema of tables, a limit or the application does not allow the write.",
     429: "Too many failed authentications, requests or new writes. Try again after `Retry-After`.",
-    500: "The server failed. Whether something was written is not known: send the request again, with the same ids.",
-    503: "The server is busy, takes no new writes, or is stopping. It decided nothing new of the request: send all of "
-    "it again.",
-    507: "A tenant has used up a quota. Try again after `Retry-After`, when there is room.",
+    500: "The server failed, and the outcome of the write is unknown. Send the request again, with the same ids.",
+    503: "The server is busy, accepts no new writes, or is stopping. It decided nothing new: send the whole request "
+    "again.",
+    507: "A tenant has used up a quota. Try again after `Retry-After`.",
 }
 RETRYABLE_STATUSES: Final = frozenset({429, 500, 503, 507})
 COMMON_ERRORS: Final = (403, 500)
@@ -90,7 +90,7 @@ def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A token (JWT) or an API key. In the development mode none is asked for.",
+                    "description": "A token (JWT) or an API key. The development mode needs none.",
                 }
             },
         },
@@ -162,7 +162,7 @@ def _describe_error(status: int) -> Schema:
     response = problem_response(_ERROR_DESCRIPTIONS[status])
     if status in RETRYABLE_STATUSES:
         seconds = {"type": "integer", "minimum": 0}
-        response["headers"] = {"Retry-After": {"description": "Seconds, where they are known.", "schema": seconds}}
+        response["headers"] = {"Retry-After": {"description": "Seconds, if they are known.", "schema": seconds}}
     if status == 401:
         response["headers"] = {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}}
     return response

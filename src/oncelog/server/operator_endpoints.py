@@ -45,7 +45,8 @@ PART_BYTES: Final = 16 * 1024
 """Bytes of a document that the server writes before the client has read the previous ones. Every caller may request the
 document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
-    "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. It may be on another port, or off."
+    "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. The server may serve metrics on "
+    "another port, or not at all."
 )
 _METRICS_RESPONSE: Final[Schema] = {
     "description": "Prometheus' text format.",
@@ -103,23 +104,23 @@ class OperatorEndpoints:
             get(
                 path="/",
                 name="hello",
-                summary="What this is",
-                responses={200: schema_response("Hello", "Hello.")},
+                summary="Describe the server",
+                responses={200: schema_response("Hello", "Version of the protocol and paths of the APIs.")},
                 handle=lambda call: self._serve_hello(call.request),
             ),
             get(
                 path="/healthz",
                 name="health",
-                summary="Whether the process lives",
-                responses={200: schema_response("Health", "It does.")},
+                summary="Check that the process runs",
+                responses={200: schema_response("Health", "The process runs.")},
                 handle=lambda call: self._serve_healthz(call.request),
             ),
             get(
                 path="/readyz",
                 name="readiness",
-                summary="Whether it can do its work",
+                summary="Check that the server is ready",
                 responses={
-                    200: schema_response("Ready", "It can."),
+                    200: schema_response("Ready", "The server is ready."),
                     503: schema_response("Health", "The log cannot be read, or the server is stopping."),
                 },
                 handle=lambda call: self._serve_readyz(call.request),
@@ -129,7 +130,7 @@ class OperatorEndpoints:
             metrics = get(
                 path="/metrics",
                 name="metrics",
-                summary="Counters and gauges",
+                summary="Read metrics",
                 description=_METRICS_DESCRIPTION,
                 responses={200: _METRICS_RESPONSE},
                 is_public=settings.metrics_public,
@@ -141,8 +142,8 @@ class OperatorEndpoints:
             document = get(
                 path="/openapi.json",
                 name="describe",
-                summary="This document",
-                responses={200: json_response("It.", {"type": "object"})},
+                summary="Read this document",
+                responses={200: json_response("The document.", {"type": "object"})},
                 handle=lambda call: self._serve_document(call.request),
             )
             endpoints.append(document)
@@ -227,7 +228,7 @@ def build_schemas() -> dict[str, Schema]:
     """Return the schemas of their answers."""
     names = ("oncelog", "events", "ledger", "deltas", "chat", "health")
     ready = object_schema(status={"const": "ok"}, epoch=TEXT_SCHEMA, last_committed_id=integer_schema())
-    read_only = {**TEXT_SCHEMA, "description": "Why no new writes are taken, if they are not."}
+    read_only = {**TEXT_SCHEMA, "description": "The reason for which the log accepts no new writes, if there is one."}
     return {
         "Hello": object_schema(**dict.fromkeys(names, TEXT_SCHEMA)),
         "Health": object_schema(status=TEXT_SCHEMA),

@@ -95,7 +95,7 @@ class Reloader:
                 if is_changed:
                     logger.info("quotas were reloaded", extra={"tenants": len(wanted)})
         except OncelogError as error:
-            logger.error("the quotas stay as they were: %s", error)  # noqa: TRY400 - as above
+            logger.error("the quotas were not reloaded: %s", error)  # noqa: TRY400 - as above
         finally:
             self._tenants_task = None
 

@@ -120,7 +120,7 @@ class RequestGate:
             case web.HTTPNotFound():
                 return ApiError(error_codes.UNKNOWN_PATH, "the server has no such path; `GET /` names its APIs")
             case web.HTTPMethodNotAllowed():
-                message = f"the path takes {', '.join(sorted(error.allowed_methods))} only"
+                message = f"the path accepts only {', '.join(sorted(error.allowed_methods))}"
                 return ApiError(error_codes.METHOD_NOT_ALLOWED, message)
             case _:
                 return ApiError(error_codes.BAD_REQUEST, error.reason, status=error.status)
@@ -158,7 +158,7 @@ class RequestGate:
             return "Host", "must be a loopback name in development mode"
         scheme = get_scheme(remote, forwarded, self._has_tls(), self._trusted_networks)
         if not is_allowed_origin(origin, scheme, host, self._allowed_origins):
-            return "Origin", "is not one of those that may connect"
+            return "Origin", "is not an allowed origin"
         return None
 
     @property

@@ -189,12 +189,12 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
         super().__post_init__()
         _check(
             not self.development or is_loopback(self.host),
-            "development lets everybody in, so host must be a loopback address (127.0.0.1, ::1, localhost), "
+            "development accepts every caller, so host must be a loopback address (127.0.0.1, ::1, localhost), "
             f"not {self.host}",
         )
         _check(
             self.development or self.tokens is not None or self.api_keys.file is not None,
-            "nobody could come in: configure tokens (tokens.algorithms and tokens.key_files) or API keys "
+            "no caller could authenticate: configure tokens (tokens.algorithms and tokens.key_files) or API keys "
             "(api_keys.file), or, for a server that only its own machine can reach, set development to true",
         )
         _check(

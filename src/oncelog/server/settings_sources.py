@@ -85,7 +85,7 @@ def _check_known(name: str, names: Collection[str], source: str) -> None:
     if name not in names:
         close = get_close_matches(name, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise SettingsError(f"{source}: there is no setting {name!r}{hint}")
+        raise SettingsError(f"{source}: unknown setting {name!r}{hint}")
 
 
 def _load_toml(path: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _load_toml(path: str) -> dict[str, Any]:
         problem = "nested too deeply"
     except ValueError as error:
         problem = str(error)
-    raise SettingsError(f"{path} is no TOML: {problem}")
+    raise SettingsError(f"{path} is not valid TOML: {problem}")
 
 
 # --- values ---------------------------------------------------------------------------------------------

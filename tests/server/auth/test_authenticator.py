@@ -48,7 +48,7 @@ def test_credential_kind_that_is_not_configured_is_refused(tmp_path: Path, api_k
     with pytest.raises(AuthError) as caught:
         Authenticator(api_keys=api_keys).authenticate(token())
     assert "not configured" in caught.value.reason
-    with pytest.raises(SettingsError, match="nobody could come in"):
+    with pytest.raises(SettingsError, match="no caller could authenticate"):
         Authenticator()
 
 

@@ -313,7 +313,7 @@ def test_token_that_is_not_valid_yet_is_refused(tmp_path: Path, name: str) -> No
         return token(**claim)
 
     tokens.authenticate(text(NOW_S + 5))
-    assert refusal(tokens, text(NOW_S + 6)) == f"token: its {name} is yet to come"
+    assert refusal(tokens, text(NOW_S + 6)) == f"token: its {name} is in the future"
     assert f"$.{name}" in refusal(tokens, text("now"))
     assert f"$.{name}" in refusal(tokens, text(NOW_MS))
 

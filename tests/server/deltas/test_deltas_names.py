@@ -80,7 +80,7 @@ async def test_gateway_name_that_is_not_utf8_is_refused(raw: Raw) -> None:
         assert told(answer) == (400, "BAD_REQUEST", "gateway: must be UTF-8, percent-encoded, in the path"), name
     for name in NOT_ENCODED:
         answer = await raw.request("GET", f"/v1/sync/{name}/pull")
-        assert told(answer) == (400, "BAD_REQUEST", "gateway: must write % as %25 in the path"), name
+        assert told(answer) == (400, "BAD_REQUEST", "gateway: must have %25 for % in the path"), name
 
 
 @BOTH_STORES

@@ -40,7 +40,7 @@ NOT_SENT: Final = frozenset({"connectChat", "follow", "followDeltas", "watchBloc
 SCHEMA_CANNOT_SAY: Final = (
     "must be that of the credential",
     "needs a resource or a subject",
-    "must be one that a page has given",
+    "must be a token that a page has returned",
     "must be a cursor of an earlier page",
     "must be in NFC",
     "must not be all zero",
@@ -51,7 +51,7 @@ SCHEMA_CANNOT_SAY: Final = (
     "is named twice",
     "is not that of the delta",
     "from 0 to 2^64−1",
-    "cannot stand beside",
+    "must not be combined with",
     "exactly one of tx_id and idempotency_key is required",
     "$.content: must have at most",
 )

@@ -38,14 +38,14 @@ _FILTERS: Final = {
 """Longest value and description of the parameters that select acts by a text."""
 _DESCRIPTION: Final = """\
 Administrative acts of all lanes by log time, oldest first. The grant `audit` must name the stream, or be `*` where no \
-stream is asked for. A page can be empty and have more. Ask again with `after` set to `next_after`; after the last \
-page, acts that are recorded later follow."""
+stream is named. A page can be empty although more pages follow. Request the next page with `after` set to \
+`next_after`; after the last page, the next one has acts that are recorded later."""
 _LIMIT_SCHEMA: Final[Schema] = {
     "type": "integer",
     "minimum": 1,
     "maximum": PAGE_ACTS_MAX,
     "default": PAGE_ACTS_DEFAULT,
-    "description": "Acts of a page, at most.",
+    "description": "Largest number of acts on a page.",
 }
 
 
@@ -57,7 +57,7 @@ class AuditEndpoints:
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
-        since = integer_schema("Only acts from this time on, in milliseconds since 1970.")
+        since = integer_schema("Only acts at or after this time, in milliseconds since 1970.")
         after = {**TEXT_SCHEMA, "description": "`next_after` of an earlier page."}
         return [
             Endpoint(
@@ -148,7 +148,7 @@ def build_schemas() -> dict[str, Schema]:
         act={**TEXT_SCHEMA, "maxLength": ACT_CHARACTERS_MAX},
         actor=TEXT_SCHEMA,
         stream={**TEXT_SCHEMA, "description": "The stream that the act concerns; empty where it concerns the log."},
-        target={**TEXT_SCHEMA, "description": "What the act was done to."},
+        target={**TEXT_SCHEMA, "description": "The object of the act."},
         details={"type": "object"},
         lane=integer_schema(),
         position=integer_schema(),
@@ -159,7 +159,7 @@ def build_schemas() -> dict[str, Schema]:
         "Act": act,
         "AuditPage": object_schema(
             acts={"type": "array", "items": schema_ref("Act"), "maxItems": PAGE_ACTS_MAX},
-            cursor={**TEXT_SCHEMA, "deprecated": True, "description": "As `next_after`."},
+            cursor={**TEXT_SCHEMA, "deprecated": True, "description": "Same value as `next_after`."},
             next_after=TEXT_SCHEMA,
             has_more={"type": "boolean"},
         ),

@@ -166,7 +166,7 @@ class ApiKeys(CredentialUser):
         try:
             return LoadedKeys(_to_keys(msgspec.convert(value, _KeyFileContent)), contents.modified_ns)
         except (msgspec.ValidationError, CanonicalError) as error:
-            raise SettingsError(f"{contents.path} is no file of API keys: {error}") from error
+            raise SettingsError(f"{contents.path} is not a file of API keys: {error}") from error
 
     def restrict(self, source: Path, content: LoadedKeys) -> LoadedKeys | None:  # noqa: ARG002 - there is one file
         """As `CredentialUser` says."""
@@ -335,7 +335,7 @@ def _to_keys(content: _KeyFileContent) -> KeysById:
     for index, entry in enumerate(content.keys):
         stored = _to_stored_key(entry, f"$.keys[{index}]")
         if keys.setdefault(entry.id, stored) is not stored:
-            raise CanonicalError(f"$.keys[{index}].id", "is there twice")
+            raise CanonicalError(f"$.keys[{index}].id", "must not be repeated")
     return keys
 
 

@@ -59,7 +59,7 @@ class Authenticator:
 
     def __init__(self, tokens: Tokens | None = None, api_keys: ApiKeys | None = None) -> None:
         if tokens is None and api_keys is None:
-            raise SettingsError("neither tokens nor API keys are configured: nobody could come in")
+            raise SettingsError("neither tokens nor API keys are configured: no caller could authenticate")
         self._tokens = tokens
         self._api_keys = api_keys
         self._users: list[CredentialUser] = [user for user in (tokens, api_keys) if user is not None]

@@ -310,7 +310,7 @@ def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
             file.reported = (found.version, file.error)
             effect = "its previous content stays in use"
             if found.is_insecure:
-                effect = "keys that it has not are removed, and none is added"
+                effect = "keys that it lacks are removed, and no key is added"
             failures.append(f"{effect}: {file.error}")
     return failures
 

@@ -179,7 +179,7 @@ def _is_key_set(contents: FileContents) -> bool:
 def check_key_set(keys: Sequence[SigningKey]) -> None:
     """Check the number of all keys, and that their ids differ. Raises SettingsError."""
     if len(keys) > TOKEN_KEYS_MAX:
-        raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are taken")
+        raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are allowed")
     seen = set()
     for key in keys:
         name = (key.algorithm, key.key_id)
@@ -195,7 +195,7 @@ def _decode_secret(contents: FileContents, key_id: str | None, check: SecretChec
         raise SettingsError(f"{contents.path}: a secret must have at least {SECRET_BYTES_MIN} bytes")
     key = _import_key(OctKey, secret)
     if key is None:
-        raise SettingsError(f"{contents.path} is a key of another kind: as a secret everybody would know it")
+        raise SettingsError(f"{contents.path} has a key of another kind, such as a public key, which is not secret")
     return [SigningKey("HS256", key_id, key)]
 
 
@@ -211,8 +211,8 @@ def _decode_pem(contents: FileContents, key_id: str | None, check: SecretCheck) 
         if key is not None and algorithm is not None:
             return [SigningKey(algorithm, key_id, key)]
     raise SettingsError(
-        f"{contents.path} is no key in PEM form that tokens can be verified with: an RSA key of {RSA_BITS_MIN} bits or "
-        "more, an EC key on P-256 or an Ed25519 key, not encrypted"
+        f"{contents.path} is not a key in PEM form that verifies tokens: it must be an RSA key of {RSA_BITS_MIN} bits "
+        "or more, an EC key on P-256 or an Ed25519 key, not encrypted"
     )
 
 
@@ -221,7 +221,7 @@ def _decode_key_set(contents: FileContents, _: str | None, check: SecretCheck) -
     value = secret_files.parse_json(contents)
     members = value.get("keys") if type(value) is dict else None
     if type(members) is not list or not all(type(member) is dict for member in members):
-        raise SettingsError(f'{contents.path} is no key set: it must be {{"keys": [{{…}}, …]}}')
+        raise SettingsError(f'{contents.path} is not a key set: it must be {{"keys": [{{…}}, …]}}')
     if any("d" in member or "k" in member for member in members):
         contents.check_secret("a secret or a private key", check)
     found = [_decode_member(contents.path, index, member) for index, member in enumerate(members)]
@@ -236,7 +236,7 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
     location = f"{path}: keys[{index}]"
     key = _import_key(key_type, dict(member))
     if key is None:
-        raise SettingsError(f"{location} is no good {key_type.key_type} key")
+        raise SettingsError(f"{location} is not a valid {key_type.key_type} key")
     if isinstance(key, OctKey) and len(key.raw_value) < SECRET_BYTES_MIN:
         raise SettingsError(f"{location}: a secret must have at least {SECRET_BYTES_MIN} bytes")
     algorithm = _find_algorithm(key)

@@ -68,7 +68,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
         for name, number_max in highest.items():
             check_whole_numbers(self, [name], highest=number_max, may_be_zero=("leeway_ms", "lifetime_max_ms"))
         if not self.grants_claim or self.grants_claim in _REGISTERED_CLAIMS:
-            raise SettingsError(f"grants_claim must be the name of a claim of its own, not {self.grants_claim!r}")
+            raise SettingsError(f"grants_claim must not be the name of another claim: {self.grants_claim!r}")
 
 
 class Tokens(CredentialUser):
@@ -149,7 +149,7 @@ class Tokens(CredentialUser):
         payload, key = self._verify(token)
         claims = _parse_strict(payload)
         if type(claims) is not dict:
-            raise AuthError("token: its claims are no JSON object, or one of them is there twice")
+            raise AuthError("token: its claims are not a JSON object, or a claim is repeated")
         try:
             return self._to_principal(claims, key)
         except CanonicalError as error:
@@ -168,14 +168,14 @@ class Tokens(CredentialUser):
         # joserfc reads the last value of a repeated parameter, and another program may read the first one.
         header = _parse_strict(_decode_base64(signature.segments["header"]))
         if type(header) is not dict:
-            raise AuthError("token: its header is no JSON object, or a parameter is there twice")
+            raise AuthError("token: its header is not a JSON object, or a parameter is repeated")
         if "crit" in header or "b64" in header:
-            raise AuthError("token: its header wants something that is not supported")
+            raise AuthError("token: its header requires an unsupported extension")
         for key in self._find_candidates(header.get("alg"), header.get("kid")):
             if key.has_signed(signature):
                 # The payload as it was signed, not as joserfc decoded it.
                 return _decode_base64(signature.segments["payload"]), key
-        raise AuthError("token: its signature is none of a key that it may be of")
+        raise AuthError("token: no key with its algorithm and kid has made its signature")
 
     def _find_candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
         if type(algorithm) is not str or algorithm not in self._settings.algorithms:
@@ -209,7 +209,7 @@ class Tokens(CredentialUser):
         times = {name: _parse_time_ms(claims[name], f"$.{name}") for name in ("nbf", "iat") if name in claims}
         for name, starts_ms in times.items():
             if now_ms < starts_ms - leeway_ms:
-                raise AuthError(f"token: its {name} is yet to come")
+                raise AuthError(f"token: its {name} is in the future")
         if lifetime_max_ms and end_ms - times.get("iat", now_ms) > lifetime_max_ms:
             raise AuthError("token: valid for longer than tokens.lifetime_max_ms")
         return end_ms + leeway_ms
@@ -283,6 +283,6 @@ def issue_token(claims: Claims, key: SigningKey) -> str:
     )
     if len(token) > TOKEN_CHARACTERS_MAX:
         raise CanonicalError(
-            "$", f"the token has {len(token)} characters, and at most {TOKEN_CHARACTERS_MAX} are taken"
+            "$", f"the token has {len(token)} characters, and at most {TOKEN_CHARACTERS_MAX} are allowed"
         )
     return token

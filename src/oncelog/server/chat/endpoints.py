@@ -266,7 +266,7 @@ class ChatEndpoints:
     async def _get_history(self, call: Call) -> bytes:
         after, before, limit = call["after"], call["before"], call["limit"]
         if after is not None and before is not None:
-            raise field_error("before", "cannot stand beside after")
+            raise field_error("before", "must not be combined with after")
         scope, service = call.scope, self._service
         if after is not None:
             page = await service.load_after(scope, call.principal, after, limit)

@@ -428,7 +428,7 @@ def _decode_compact(body: bytes) -> dict[str, Any]:
         if not 0 <= number <= INTEGER_MAX:
             raise field_error(names[name], "must be a whole number from 0 to 2^53−1")
     if request.after and request.page:
-        raise field_error("page", "cannot stand beside after")
+        raise field_error("page", "must not be combined with after")
     field, token = ("page", request.page) if request.page else ("after", request.after)
     after_row = decode_page_token(token, field, SNAPSHOT_POSITION)[2:] if token else ("", "")
     return {**numbers, "after_row": after_row}
