@@ -198,7 +198,7 @@ async def test_loose_file_revokes_and_removes_keys_and_adds_none(
         clients = [await served.connected(name, key.text) for name, key in (("revoked", revoked), ("removed", removed))]
         path.chmod(0o644)
         await until(lambda: failed_files(served, "api_keys"))
-        assert "none is added" in caplog.text
+        assert "no key is added" in caplog.text
         assert "chmod 600" in caplog.text
         assert all(accepts(served, key.text) for key in (kept, revoked, removed))
         # What a text editor or another version of the command writes: the mode stays.

@@ -209,7 +209,7 @@ def test_other_environment_variables_are_ignored() -> None:
         ("tokens.key_files", "pem#:keys.pem", '"kind:path"'),
         ("tokens.key_files", "", "at least one file"),
         ("tokens.leeway_ms", "300001", "from 0 to 300000, not 300001"),
-        ("tokens.grants_claim", "sub", "a claim of its own"),
+        ("tokens.grants_claim", "sub", "must not be the name of another claim"),
         ("tokens.token_characters_max", "0", "from 1 to 16384"),
         ("limits.queue_items_max", "0", "from 1 on, not 0"),
         ("limits.cache_entries_max", "-1", "from 0 on, not -1"),
