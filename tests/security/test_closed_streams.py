@@ -44,12 +44,12 @@ async def test_closed_stream_frees_its_place_without_a_heartbeat(
         credential = token(grants={"read": ["*"]})
         for _ in range(4):  # more than connections_max
             writer = await open_stream(served, path, credential, trusted)
-            await until(lambda: server.counts.sse_connections == server._reader_count == 1)
+            await until(lambda: server.apis.count_connections()["sse"] == server._reader_count == 1)
             if is_aborted:
                 writer.transport.abort()
             else:
                 writer.close()
-            await until(lambda: server.counts.sse_connections == server._reader_count == 0)
+            await until(lambda: server.apis.count_connections()["sse"] == server._reader_count == 0)
             await until(server._limiter.are_all_closed)
 
 

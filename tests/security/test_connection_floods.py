@@ -124,7 +124,7 @@ async def test_flood_from_the_same_address_does_not_keep_out_valid_callers(tmp_p
         for call in calls * ROUNDS:
             await call(served, flood)
             await flood.add(SLOTS)
-            assert served.server._limiter.counts.unauthenticated_connections <= SLOTS
+            assert served.server._limiter.unauthenticated_count <= SLOTS
         assert set(refusals(served)) == {"evicted"}
 
 
@@ -214,7 +214,7 @@ async def test_large_tls_handshake_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True, tls=tls) as served, raw_connection(served) as connection:
         data = unfinished("hello", TLS_HANDSHAKE_BYTES_MAX)
         connection.send(data[:-200])
-        await until(lambda: served.server._limiter.counts.unauthenticated_connections == 1)
+        await until(lambda: served.server._limiter.unauthenticated_count == 1)
         connection.send(data[-200:], b"\x16\x03\x01\x00\x80" + bytes(128))
         assert await is_closed(connection)
         await until(lambda: refusals(served) == {"tls_handshake": 1})
@@ -265,7 +265,7 @@ async def test_connection_that_does_not_answer_the_end_of_tls_is_counted(tmp_pat
         client.send(b"no HTTP\r\n\r\n")
         await client.read_until(b" 400 ")
         served.server._limiter.close_expired()
-        assert served.server._limiter.counts.unauthenticated_connections == SLOTS
+        assert served.server._limiter.unauthenticated_count == SLOTS
         await flood.add(SLOTS)
         assert await is_closed(connection)
 

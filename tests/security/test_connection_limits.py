@@ -51,7 +51,7 @@ async def test_unfinished_first_frame_is_refused_above_a_small_limit(tmp_path: P
         await upgrade(connection, path)
         connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
         assert await is_closed(connection)
-        await until(lambda: not served.server._limiter.counts.unauthenticated_connections)
+        await until(lambda: not served.server._limiter.unauthenticated_count)
 
 
 @pytest.mark.rule("CO-27")
@@ -99,9 +99,9 @@ async def test_unauthenticated_connections_are_bounded_in_number(tmp_path: Path)
         served.credential = None
         async with unauthenticated_sockets(served, 10) as first:
             limiter = served.server._limiter
-            assert limiter.counts.unauthenticated_connections == 10
+            assert limiter.unauthenticated_count == 10
             async with unauthenticated_sockets(served, 5):
-                assert limiter.counts.unauthenticated_connections == 10
+                assert limiter.unauthenticated_count == 10
                 assert [await is_closed(one) for one in first[:5]] == [True] * 5
                 assert refusals(served) == {"evicted": 5}
         assert b"oncelog_connections_refused_total" in served.server.metrics.render()
@@ -117,7 +117,7 @@ async def test_connections_before_the_tls_handshake_are_counted_and_closed(
     async with serving(tmp_path, clock=clock, tls=tls, connect_timeout_ms=1000) as served:
         async with raw_connection(served) as silent, raw_connection(served) as started:
             started.send(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake
-            await until(lambda: served.server._limiter.counts.unauthenticated_connections == 2)
+            await until(lambda: served.server._limiter.unauthenticated_count == 2)
             clock.advance(1001)
             assert [await is_closed(one) for one in (silent, started)] == [True, True]
             assert served.server.counts.connections_refused["timeout"] == 2
@@ -191,9 +191,9 @@ async def test_proxied_streams_are_limited_by_the_address_of_the_client(tmp_path
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
             assert await connection.written() == 1
-            before = served.server._limiter.counts.unauthenticated_connections
+            before = served.server._limiter.unauthenticated_count
             await upgrade(connection, headers="X-Forwarded-For: 192.0.2.3\r\n")
-            assert served.server._limiter.counts.unauthenticated_connections == before + 1
+            assert served.server._limiter.unauthenticated_count == before + 1
             connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
             assert await is_closed(connection)
 

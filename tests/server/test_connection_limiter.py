@@ -93,10 +93,10 @@ def test_connection_in_its_tls_handshake_is_counted_and_closed() -> None:
     limiter = Limiter()
     aborted: list[bool] = []
     assert limiter.accept("192.0.2.1", lambda: aborted.append(True)) is not None
-    assert (len(limiter), limiter.counts.unauthenticated_connections) == (1, 1)
+    assert (len(limiter), limiter.unauthenticated_count) == (1, 1)
     limiter.clock.advance(TIMEOUT_MS + 1)
     limiter.close_expired()
-    assert (aborted, len(limiter), limiter.counts.unauthenticated_connections) == ([True], 0, 0)
+    assert (aborted, len(limiter), limiter.unauthenticated_count) == ([True], 0, 0)
 
 
 @pytest.mark.rule("CO-27")
@@ -116,7 +116,7 @@ def test_new_connection_takes_the_place_of_an_unauthenticated_one() -> None:
     attackers = [limiter.connected("198.51.100.1") for _ in range(3)]
     victim = limiter.connected("192.0.2.1")
     assert [is_open(one) for one in (*attackers, victim)] == [False, True, True, True]
-    assert limiter.counts.unauthenticated_connections == 3
+    assert limiter.unauthenticated_count == 3
 
 
 @pytest.mark.rule("CO-25", "CO-27")
@@ -134,7 +134,7 @@ def test_flood_from_one_address_closes_its_own_connections_only() -> None:
     for _ in range(100):
         limiter.connected("198.51.100.1")
     assert all(map(is_open, victims))
-    assert limiter.counts.unauthenticated_connections == 10
+    assert limiter.unauthenticated_count == 10
 
 
 @pytest.mark.rule("CO-25", "CO-27")
@@ -240,13 +240,13 @@ def test_connections_of_a_principal_are_limited() -> None:
     with pytest.raises(ApiError, match="connections_per_principal_max is 2") as refused:
         third.set_principal(principal("user:ada"))
     assert (refused.value.code, refused.value.details["limit"]) == ("server_busy", 2)
-    assert limiter.counts.unauthenticated_connections == 1
+    assert limiter.unauthenticated_count == 1
     first.set_principal(principal("user:ada"))  # a second request on the same connection
     with pytest.raises(ApiError):
         limiter.open_stream("192.0.2.3").set_principal(principal("user:ada"))
     first.transport.abort()
     third.set_principal(principal("user:ada"))
-    assert limiter.counts.unauthenticated_connections == 0
+    assert limiter.unauthenticated_count == 0
 
 
 @pytest.mark.rule("CO-27")
@@ -255,11 +255,11 @@ def test_streams_of_a_trusted_proxy_count_for_their_clients() -> None:
     proxies = [limiter.connected("10.0.0.1", is_proxy=True) for _ in range(2)]
     ForwardedRequest(proxies[0], "192.0.2.1").set_principal(principal("user:ada"))
     ForwardedRequest(proxies[1], "192.0.2.1").set_principal(principal("user:ada"))
-    assert limiter.counts.unauthenticated_connections == 0
+    assert limiter.unauthenticated_count == 0
     stream = limiter.open_stream("192.0.2.1", proxies[0])
-    assert limiter.counts.unauthenticated_connections == 1, "the caller of the stream is not known yet"
+    assert limiter.unauthenticated_count == 1, "the caller of the stream is not known yet"
     stream.set_principal(principal("user:ada"))
-    assert limiter.counts.unauthenticated_connections == 0
+    assert limiter.unauthenticated_count == 0
     with pytest.raises(ApiError, match="connections_per_address_max"):
         limiter.open_stream("192.0.2.1", proxies[1])
     other = limiter.open_stream("192.0.2.2", proxies[1])
@@ -278,7 +278,7 @@ def test_closed_connections_leave_no_entries() -> None:
         connection.close()
     tables = (limiter._connections, limiter._by_address, limiter._by_principal, limiter._unauthenticated)
     assert [len(one) for one in (*tables, limiter._unauthenticated_of, limiter.by_transport)] == [0] * 6
-    assert (limiter.counts.unauthenticated_connections, limiter.closed_count) == (0, 20)
+    assert (limiter.unauthenticated_count, limiter.closed_count) == (0, 20)
 
 
 @pytest.mark.rule("CO-27")

@@ -30,10 +30,12 @@ def metrics_of(counts: Counts, queue_items: int = 0, position: int = 0, subscrib
     metrics = Metrics(
         counts,
         log,
-        positions=lambda: {0: position, 3: 7},
+        connections=lambda: {"ws": 2, "sse": 3},
+        unauthenticated=lambda: 4,
         subscribers=lambda: subscribers,
         failed_files=lambda: {"api_keys": 0},
     )
+    metrics.positions = {0: position, 3: 7}
     metrics.usage = [(Tenant("acme", bytes_max=5, records_max=6), Usage(3, 4))]
     return metrics
 
@@ -47,8 +49,6 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 def test_every_counter_is_exported_under_its_own_name() -> None:
     """Each counter is raised by another amount, and found under its name."""
     shown_as = {
-        "ws_connections": ("oncelog_connections", "ws"),
-        "sse_connections": ("oncelog_connections", "sse"),
         "frames_received": ("oncelog_frames_received_total",),
         "events_committed": ("oncelog_events_total", "committed"),
         "events_replayed": ("oncelog_events_total", "replayed"),
@@ -58,7 +58,6 @@ def test_every_counter_is_exported_under_its_own_name() -> None:
         "slow_readers_closed": ("oncelog_slow_readers_total", "closed"),
         "auth_failures": ("oncelog_auth_failures_total",),
         "auth_failures_limited": ("oncelog_auth_failures_limited_total",),
-        "unauthenticated_connections": ("oncelog_unauthenticated_connections",),
         "unauthenticated_requests": ("oncelog_unauthenticated_requests_total",),
     }
     assert set(shown_as) == set(Counts.__slots__) - {
@@ -98,25 +97,25 @@ def test_reasons_and_requests_are_labels() -> None:
 
 
 def test_gauges_are_evaluated_at_every_scrape() -> None:
-    known = {"position": 2, "subscribers": 3}
+    known = {"subscribers": 3}
     log: Any = MeasuredLog(queue_length=1)
     metrics = Metrics(
         Counts(),
         log,
-        positions=lambda: {0: 1, 4: known["position"]},
+        connections=lambda: {"ws": 2, "sse": 3},
+        unauthenticated=lambda: 4,
         subscribers=lambda: known["subscribers"],
         failed_files=dict,
     )
     names = (
         ("oncelog_queue_items",),
-        ("oncelog_last_committed_position", "4"),
         ("oncelog_subscribers",),
         ("oncelog_evictions_total",),
     )
-    assert [samples(metrics)[name] for name in names] == [1, 2, 3, 2]
-    known.update(position=5, subscribers=6)
+    assert [samples(metrics)[name] for name in names] == [1, 3, 2]
+    known.update(subscribers=6)
     log.queue_length, log.evictions = 4, 5
-    assert [samples(metrics)[name] for name in names] == [4, 5, 6, 5]
+    assert [samples(metrics)[name] for name in names] == [4, 6, 5]
 
 
 def test_commits_are_observed_by_size_and_duration() -> None:

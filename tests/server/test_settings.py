@@ -18,7 +18,7 @@ from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenticator
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
-from oncelog.server.auth.tokens import Claims, TokenSettings, issue_token
+from oncelog.server.auth.tokens import TokenSettings, issue_token
 from oncelog.server.limits import SETTINGS_FILE_BYTES_MAX, ApiLimits
 from oncelog.server.settings import (
     ApiKeySettings,
@@ -412,7 +412,7 @@ def test_authenticator_accepts_the_configured_credentials_only(tmp_path: Path) -
     source = KeyFile(str(secret), KeyKind.SECRET)
     (key,) = load_keys([source], ["HS256"])
     now_ms = clock.wall_ms()
-    token = issue_token(Claims(subject="ada", grants=parse_grants(), issued_ms=now_ms, expires_ms=now_ms + 60_000), key)
+    token = issue_token(key, subject="ada", grants=parse_grants(), issued_ms=now_ms, expires_ms=now_ms + 60_000)
     api_keys = ApiKeys(tmp_path / "keys.json", clock.wall_ms)
     api_key = api_keys.create("billing", "bills", parse_grants()).text
 

@@ -73,16 +73,16 @@ class Apis:
         self.chat = ChatEndpoints(self.chat_service, self.chat_sessions.serve)
         self._audit = AuditEndpoints(log)
         self._sessions: tuple[WebSocketSessions[Any], ...] = (self.event_sessions, self.chat_sessions, deltas_sessions)
-        self._readers: tuple[WebSocketSessions[Any] | LiveStreams, ...] = (
-            *self._sessions,
-            self.events.streams,
-            self.ledger.streams,
-            self.deltas.streams,
-        )
+        self._streams = (self.events.streams, self.ledger.streams, self.deltas.streams)
+        self._readers: tuple[WebSocketSessions[Any] | LiveStreams, ...] = (*self._sessions, *self._streams)
 
     def __len__(self) -> int:
         """Return the number of WebSockets and streams that are open."""
-        return sum(len(readers) for readers in self._readers)
+        return sum(self.count_connections().values())
+
+    def count_connections(self) -> dict[str, int]:
+        """Return the numbers of open WebSockets (`ws`) and of open streams (`sse`)."""
+        return {"ws": sum(map(len, self._sessions)), "sse": sum(map(len, self._streams))}
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the HTTP operations of all APIs."""

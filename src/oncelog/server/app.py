@@ -31,6 +31,7 @@ from oncelog.server.http_server import HttpServer, MetricsListener, format_addre
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.limits import INSIEME_FRAME_BYTES
 from oncelog.server.listener import raise_open_files_limit
+from oncelog.server.metrics import Metrics
 from oncelog.server.openapi import build_document
 from oncelog.server.operator_endpoints import OperatorEndpoints
 from oncelog.server.reloader import Reloader
@@ -106,16 +107,23 @@ class Server:
                 find_address=self._gate.to_network,
                 open_stream=self._gate.admit_grpc_stream,
             )
+        self.metrics = Metrics(
+            self.counts,
+            self.log,
+            connections=self.apis.count_connections,
+            unauthenticated=lambda: self._limiter.unauthenticated_count,
+            subscribers=lambda: self._reader_count,
+            failed_files=self._authenticator.files.count_failed,
+        )
+        self.log.watch_commits(self.metrics.observe_commit)
         self._operators = OperatorEndpoints(
             self.log,
             self._auth_gate,
+            self.metrics,
             get_position=lambda: self.hub.position,
-            count_streams=lambda: self._reader_count,
-            count_failed_files=self._authenticator.files.count_failed,
             get_settings=lambda: self.settings,
             build_document=lambda: build_document(self.list_endpoints(), limits),
         )
-        self.metrics = self._operators.metrics
         self.metrics_listener = MetricsListener(self._operators.metrics_port_handlers, self._limiter)
         fast_routes = self.apis.ledger.list_fast_routes()
         self._http = HttpServer(settings, self._gate, self._certificate, fast_routes)

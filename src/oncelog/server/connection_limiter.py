@@ -284,6 +284,11 @@ class ConnectionLimiter:
     def __len__(self) -> int:
         return len(self._connections)
 
+    @property
+    def unauthenticated_count(self) -> int:
+        """Number of unauthenticated connections."""
+        return len(self._unauthenticated)
+
     # --- new connections
 
     def accept(self, address: str, abort: Callable[[], None], *, is_proxy: bool = False) -> Connection | None:
@@ -362,7 +367,6 @@ class ConnectionLimiter:
         if group is not None:
             self.hold(connection, 0)
             connection.counted_address = None
-            self.counts.unauthenticated_connections -= 1
             del self._unauthenticated[connection]
             own = self._unauthenticated_of[group]
             del own[connection]
@@ -430,12 +434,11 @@ class ConnectionLimiter:
         own[connection] = None
         if 2 * len(own) > self.limits.evictable_max:
             self._largest_address = address
-        self.counts.unauthenticated_connections += 1
 
     def _limit_unauthenticated(self) -> None:
         """Make room for one more unauthenticated connection."""
         limit = self.limits.unauthenticated_max
-        if limit and self.counts.unauthenticated_connections >= limit:
+        if limit and self.unauthenticated_count >= limit:
             self._close_oldest()
 
     def _close_oldest(self) -> bool:

@@ -18,7 +18,6 @@ from oncelog.server.http_fast_path import FastHandler, HttpFastPath
 from oncelog.server.http_protocol import HttpProtocol, add_response_headers, new_http_logger
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.listener import AddressLookup, Listener, bind
-from oncelog.server.metrics import Counts
 from oncelog.server.preauth_limiter import PreauthLimiter
 from oncelog.server.request_gate import Handler, RequestGate
 from oncelog.server.settings import ServerSettings
@@ -211,11 +210,8 @@ class MetricsListener(HttpPort):
     """
 
     def __init__(self, routes: Mapping[str, Handler], shared: ConnectionLimiter) -> None:
-        counts = Counts()
-        # Both ports share the counters of refusals, but not the gauge of unauthenticated connections.
-        counts.connections_refused = shared.counts.connections_refused
         limits = ConnectionLimits(total_max=METRICS_CONNECTIONS_MAX, timeout_ms=shared.limits.timeout_ms)
-        limiter = ConnectionLimiter(limits, shared.now_ms, counts, shared.log_limiter)
+        limiter = ConnectionLimiter(limits, shared.now_ms, shared.counts, shared.log_limiter)
         super().__init__(limiter, lambda address: (address or "", False))
         self._routes = routes
         self.close_expired = limiter.close_expired

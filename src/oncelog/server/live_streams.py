@@ -49,13 +49,11 @@ class LiveStreams:
         # The credential may have ended while the call waited for the store: `renew` does not see it before.
         call.principal = self._auth_gate.recheck_principal(call.principal)
         request = call.request
-        counts = self._auth_gate.counts
-        counts.requests[self._api, "http", "ok"] += 1
+        self._auth_gate.counts.requests[self._api, "http", "ok"] += 1
         response = web.StreamResponse(headers=SSE_HEADERS)
         await response.prepare(request)
         if request.method == "HEAD":
             return response
-        counts.sse_connections += 1
         chunks = _iterate_chunks(hello, batches, encode)
         stream = _LiveStream(self._auth_gate, call, names, response, chunks, self._encode_error)
         self._streams.add(stream)
@@ -67,7 +65,6 @@ class LiveStreams:
                 await stream.run()
         finally:
             self._streams.discard(stream)
-            counts.sse_connections -= 1
         return response
 
     def renew(self) -> None:

@@ -37,10 +37,8 @@ CONNECTION_REFUSALS: Final = (
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """Plain numbers that the server adds to: `counts.frames_received += 1`. Only numbers of connections decrease."""
+    """Plain numbers that the server adds to: `counts.frames_received += 1`."""
 
-    ws_connections: int = 0
-    sse_connections: int = 0
     frames_received: int = 0
     events_committed: int = 0
     events_replayed: int = 0
@@ -61,7 +59,6 @@ class Counts:
     auth_failures: int = 0
     auth_failures_limited: int = 0
     """Failures that were answered with RATE_LIMITED."""
-    unauthenticated_connections: int = 0
     unauthenticated_requests: int = 0
     connections_refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONNECTION_REFUSALS, 0))
 
@@ -76,15 +73,19 @@ class Metrics(Collector):
         counts: Counts,
         log: Log,
         *,
-        positions: Callable[[], Mapping[int, int]],
+        connections: Callable[[], Mapping[str, int]],
+        unauthenticated: Callable[[], int],
         subscribers: Callable[[], int],
         failed_files: Callable[[], Mapping[str, int]],
     ) -> None:
         self.counts = counts
         self.log = log
-        self.positions = positions
+        self.connections = connections
+        self.unauthenticated = unauthenticated
         self.subscribers = subscribers
         self.failed_files = failed_files
+        self.positions: Mapping[int, int] = {}
+        """Newest position of each lane at the last request for it."""
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
         """Usage of the tenants at the last request for it."""
         registry = CollectorRegistry()
@@ -207,7 +208,7 @@ _DECLARATIONS: Final = (
         _GAUGE,
         "connections",
         "Open connections.",
-        lambda metrics: {"ws": metrics.counts.ws_connections, "sse": metrics.counts.sse_connections},
+        lambda metrics: metrics.connections(),
         ("kind",),
     ),
     _Declaration(
@@ -279,7 +280,7 @@ _DECLARATIONS: Final = (
         _GAUGE,
         "unauthenticated_connections",
         "Connections before authentication.",
-        lambda metrics: metrics.counts.unauthenticated_connections,
+        lambda metrics: metrics.unauthenticated(),
     ),
     _Declaration(
         _COUNTER,
@@ -292,7 +293,7 @@ _DECLARATIONS: Final = (
         _GAUGE,
         "last_committed_position",
         "Position of the newest commit of each lane.",
-        lambda metrics: {str(lane): position for lane, position in metrics.positions().items()},
+        lambda metrics: {str(lane): position for lane, position in metrics.positions.items()},
         ("lane",),
     ),
     _Declaration(

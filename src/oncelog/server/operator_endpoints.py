@@ -13,7 +13,6 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import ETAG_ANY
 
 from oncelog import error_codes
-from oncelog.core.values import LaneHead
 from oncelog.engine.log import Log
 from oncelog.errors import OncelogError
 from oncelog.server.auth_gate import AuthGate
@@ -61,33 +60,23 @@ class OperatorEndpoints:
         self,
         log: Log,
         auth_gate: AuthGate,
+        metrics: Metrics,
         *,
         get_position: Callable[[], int],
-        count_streams: Callable[[], int],
-        count_failed_files: Callable[[], Mapping[str, int]],
         get_settings: Callable[[], ServerSettings],
         build_document: Callable[[], dict[str, Any]],
     ) -> None:
         self._log = log
         self._auth_gate = auth_gate
         self._log_limiter = auth_gate.log_limiter
-        self._get_settings = get_settings
+        self._metrics = metrics
         self._get_position = get_position
         """Returns the newest position of lane 0 that this server has delivered."""
-        self._heads: Mapping[int, LaneHead] = {}
-        """Heads of the lanes when metrics were last requested."""
+        self._get_settings = get_settings
         self._build_document = build_document
         self._document: tuple[bytes, str] | None = None
         """The OpenAPI document and its hash. Built at the first request."""
         self.is_ready = False
-        self.metrics = Metrics(
-            auth_gate.counts,
-            log,
-            positions=self._get_positions,
-            subscribers=count_streams,
-            failed_files=count_failed_files,
-        )
-        log.watch_commits(self.metrics.observe_commit)
         self.metrics_port_handlers: Mapping[str, OperatorHandler] = {
             "/metrics": self._serve_metrics,
             "/healthz": self._serve_healthz,
@@ -186,18 +175,17 @@ class OperatorEndpoints:
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
         """Answer with all metrics. If the store does not answer, its values are those of the previous request."""
+        metrics = self._metrics
         if not self._get_settings().tenants:
-            self.metrics.usage = ()
+            metrics.usage = ()
         else:
             with suppress(OncelogError):
-                self.metrics.usage = await self._log.usage()
+                metrics.usage = await self._log.usage()
         with suppress(OncelogError, TimeoutError):
-            self._heads = await asyncio.wait_for(self._log.heads(), METRICS_TIMEOUT_S)
-        return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})
-
-    def _get_positions(self) -> dict[int, int]:
-        """Return the newest position of each lane."""
-        return {**{lane: head.position for lane, head in self._heads.items()}, 0: self._get_position()}
+            heads = await asyncio.wait_for(self._log.heads(), METRICS_TIMEOUT_S)
+            metrics.positions = {lane: head.position for lane, head in heads.items()}
+        metrics.positions = {**metrics.positions, 0: self._get_position()}
+        return web.Response(body=metrics.render(), headers={"Content-Type": metrics.content_type})
 
     async def _serve_document(self, request: web.Request) -> web.Response:
         """Answer with the OpenAPI document, or 304 if the client has it (`If-None-Match`)."""

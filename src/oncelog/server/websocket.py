@@ -144,7 +144,6 @@ class WebSocketSessions(Generic[S]):
         caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, session_transport.refuse_first_message)
         socket.session, socket.session_transport = session, session_transport
         self._sessions.add(session)
-        self._auth_gate.counts.ws_connections += 1
         timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, self._check_connected, session)
         try:
             await _receive_all(socket, session)
@@ -152,7 +151,6 @@ class WebSocketSessions(Generic[S]):
             timer.cancel()
             session.on_disconnect()
             self._sessions.discard(session)
-            self._auth_gate.counts.ws_connections -= 1
         return socket
 
     def _check_connected(self, session: S) -> None:

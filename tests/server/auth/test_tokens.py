@@ -17,7 +17,7 @@ from oncelog.errors import CanonicalError, SettingsError
 from oncelog.server.auth.grants import Grants, parse_grants
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind, SigningKey
-from oncelog.server.auth.tokens import Claims, Tokens, TokenSettings, issue_token
+from oncelog.server.auth.tokens import Tokens, TokenSettings, issue_token
 from oncelog.server.limits import LEEWAY_MS_MAX, TOKEN_CHARACTERS_MAX
 from server.auth import auth_material
 from server.auth.auth_material import (
@@ -361,9 +361,10 @@ def test_client_id_must_be_a_valid_name(known: Tokens, client_id: Any) -> None:
 def test_client_id_that_names_a_principal_is_refused(known: Tokens, client_id: str) -> None:
     reason = refusal(known, token(sub="eve", client_id=client_id))
     assert reason.startswith("token: claim $.client_id: must not begin with")
-    claims = Claims(subject="eve", grants=Grants(), issued_ms=NOW_MS, expires_ms=NOW_MS + 1000, client_id=client_id)
+    key = SigningKey("HS256", None, key_of("HS256"))
+    claims: dict[str, Any] = {"subject": "eve", "grants": Grants(), "issued_ms": NOW_MS, "expires_ms": NOW_MS + 1000}
     with pytest.raises(CanonicalError, match="client_id"):
-        issue_token(claims, SigningKey("HS256", None, key_of("HS256")))
+        issue_token(key, **claims, client_id=client_id)
 
 
 def test_null_client_id_is_refused(known: Tokens) -> None:
@@ -417,9 +418,9 @@ def test_issued_token_is_accepted(tmp_path: Path, algorithm: str) -> None:
         source = KeyFile(str(auth_material.written(path, key.as_pem(private=True))), KeyKind.PEM)
     (signing_key,) = load_keys([source], [algorithm])
     grants = parse_grants(["größe/*"], ["*"])
-    claims = Claims(subject="zoë", grants=grants, issued_ms=NOW_MS, expires_ms=NOW_MS + 1000, audience="logs")
+    claims: dict[str, Any] = {"subject": "zoë", "grants": grants, "issued_ms": NOW_MS, "expires_ms": NOW_MS + 1000}
     tokens = auth_material.tokens(tmp_path, algorithm, leeway_ms=0, audiences=("logs",))
-    found = tokens.authenticate(issue_token(claims, signing_key))
+    found = tokens.authenticate(issue_token(signing_key, **claims, aud="logs"))
     assert replace(found, signing_key=None) == Principal(
         actor="user:zoë", client_id=None, grants=grants, expires_ms=NOW_MS + 1000
     )
@@ -431,10 +432,10 @@ def test_token_that_would_be_refused_is_not_issued(tmp_path: Path) -> None:
     many = parse_grants([f"{number:0200}" for number in range(100)])
     for wrong in ({"subject": ""}, {"client_id": ""}, {"expires_ms": 10**18}, {"grants": many}):
         with pytest.raises(CanonicalError):
-            issue_token(Claims(**{**good, **wrong}), key)
+            issue_token(key, **{**good, **wrong})
     (public,) = load_keys([key_file(tmp_path, "ES256")], ["ES256"])
     with pytest.raises(SettingsError, match="no private part"):
-        issue_token(Claims(**good), public)
+        issue_token(public, **good)
 
 
 def test_repr_does_not_show_a_key(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedS
     assert await live.deltas(1) == numbered(6, 6)
     readers = len(shared_server.door.server.apis.deltas.sessions)
     await soon(live.socket.close())
-    await until(lambda: shared_server.door.counts.ws_connections == 0)
+    await until(lambda: shared_server.door.server.apis.count_connections()["ws"] == 0)
     assert len(shared_server.door.server.apis.deltas.sessions) == readers - 1
 
 
@@ -179,13 +179,13 @@ async def test_socket_closed_before_its_first_frame_is_not_an_error(
             caplog.clear()
             for is_abrupt in (False, True):
                 live = await door.gateway().live()
-                await until(lambda: door.counts.ws_connections == 1)
+                await until(lambda: door.server.apis.count_connections()["ws"] == 1)
                 if is_abrupt:
                     transport: Any = live.socket._response.connection
                     transport.transport.abort()
                 else:
                     await soon(live.socket.close())
-                await until(lambda: door.counts.ws_connections == 0)
+                await until(lambda: door.server.apis.count_connections()["ws"] == 0)
         assert [record.getMessage() for record in caplog.records] == []
         assert not [kind for door_, kind, _ in door.counts.requests if (door_, kind) == ("deltas", "ws")]
 

@@ -213,10 +213,10 @@ async def test_stream_is_removed_when_its_reader_disconnects(tmp_path: Path) -> 
     async with serving(tmp_path, heartbeat_ms=20) as served:
         stream = await served.stream("a")
         await stream.connected()
-        assert served.server.counts.sse_connections == len(served.server.apis.events.streams) == 1
+        assert served.server.apis.count_connections()["sse"] == len(served.server.apis.events.streams) == 1
         stream.close()
         await until(lambda: not len(served.server.apis.events.streams))
-        assert served.server.counts.sse_connections == 0
+        assert served.server.apis.count_connections()["sse"] == 0
 
 
 @pytest.mark.rule("CO-30")

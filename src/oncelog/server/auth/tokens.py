@@ -250,32 +250,30 @@ def _parse_strict(text: bytes) -> JsonValue:
 # --- issuing ---------------------------------------------------------------------------------------
 
 
-class Claims(Struct, frozen=True, kw_only=True):
-    """The claims of a token, for `issue_token`."""
+def issue_token(
+    key: SigningKey,
+    *,
+    subject: str,
+    grants: Grants,
+    issued_ms: int,
+    expires_ms: int,
+    client_id: str | None = None,
+    **further_claims: str | None,
+) -> str:
+    """Return a token that `Tokens` accepts, for development and tests. Raises CanonicalError for invalid claims.
 
-    subject: str
-    grants: Grants
-    issued_ms: int
-    expires_ms: int
-    client_id: str | None = None
-    issuer: str | None = None
-    audience: str | None = None
-    grants_claim: str = "grants"
-
-
-def issue_token(claims: Claims, key: SigningKey) -> str:
-    """Return a token that `Tokens` accepts, for development and tests. Raises CanonicalError for invalid claims."""
-    to_actor("user", claims.subject, "$.sub")
-    if claims.client_id is not None:
-        parse_new_client_id(claims.client_id, "$.client_id")
+    Further claims are `iss` and `aud`. A claim that is None is left out.
+    """
+    to_actor("user", subject, "$.sub")
+    if client_id is not None:
+        parse_new_client_id(client_id, "$.client_id")
     payload = {
-        "sub": claims.subject,
-        "iat": claims.issued_ms // 1000,
-        "exp": claims.expires_ms // 1000,
-        claims.grants_claim: claims.grants.to_claim(),
-        "client_id": claims.client_id,
-        "iss": claims.issuer,
-        "aud": claims.audience,
+        "sub": subject,
+        "iat": issued_ms // 1000,
+        "exp": expires_ms // 1000,
+        "grants": grants.to_claim(),
+        "client_id": client_id,
+        **further_claims,
     }
     _parse_time_ms(payload["exp"], "$.exp")
     token = key.sign(
