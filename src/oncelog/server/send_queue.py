@@ -81,9 +81,7 @@ class WriteCoalescer:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush_all)
 
-    def broadcast(
-        self, frame: bytes, readers: Iterable[SendQueueOwner], excluded: Container[SendQueueOwner] = ()
-    ) -> int:
+    def broadcast(self, frame: bytes, readers: Iterable[SendQueueOwner], excluded: Container[object] = ()) -> int:
         """Put the same frame into the send queues of all readers but `excluded`; return their number."""
         size = len(frame)
         dirty = self._dirty

@@ -234,14 +234,12 @@ class ChatEndpoints:
         ]
 
     def _authorize_read(self, call: Call) -> str:
-        scope = decode_chat_id(call["chat_id"], "chat_id")
-        self._service.check_readable(scope, call.principal)
-        return scope
+        self._service.check_readable(call["chat_id"], call.principal)
+        return str(call["chat_id"])
 
     def _authorize_write(self, call: Call) -> str:
-        scope = decode_chat_id(call["chat_id"], "chat_id")
-        self._service.check_writable(scope, call.principal)
-        return scope
+        self._service.check_writable(call["chat_id"], call.principal)
+        return str(call["chat_id"])
 
     # --- chats
 
@@ -298,7 +296,7 @@ def _parse_user_id(text: str, name: str) -> str:
     return decode_user_id(text, name) if text else ""
 
 
-_CHAT_PARAMETER: Final = path_parameter("chat_id", CHAT_ID, "Id of the chat, in NFC.", "tea")
+_CHAT_PARAMETER: Final = path_parameter("chat_id", CHAT_ID, "Id of the chat, in NFC.", "tea", decode_chat_id)
 _USER_PARAMETER: Final = path_parameter(
     "user_id", USER_ID, "The user: `user:…`, or `client:…` of an API key.", "user:ben", decode_user_id
 )

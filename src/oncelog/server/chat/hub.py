@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Protocol
 
 from oncelog.core.chat import CHAT_PREFIX, parse_chat_scope
@@ -60,18 +59,6 @@ class _User:
     load_task: asyncio.Task[None] | None = None
 
 
-class _LaneListener:
-    """The hub as the listener of one lane."""
-
-    def __init__(self, number: int, hub: "ChatHub") -> None:
-        self._number = number
-        self.deliver = hub.deliver
-        self.fail = partial(hub.fail_lane, number)
-
-    def close(self) -> None:
-        """As `Listener` says. The server closes the connections itself."""
-
-
 class ChatHub:
     """The hub of a server. All methods run on the thread of the event loop."""
 
@@ -107,7 +94,7 @@ class ChatHub:
                 if user.load_task is None or user.load_task.done():
                     user.load_task = asyncio.get_running_loop().create_task(self._load_chats(name, user))
                 await asyncio.shield(user.load_task)
-            # There is no await between the last applied change and this, so the reader misses none.
+            # The reader misses no change, because nothing is awaited since the last applied one.
             user.readers.add(reader)
             for scope in user.chats:
                 self._follow(reader, scope)
@@ -181,14 +168,22 @@ class ChatHub:
                 self._is_member_listener = True
             for lane in range(1, lanes + 1):
                 if lane not in self._lanes:
-                    await self._log.listen(_LaneListener(lane, self), lane)
+                    await self._log.listen(self, lane)
                     self._lanes.add(lane)
 
-    def fail_lane(self, lane: int, error: Exception) -> None:
-        """As `Listener` says. The server closes all connections, because their deliveries would have gaps."""
-        self._lanes.discard(lane)
+    def fail(self, error: Exception) -> None:
+        """As `RecordListener` says. The server closes all connections, because their deliveries would have gaps.
+
+        The next reader that joins starts the hub again.
+        """
+        for lane in self._lanes:
+            self._log.unlisten(self, lane)
+        self._lanes.clear()
         self._senders.clear()
         self._on_fail(error)
+
+    def close(self) -> None:
+        """As `RecordListener` says. The server closes the connections itself."""
 
     # --- messages
 
@@ -203,7 +198,7 @@ class ChatHub:
             del self._senders[scope, key]
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """As `Listener` says."""
+        """As `RecordListener` says."""
         live, senders, broadcast, lookups = self._live, self._senders, self.coalescer.broadcast, self.lookups
         deliveries = 0
         for record in records:
@@ -296,8 +291,9 @@ class ChatHub:
                 names = [name for name, received in members.items() if record.sequence > received]
                 readers = [reader for name in names for reader in self._users[name].readers if reader.may_follow(scope)]
                 sender = senders.get(record.sequence)
-                others = [reader for reader in readers if reader is not sender]
-                self._counts.deliveries += self.coalescer.broadcast(codec.encode_message_frame(record), others)
+                self._counts.deliveries += self.coalescer.broadcast(
+                    codec.encode_message_frame(record), readers, (sender,)
+                )
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
         """As `LookupReceiver` says. A change of the user itself was sent at once."""

@@ -145,14 +145,15 @@ class MemberLookups:
             self._record_change(scope, name, present=present)
             return False
         if present:
-            self._set_followed(scope, covered)
+            self._set_answer(self._followed, scope, covered)
             self._evict_least_used()
         return present and scope in self._followed
 
-    def _set_followed(self, scope: str, covered: int) -> None:
+    def _set_answer(self, known: OrderedDict[str, int], scope: str, covered: int) -> None:
+        """Move a chat to the end of one of the two caches, as the chat used last."""
+        self._followed.pop(scope, None)
         self._unfollowed.pop(scope, None)
-        self._followed[scope] = covered
-        self._followed.move_to_end(scope)
+        known[scope] = covered
 
     def _get_covered(self, scope: str) -> int:
         return self._followed.get(scope) or self._unfollowed.get(scope) or 0
@@ -276,22 +277,18 @@ class MemberLookups:
         del self._missed[scope]
         self._size -= chat.size
         names = self._select_connected(chat)
-        if names or scope in self._followed:
-            self._set_followed(scope, chat.covered)
-        else:
-            self._unfollowed[scope] = chat.covered
-            self._unfollowed.move_to_end(scope)
+        is_followed = names or scope in self._followed
+        self._set_answer(self._followed if is_followed else self._unfollowed, scope, chat.covered)
         self._receiver.follow_chat(scope, names, chat.changes)
         is_late = chat.last > chat.queried_last or len(chat.changes) > chat.queried_changes
         if is_late and self._newest > chat.covered:
             self._unanswered[scope] = late_chat = _PendingChat(
-                chat.queried_last, chat.last if chat.last > chat.queried_last else 0
+                after=chat.queried_last,
+                last=chat.last if chat.last > chat.queried_last else 0,
+                senders={number: sender for number, sender in chat.senders.items() if number > chat.queried_last},
+                changes=chat.changes[chat.queried_changes :],
+                received=chat.received,
             )
-            late_chat.received = chat.received
-            late_chat.changes = chat.changes[chat.queried_changes :]
-            late_chat.senders = {
-                sequence: sender for sequence, sender in chat.senders.items() if sequence > chat.queried_last
-            }
             self._size += late_chat.size
         self._evict_least_used()
 

@@ -137,7 +137,7 @@ class EventsHub:
     # --- delivery
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """As `Listener` says."""
+        """As `RecordListener` says."""
         for record in records:
             self.position = record.position
             if not is_event(record):
@@ -158,12 +158,12 @@ class EventsHub:
             await asyncio.shield(self._next_delivery)
 
     def fail(self, error: Exception) -> None:
-        """As `Listener` says. The server closes all connections, because their deliveries would have gaps."""
+        """As `RecordListener` says. The server closes all connections, because their deliveries would have gaps."""
         self._pending_replies.clear()
         self._on_fail(error)
 
     def close(self) -> None:
-        """As `Listener` says. The server closes the connections itself."""
+        """As `RecordListener` says. The server closes the connections itself."""
 
     def _broadcast(self, record: Record, origins: list[tuple[bytes, PendingReply]] | None) -> None:
         readers = self._select_readers(record)

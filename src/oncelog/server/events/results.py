@@ -46,7 +46,7 @@ def get_reason(result: ItemResult) -> str:
 
 
 def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
-    """Return an error in place of all results if the log did not decide an item. The client sends the request again.
+    """Return an error instead of results if the log did not decide an item. The client sends the request again.
 
     Clients treat `rejected` as final, so a result would lose an event that the log can accept later.
     """

@@ -64,7 +64,7 @@ class EventsService(ApiService):
     def authorize(
         self, submit: Submit, principal: Principal, writable: set[tuple[str, ...]] | None = None
     ) -> list[Submission | RejectedItem]:
-        """Return the items, with a rejection in place of each item that the principal may not write (EV-10).
+        """Return the items. Items that the principal may not write are replaced by rejections (EV-10).
 
         `writable` caches partitions for which the write grants of the principal have been checked.
         """

@@ -1,4 +1,4 @@
-"""The Ledger API over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection beside it."""
+"""The Ledger API over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection services."""
 
 import asyncio
 import logging

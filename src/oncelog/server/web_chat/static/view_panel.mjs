@@ -136,7 +136,7 @@ const line = (arrow, direction, title, badges, fields, isDropped = false) =>
     el("code", {}, short(fields)),
   );
 
-// Encode fields as one line of JSON, with the sequences of messages in place of the messages.
+// Encode fields as one line of JSON, with the sequences of messages instead of their content.
 const short = (fields) => {
   const { messages, token, ...rest } = fields;
   const numbers = messages?.map(({ sequence }) => sequence);
