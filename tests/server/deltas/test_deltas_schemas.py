@@ -41,9 +41,9 @@ async def test_delta_that_violates_the_schema_is_refused_by_name(tmp_path: Path)
         gateway = door.gateway()
         good = product(name="Tea", price=3.5, stock=2, sold=False, tags=["x", {"y": 1}])
         for delta, words in (
-            (change(1, table="orders", a=1), "table: 'orders' is not one that the gateway knows"),
-            (change(1, table="empty", a=1), "columns[0].column: 'a' is not one of table 'empty'"),
-            (product(name="x", nmae="y"), "columns[1].column: 'nmae' is not one of table 'products'"),
+            (change(1, table="orders", a=1), "table: 'orders' is not a table of the gateway"),
+            (change(1, table="empty", a=1), "columns[0].column: 'a' is not a column of table 'empty'"),
+            (product(name="x", nmae="y"), "columns[1].column: 'nmae' is not a column of table 'products'"),
             (product(name=1), "columns[0].value: of 'name' of table 'products' must be text, not integer"),
             (product(name=None), "columns[0].value: of 'name' of table 'products' must be text, not null"),
             (product(name=["x"]), "columns[0].value: of 'name' of table 'products' must be text, not json"),

@@ -139,7 +139,7 @@ class ChatHub:
             (chats.add if present else chats.discard)(scope)
         if has_more or len(chats) > chats_max:
             chats = set()
-            if self._users.get(name) is user:  # else it disconnected meanwhile
+            if self._users.get(name) is user:  # else the user has disconnected during the load
                 self.lookups.add_user(name)
         user.chats, user.is_loaded = chats, True
         user.pending_changes.clear()
@@ -296,7 +296,7 @@ class ChatHub:
                 )
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """As `LookupReceiver` says. A change of the user itself was sent at once."""
+        """As `LookupReceiver` says. A user has already received changes of itself."""
         for name in names:
             user = self._users[name]
             frames = b"".join(frame for member, frame in changes if member != name)

@@ -238,7 +238,7 @@ class MemberLookups:
                 break
         found = await self._log.state.members_among(pairs) if pairs else set()
         for scope, chat in chats.items():
-            if self._unanswered.get(scope) is chat:  # else all users left meanwhile
+            if self._unanswered.get(scope) is chat:  # else all users have disconnected during the query
                 del self._unanswered[scope]
                 chat.members = {
                     name for name in chat.queried if chat.membership_changes.get(name, (scope, name) in found)

@@ -70,11 +70,11 @@ class TableSchemas:
             return None  # without an entry in the file; an entry without tables refuses every delta
         columns = tables.get(delta.table)
         if columns is None:
-            return f"table: {delta.table!r} is not one that the gateway knows"
+            return f"table: {delta.table!r} is not a table of the gateway"
         for index, (name, value) in enumerate(delta.columns):
             column = columns.get(name)
             if column is None:
-                return f"columns[{index}].column: {name!r} is not one of table {delta.table!r}"
+                return f"columns[{index}].column: {name!r} is not a column of table {delta.table!r}"
             wrong = column.find_problem(value)
             if wrong is not None:
                 return f"columns[{index}].value: of {name!r} of table {delta.table!r} {wrong}"

@@ -127,7 +127,7 @@ class EventsHub:
         for key, fingerprint in reply.expected_keys:
             replies = pending_replies.get(key)
             if replies is None:
-                continue  # the hub has failed meanwhile
+                continue  # the hub has failed since
             if len(replies) > 1:
                 replies.remove((fingerprint, reply))
             else:

@@ -34,7 +34,7 @@ class Submit(Struct, frozen=True, gc=False):
     mode: Mode = Mode.EACH
 
 
-_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # Python 3.11 takes long to find an enum's member
+_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # access to an enum member is slow in Python 3.11
 
 
 def get_reason(result: ItemResult) -> str:

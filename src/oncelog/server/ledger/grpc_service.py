@@ -292,7 +292,7 @@ class LedgerGrpcService:
         self._deadline_timer = asyncio.get_running_loop().call_later(MESSAGE_TIMEOUT_S / 60, self._cancel_overdue)
 
     def _cancel_overdue(self) -> None:
-        """Cancel the reads whose deadline has passed. The None marks them."""
+        """Cancel the reads whose deadline has passed. A deadline of None marks them."""
         self._deadline_timer = None
         now_s = time.monotonic()
         for task, until_s in list(self._read_deadlines.items()):
