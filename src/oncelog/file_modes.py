@@ -101,7 +101,8 @@ def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
     if not found & ~mode or not is_first_report(path, found):
         return
     logger.warning(
-        "%s has mode %04o, so other users of this machine may read or change it. Take that from them: chmod %03o %s",
+        "%s has mode %04o, so other users of this machine may read or change it. "
+        "Remove these permissions: chmod %03o %s",
         path,
         found,
         found & mode | OWNER_ONLY,

@@ -1,8 +1,8 @@
 """Limits of connections: in total, by address, by principal, and before authentication (CO-25, CO-27).
 
 Connections are counted from `accept` on, so TLS handshakes are counted too. An unauthenticated connection has
-a deadline and may send a few bytes (`PreauthLimiter`). No new connection is refused because of unauthenticated ones:
-the limiter closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
+a deadline and may send a few bytes (`PreauthLimiter`). The limiter refuses no new connection because of unauthenticated
+ones, and closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
 connection is the oldest.
 """
 

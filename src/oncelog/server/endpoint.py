@@ -122,7 +122,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     """None: parameters are neither read nor checked."""
     body: RequestBody | None = None
     authorize: Callable[[Call], str] | None = None
-    """Checks what the parameters name, before the body is read and again when it has arrived. Raises ApiError.
+    """Checks the access to the names in the parameters, before the body is read and again afterwards. Raises ApiError.
 
     Handlers whose access depends on the body check it themselves."""
     errors: tuple[int, ...] = ()

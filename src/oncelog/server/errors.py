@@ -96,7 +96,7 @@ def retryable_error(refusal: Refused) -> ApiError:
 
 
 class StoreFailures:
-    """Requests that the store could not serve. An outage fails thousands: the log gets its begin and its end."""
+    """Requests that the store could not serve. The log reports the beginning and the end of an outage, once each."""
 
     def __init__(self) -> None:
         self._kinds: set[type[BaseException]] = set()

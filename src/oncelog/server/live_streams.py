@@ -92,7 +92,7 @@ async def _iterate_chunks(
 
 
 class _LiveStream:
-    """One stream."""
+    """One open stream."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _LiveStream:
         self.stop(credential_ended_error())
 
     def stop(self, error: ApiError | None) -> None:
-        """End the stream. Its last event is the error, unless that is None."""
+        """End the stream. An error becomes its last event."""
         if error is not None:
             self._last_chunk = self._encode_failure(error)
         self._send_task.cancel()

@@ -43,9 +43,9 @@ class Counts:
     events_committed: int = 0
     events_replayed: int = 0
     events_rejected: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By reason, a name from the API's table and never one that a client chose."""
+    """By reason, a name from the table of the API. Clients cannot choose it."""
     requests: defaultdict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
-    """By API, kind and outcome. No label comes from a client, as the number of series would grow without limit."""
+    """By API, kind and outcome. Clients choose no label, because the number of series must be limited."""
     ledger_writes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """By outcome: new, answered from memory or from the store, or the code of an error."""
     deltas: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))

@@ -221,7 +221,7 @@ class RequestGate:
             self._count_streams() >= self.auth_gate.limits.connections_max
             and not self.limiter.close_unauthenticated_stream(connection)
         ):
-            message = f"connections_max is {self.auth_gate.limits.connections_max}, and that many are there already"
+            message = f"connections_max is {self.auth_gate.limits.connections_max}, and that many are open"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=1000)
         self.auth_gate.check_open()
 

@@ -117,7 +117,7 @@ class _Form(Struct, frozen=True):
     """Returns the value of a text from the environment or the command line."""
     plural: str = ""
     is_table: bool = False
-    """Whether a file may have a text in place of a table, which is parsed too."""
+    """Whether a file may have a text instead of a table, which is parsed too."""
 
     def decode(self, value: object, is_text: bool) -> object:
         """Return the value in its type. Raises _WrongValueError."""

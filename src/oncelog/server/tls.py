@@ -18,7 +18,7 @@ _DESCRIPTOR_DIRECTORY: Final = Path("/dev/fd")
 
 
 class ServerCertificate:
-    """The files `tls.certificate` and `tls.private_key`. Without TLS both attributes are None."""
+    """The files `tls.certificate` and `tls.private_key`. The attributes have values only with TLS."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._paths = (settings.tls.certificate, settings.tls.private_key)

@@ -332,7 +332,7 @@ async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
         assert (await other.connect())["type"] == "connected"
         refused = await gateway.request("GET", "live")
         assert refusal(refused) == (503, "SERVER_BUSY")
-        assert refused.json["error"] == "connections_max is 2, and that many are there already"
+        assert refused.json["error"] == "connections_max is 2, and that many are open"
         assert await gateway.rows("live") == {"r1": {"a": 1}}  # plain requests are not limited
         assert len(door.server.apis) == 2
         await soon(other.socket.close())

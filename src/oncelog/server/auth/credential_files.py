@@ -58,12 +58,12 @@ class CredentialEvent(Struct, frozen=True, kw_only=True):
     at_ms: int
     """Time at which the key was revoked or expired; of a removed key, time at which the server noticed it."""
     changed_ns: int = 0
-    """Of a removed key: time of the last change of its file, which distinguishes removals. It is the same for all
-    servers that read the file."""
+    """Time of the last change of the file of a removed key, which distinguishes removals. All servers that read the
+    file find the same time."""
     client_id: str | None = None
-    """Of an API key."""
+    """Client id of an API key."""
     fingerprint: str | None = None
-    """Of a public signing key: its thumbprint (RFC 7638)."""
+    """Thumbprint of a public signing key (RFC 7638)."""
     is_initial: bool = False
     """Whether the key had ended before the server read the file for the first time."""
 
@@ -98,7 +98,7 @@ class CredentialUser(ABC):
     def restrict(self, source: Any, content: LoadedKeys) -> LoadedKeys | None:
         """Return the content in use without the keys and rights that the new content lacks; None if it lacks none."""
 
-    def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - one file fits itself
+    def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - a single file has no conflicts
         """Raise SettingsError if these contents conflict with each other, or with the other contents in use."""
 
     def report_expired(self) -> None:  # noqa: B027 - keys of tokens do not expire
@@ -156,7 +156,7 @@ class FileRead(Struct, frozen=True, eq=False):
 
 
 class CredentialFiles:
-    """All credential files of a server. Nothing is loaded before the first `reload`."""
+    """All credential files of a server. The first `reload` loads them."""
 
     def __init__(self, files: Iterable[CredentialFile] = ()) -> None:
         self._files = tuple(files)

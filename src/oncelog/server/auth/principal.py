@@ -19,14 +19,14 @@ class Principal(Struct, frozen=True, kw_only=True):
     actor: str
     """`user:{sub}` of a token, `client:{id}` of an API key."""
     client_id: str | None
-    """The only client id that the principal may use. None: it may choose one."""
+    """The only client id that the principal may use. None: the principal may choose one."""
     grants: Grants
     expires_ms: int | None = None
     """Time at which the credential ends: that of a token, with leeway, or of an API key."""
     key_id: str | None = None
-    """Of an API key."""
+    """Id of the API key."""
     signing_key: bytes | None = None
-    """Of a token: the digest of the key that verified its signature."""
+    """Digest of the key that verified the signature of the token."""
 
     def has_expired(self, now_ms: int) -> bool:
         """Return whether the connections of the principal must end (CO-23)."""

@@ -62,7 +62,7 @@ class FileContents(Struct, frozen=True):
         if self.mode & _WRITABLE_BY_OTHERS:
             raise InsecureFileError(
                 f"{self.path} has {description}, and other users may change it (its mode is {self.mode:04o}). "
-                f"Take that from them: chmod 600 {shlex.quote(self.path)}"
+                f"Remove these permissions: chmod 600 {shlex.quote(self.path)}"
             )
 
     def check_secret(self, description: str, check: SecretCheck) -> None:
@@ -96,7 +96,7 @@ def check_secret_file(path: str, owner: int, mode: int, description: str, check:
 def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str | None:
     own, quoted = os.geteuid(), shlex.quote(path)
     if owner not in (0, own) and not (check is SecretCheck.COMMAND and own == 0):
-        return f"belongs to the user with the id {owner}, not to root or {own}. Change that: chown {own} {quoted}"
+        return f"belongs to the user with the id {owner}, not to root or {own}. Change the owner: chown {own} {quoted}"
     if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS_ACCESS):
         # The server's user reads a file of root through its group.
         mode_max = "640" if owner == 0 and own != 0 else "600"

@@ -179,7 +179,7 @@ class Tokens(CredentialUser):
 
     def _find_candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
         if type(algorithm) is not str or algorithm not in self._settings.algorithms:
-            raise AuthError("token: its algorithm is not one of those configured")
+            raise AuthError("token: its algorithm is not configured")
         found = [key for key in self._keys.get(algorithm, []) if key.key_id is None or key.key_id == key_id]
         if not found:
             raise AuthError("token: no key has its kid" if key_id is not None else "token: no kid")
@@ -262,7 +262,7 @@ def issue_token(
 ) -> str:
     """Return a token that `Tokens` accepts, for development and tests. Raises CanonicalError for invalid claims.
 
-    Further claims are `iss` and `aud`. A claim that is None is left out.
+    Further claims are `iss` and `aud`. Claims without a value are left out.
     """
     to_actor("user", subject, "$.sub")
     if client_id is not None:
