@@ -32,8 +32,6 @@ RETRY_AFTER_MS: Final = 1000
 """Retry delay for a client while the log cannot accept new writes."""
 BUSY_RETRY_AFTER_MS: Final = 100
 """Retry delay for a client with too many requests in flight: the next commit makes room."""
-QUIET_POLLS: Final = 10
-"""Polls without a failure after which an outage is over. Clients retry within seconds."""
 UNKNOWN_OUTCOME: Final = "the outcome is not known; send it again under the same id"
 UNSTORABLE: Final = "the store cannot hold this; nothing was written, and sending it again does not help"
 UNREADABLE: Final = "the log cannot be read now; try again"
@@ -93,6 +91,10 @@ def retryable_error(refusal: Refused) -> ApiError:
         if refusal.reason is Reason.QUOTA_EXCEEDED:
             details["usage"] = refusal.current
     return ApiError(RETRYABLE_CODES[refusal.reason], refusal.message, **details)
+
+
+QUIET_POLLS: Final = 10
+"""Polls without a failure after which an outage is over. Clients retry within seconds."""
 
 
 class StoreFailures:

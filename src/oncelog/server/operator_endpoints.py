@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ import orjson
 from aiohttp import BytesPayload, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import ETAG_ANY
+from msgspec.structs import replace
 
 from oncelog import error_codes
 from oncelog.engine.log import Log
@@ -47,9 +47,8 @@ _METRICS_DESCRIPTION: Final = (
     "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. The server may serve metrics on "
     "another port, or not at all."
 )
-_METRICS_RESPONSE: Final[Schema] = {
-    "description": "Prometheus' text format.",
-    "content": {"text/plain": {"schema": TEXT_SCHEMA}},
+_METRICS_RESPONSES: Final[Mapping[int, Schema]] = {
+    200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": TEXT_SCHEMA}}}
 }
 
 
@@ -87,55 +86,28 @@ class OperatorEndpoints:
     def list_endpoints(self) -> list[Endpoint]:
         """Return the endpoints of the server's port."""
         settings = self._get_settings()
-        # Prometheus and load balancers may add parameters.
-        get = partial(Endpoint, method="GET", api="operators", parameters=None, is_public=True)
+        hello = {200: schema_response("Hello", "Version of the protocol and paths of the APIs.")}
+        health = {200: schema_response("Health", "The process runs.")}
+        ready = {
+            200: schema_response("Ready", "The server is ready."),
+            503: schema_response("Health", "The log cannot be read, or the server is stopping."),
+        }
         endpoints = [
-            get(
-                path="/",
-                name="hello",
-                summary="Describe the server",
-                responses={200: schema_response("Hello", "Version of the protocol and paths of the APIs.")},
-                handle=lambda call: self._serve_hello(call.request),
-            ),
-            get(
-                path="/healthz",
-                name="health",
-                summary="Check that the process runs",
-                responses={200: schema_response("Health", "The process runs.")},
-                handle=lambda call: self._serve_healthz(call.request),
-            ),
-            get(
-                path="/readyz",
-                name="readiness",
-                summary="Check that the server is ready",
-                responses={
-                    200: schema_response("Ready", "The server is ready."),
-                    503: schema_response("Health", "The log cannot be read, or the server is stopping."),
-                },
-                handle=lambda call: self._serve_readyz(call.request),
-            ),
+            _new_endpoint("/", "hello", "Describe the server", hello, self._serve_hello),
+            _new_endpoint("/healthz", "health", "Check that the process runs", health, self._serve_healthz),
+            _new_endpoint("/readyz", "readiness", "Check that the server is ready", ready, self._serve_readyz),
         ]
         if settings.metrics and settings.metrics_port is None:
-            metrics = get(
-                path="/metrics",
-                name="metrics",
-                summary="Read metrics",
-                description=_METRICS_DESCRIPTION,
-                responses={200: _METRICS_RESPONSE},
-                is_public=settings.metrics_public,
-                authorize=None if settings.metrics_public else _authorize_metrics,
-                handle=lambda call: self._serve_metrics(call.request),
+            metrics = _new_endpoint("/metrics", "metrics", "Read metrics", _METRICS_RESPONSES, self._serve_metrics)
+            is_public, authorize = settings.metrics_public, None if settings.metrics_public else _authorize_metrics
+            endpoints.append(
+                replace(metrics, description=_METRICS_DESCRIPTION, is_public=is_public, authorize=authorize)
             )
-            endpoints.append(metrics)
         if settings.openapi:
-            document = get(
-                path="/openapi.json",
-                name="describe",
-                summary="Read this document",
-                responses={200: json_response("The document.", {"type": "object"})},
-                handle=lambda call: self._serve_document(call.request),
+            document = {200: json_response("The document.", {"type": "object"})}
+            endpoints.append(
+                _new_endpoint("/openapi.json", "describe", "Read this document", document, self._serve_document)
             )
-            endpoints.append(document)
         return endpoints
 
     async def _serve_hello(self, _: web.Request) -> web.Response:
@@ -222,6 +194,22 @@ def build_schemas() -> dict[str, Schema]:
         "Health": object_schema(status=TEXT_SCHEMA),
         "Ready": with_optional(ready, read_only=read_only),
     }
+
+
+def _new_endpoint(
+    path: str, name: str, summary: str, responses: Mapping[int, Schema], serve: OperatorHandler
+) -> Endpoint:
+    return Endpoint(
+        method="GET",
+        path=path,
+        api="operators",
+        name=name,
+        summary=summary,
+        responses=responses,
+        parameters=None,  # Prometheus and load balancers may add parameters
+        is_public=True,
+        handle=lambda call: serve(call.request),
+    )
 
 
 def _not_ready(status: str) -> web.Response:
