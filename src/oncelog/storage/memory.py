@@ -121,8 +121,7 @@ class MemoryLog:
         return planned.verdicts
 
     def save(self, changes: Changes) -> None:
-        """Close the blocks of changes, and keep them. The changes must have been planned on the current state of this
-        log."""
+        """Close the blocks of changes, and keep them. The changes must be planned on the current state of this log."""
         self.keep(seal_blocks(Plan([], changes), [self._draw(SALT_BYTES) for _ in changes.records]))
 
     def keep(self, decided: BatchResult) -> None:
@@ -146,8 +145,10 @@ class MemoryLog:
                 table[key] = value
 
     def erase(self, index: int) -> bytes:
-        """Erase body and salt of a record, and return the hash that replaces them. A retry of the write reports the
-        erasure."""
+        """Erase body and salt of a record, and return the hash that replaces them.
+
+        Retries of the write report the erasure.
+        """
         record = self.records[index]
         kept_hash = hash_body(self.salts[index], record.body)
         self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
@@ -210,19 +211,18 @@ class MemoryStore:
         self._tenants: str | None = None
         self._body_hashes: dict[int, bytes] = {}
         self._erasures = 0
-        self._epoch = new_epoch()
-        self._created_ms = self._clock.wall_ms()
+        self._metadata = LogMetadata(0, new_epoch(), self._log.snapshot.settings, b"", self._clock.wall_ms())
         self._is_open = False
 
     @property
     def epoch(self) -> str:
         """As `Store` says."""
-        return self._epoch
+        return self._metadata.epoch
 
     @property
     def settings(self) -> Settings:
         """As `Store` says."""
-        return self._log.snapshot.settings
+        return self._metadata.settings
 
     async def open(self) -> None:
         """As `Store` says."""
@@ -245,12 +245,10 @@ class MemoryStore:
         """As `Store` says."""
         log = self._check_open()
         mark, jumped = self._mark.propose(self._clock, self._jump_ms_max)
-        result = plan_batch(batch, log.snapshot, mark.time_ms, validate, self._draw)
+        result = plan_batch(batch, log.snapshot, mark.time_ms, validate, self._draw, jumped=jumped)
         result.erasures = self._erasures
         if result.changes.is_empty:
             return result
-        if jumped is not None and not result.changes.leap:
-            raise jumped
         self._index.add(result, len(log.records), self.settings.lanes)
         log.keep(result)
         self._mark = self._mark if jumped is not None else mark
@@ -285,7 +283,7 @@ class MemoryStore:
     def _read_page(self, query: Query, policy: str | None) -> Page:
         self._check_open()
         newest = self._get_newest(query.stream, query.lane)
-        query, upto = query.clamp(newest, self._epoch)
+        query, upto = query.clamp(newest, self.epoch)
         records: list[Record] = []
         following, size = query.after, 0
         for number, record in self._iterate_records(query, upto):
@@ -400,7 +398,7 @@ class MemoryStore:
             for (scope, resource, relation, subject), version in self._check_open().snapshot.relationships.items()
             if scope == query.scope
             and (resource, relation, subject) > after
-            and all(map(_matches_filter, terms, (resource, relation, subject)))
+            and all(term in ("", name) for term, name in zip(terms, (resource, relation, subject), strict=True))
         )
         return RelationshipPage(*cut_page(found, query.limit))
 
@@ -517,13 +515,12 @@ class MemoryStore:
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Store` says."""
         log = self._check_open()
-        metadata = LogMetadata(0, self._epoch, self.settings, b"", self._created_ms)
         now_ms = self._mark.get_latest_ms(self._clock)
         request, renewed = build_leap_request(
-            log.snapshot.heads, metadata, above, now_ms, new_epoch(), operator=operator
+            log.snapshot.heads, self._metadata, above, now_ms, new_epoch(), operator=operator
         )
         await self.commit([request])
-        self._epoch = renewed.new_epoch
+        self._metadata = replace(self._metadata, epoch=renewed.new_epoch)
         return renewed
 
     async def previous_epochs(self) -> tuple[str, ...]:
@@ -644,7 +641,3 @@ def _measure_state(snapshot: Snapshot) -> Iterator[StateRow]:
         yield scope, 1, sum(map(utf8_bytes, names)), 0
     for (scope, table, row_id), row in snapshot.rows.items():
         yield scope, 1, utf8_bytes(table) + utf8_bytes(row_id), len(encode_row(row))
-
-
-def _matches_filter(wanted: str, name: str) -> bool:
-    return wanted in ("", name)

@@ -80,9 +80,15 @@ def plan_batch(
     validate: Validate | None,
     draw: Draw,
     faults: Mapping[int, Refused] | None = None,
+    jumped: Exception | None = None,
 ) -> BatchResult:
-    """Plan a batch and close its blocks. The caller saves the result."""
+    """Plan a batch and close its blocks. The caller saves the result.
+
+    `jumped` is the error of a clock that has jumped. It is raised unless the batch changes nothing or is a restore.
+    """
     planned = plan(batch, snapshot, now_ms, validate, faults)
+    if jumped is not None and not (planned.changes.is_empty or planned.changes.leap):
+        raise jumped
     random_bytes = draw(SALT_BYTES * len(planned.changes.records))
     return seal_blocks(planned, list(chain.from_iterable(_SALT.iter_unpack(random_bytes))))
 

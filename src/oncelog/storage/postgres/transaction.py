@@ -117,12 +117,10 @@ class StoreTransaction:
         complete_read_set(read_set, batch, state.tenants, state.leaps)
         snapshot = await self.load_snapshot(connection, read_set, state.heads)
         snapshot.tenants = state.tenants
-        result = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, read_set.faults)
+        result = plan_batch(batch, snapshot, mark.time_ms, validate, self._draw, read_set.faults, jumped)
         result.erasures = state.erasures
         if result.changes.is_empty:
             return result
-        if jumped is not None and not result.changes.leap:
-            raise jumped
         await self._save(connection, result)
         self._expiry_sweep.add_commit(result.changes)
         lane = self._expiry_sweep.find_due_lane(state.heads)

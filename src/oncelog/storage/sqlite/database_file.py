@@ -319,7 +319,8 @@ def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> 
     with transaction(connection, "BEGIN EXCLUSIVE"):
         if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
             return  # another process has created the log meanwhile
-        _check_empty(connection, path)
+        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            raise NotALogError(f"{path} is an SQLite database, but not a log. Nothing was changed.")
         for _, script in load_migrations():
             for statement in split_script(script):
                 connection.execute(statement)
@@ -334,11 +335,6 @@ def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> 
         connection.execute(SQL["make_log"], parameters)
         connection.execute(SQL["make_state"])
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-
-
-def _check_empty(connection: Any, path: str) -> None:
-    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-        raise NotALogError(f"{path} is an SQLite database, but not a log. Nothing was changed.")
 
 
 def migrate_schema(connection: Any, version: int) -> None:

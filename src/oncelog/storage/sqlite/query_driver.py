@@ -48,7 +48,7 @@ def run_steps(connection: Any, steps: QuerySteps[T], load_rows: LoadTable = load
 
 
 def _fetch(connection: Any, statement: Statement) -> list[tuple[Any, ...]]:
-    parameters = [_encode_list(value) if type(value) is list else value for value in statement.parameters]
+    parameters = [orjson.dumps(value).decode() if type(value) is list else value for value in statement.parameters]
     cursor = connection.execute(SQL[statement.name], parameters)
     if isinstance(statement, PagedStatement):
         return _fetch_page(cursor, statement)
@@ -67,7 +67,3 @@ def _fetch_page(cursor: Any, statement: PagedStatement) -> list[tuple[Any, ...]]
             break
     cursor.close()
     return rows
-
-
-def _encode_list(values: list[Any]) -> str:
-    return orjson.dumps(values).decode()

@@ -239,8 +239,9 @@ class SqliteStore(SqlStore):
         return await self._read(run_query, query, *arguments)
 
     def _propose_time_ms(self) -> QuerySteps[int]:
-        [(_, _, *mark)] = yield Statement("state")
-        return self._file_writer.propose_time_ms(ClockMark(*mark))
+        [(_, _, *newest)] = yield Statement("state")
+        mark, jumped = self._file_writer.store_transaction.propose_clock(ClockMark(*newest))
+        return mark.time_ms if jumped is None else 0
 
     async def _replace_tenants(
         self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool

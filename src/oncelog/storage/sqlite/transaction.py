@@ -133,13 +133,11 @@ class StoreTransaction:
         self._row_cache.begin(state.commits, state.heads)
         snapshot, hashes = self.load_identities(connection, index, needs, state)
         loaded_keys = self._load_tables(connection, needs, snapshot)
-        result = plan_batch(batch, snapshot, mark.time_ms, validate, self.options.draw, needs.faults)
+        result = plan_batch(batch, snapshot, mark.time_ms, validate, self.options.draw, needs.faults, jumped)
         result.erasures = state.erasures
         if result.changes.is_empty:
             self._row_cache.stage(loaded_keys, snapshot)
             return result
-        if jumped is not None and not result.changes.leap:
-            raise jumped
         self._save(connection, result, None if current_state is None else snapshot)
         self._expiry_sweep.add_commit(result.changes)
         if state.commits % EXPIRY_INTERVAL_COMMITS == 0:
@@ -201,7 +199,7 @@ class StoreTransaction:
             if index.segment_keys <= IMMEDIATE_FILL_KEYS_MAX:
                 index.set_filters(load_filters(connection, index.segment_keys))
             elif not self.options.fills_later:
-                index.disable_filter()
+                index.awaits_filter = False
             self.index = index
         else:
             self.index.catch_up(connection, state.commits, state.lanes)

@@ -4,7 +4,6 @@ Several processes may have a writer on one file. So a writer uses cached state o
 (BEGIN IMMEDIATE) and seen what the other processes have written.
 """
 
-import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
-from oncelog.storage.clock import ClockMark
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
 from oncelog.storage.queries.tenants import load_count_start, replace_tenants
@@ -38,8 +36,6 @@ from oncelog.storage.sqlite.statements import SQL, roll_back, transaction
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions, TransactionState, load_key_status
 from oncelog.storage.store import BatchResult, KeyStatus, build_act_request
 from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount, build_erased_row
-
-logger: Final = logging.getLogger("oncelog.sqlite")
 
 _RETRY_HINT: Final = "; submit again under the same identity"
 
@@ -190,12 +186,6 @@ class Writer:
             mark, _ = self.store_transaction.propose_clock(state.clock)
             status = load_key_status(connection, self.index, identity, self.metadata.settings.lanes)
             return msgspec.structs.replace(status, time_ms=mark.time_ms)
-
-    def propose_time_ms(self, mark: ClockMark) -> int:
-        """Return the time at which a write would be decided now, after a commit with this clock; 0 while the clock is
-        in doubt."""
-        proposed, jumped = self.store_transaction.propose_clock(mark)
-        return proposed.time_ms if jumped is None else 0
 
     def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """Erase bodies in one transaction. `scrub` overwrites the bytes in the file when it moves the write-ahead log

@@ -104,7 +104,8 @@ class KeyIndex:
         """Number of the log's commits that this index knows; below 0 for none."""
         self._delta: IndexDelta | None = None
         self._unfiltered: list[int] = []
-        self._awaits_filter = True
+        self.awaits_filter = True
+        """Whether sealed keys are collected for a filter that is filled later."""
         self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
         self._work_due_keys = float(self._slice_keys)
         """Keys for which work is due. It starts with one slice, so that processes with a single commit
@@ -245,10 +246,6 @@ class KeyIndex:
         """Return whether the index has its filter. Without it every lookup reads segments, which is correct
         but slow."""
         return self._filter is not None
-
-    def disable_filter(self) -> None:
-        """Stop collecting keys for a filter that will never be filled."""
-        self._awaits_filter = False
 
     def set_filters(self, filters: KeyFilters) -> None:
         """Use filters over all keys that were sealed at some time after the creation of this index."""
@@ -402,6 +399,6 @@ class KeyIndex:
 
     def _add_to_filter(self, hashes: list[int]) -> None:
         if self._filter is None:
-            self._unfiltered += hashes if self._awaits_filter else ()
+            self._unfiltered += hashes if self.awaits_filter else ()
         elif hashes:
             self._filter.add(hashes)
