@@ -21,6 +21,16 @@ class LogMetadata(Struct, frozen=True):
     index_secret: bytes
     created_ms: int
 
+    @classmethod
+    def from_columns(cls, log_name: str, columns: Iterable[Any]) -> "LogMetadata":
+        """Return metadata from the columns of the statement `log`. Raises CorruptError for invalid settings."""
+        schema_version, epoch, lanes, eviction_interval, index_secret, created_ms = columns
+        try:
+            settings = Settings(lanes, eviction_interval)
+        except SettingsError as error:
+            raise CorruptError(f"{log_name} is marked as a log, but its settings are invalid: {error}") from error
+        return cls(schema_version, epoch, settings, index_secret, created_ms)
+
 
 def new_epoch() -> str:
     """Return a random name for a new history."""
@@ -39,16 +49,6 @@ def check_schema_version(log_name: str, version: int, newest: int) -> None:
             f"{log_name} was created by a newer Oncelog (schema {version}; this version reads schemas up to {newest}). "
             "Nothing was changed."
         )
-
-
-def decode_metadata(log_name: str, columns: Iterable[Any]) -> LogMetadata:
-    """Return metadata from the columns of the statement `log`. Raises CorruptError for invalid settings."""
-    schema_version, epoch, lanes, eviction_interval, index_secret, created_ms = columns
-    try:
-        settings = Settings(lanes, eviction_interval)
-    except SettingsError as error:
-        raise CorruptError(f"{log_name} is marked as a log, but its settings are invalid: {error}") from error
-    return LogMetadata(schema_version, epoch, settings, index_secret, created_ms)
 
 
 def check_settings(log_name: str, stored: Settings, requested: Settings | RequestedSettings | None) -> None:

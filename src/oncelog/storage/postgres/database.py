@@ -8,14 +8,7 @@ import asyncpg
 from oncelog.core.values import LaneHead, RequestedSettings, Settings
 from oncelog.errors import CorruptError, NotALogError, SettingsError, StoreError
 from oncelog.storage.key_hash import SECRET_BYTES
-from oncelog.storage.metadata import (
-    LogMetadata,
-    check_schema_version,
-    check_settings,
-    decode_metadata,
-    new_epoch,
-    new_settings,
-)
+from oncelog.storage.metadata import LogMetadata, check_schema_version, check_settings, new_epoch, new_settings
 from oncelog.storage.postgres.statements import MIGRATIONS, SCHEMA_VERSION, SQL
 
 
@@ -69,7 +62,7 @@ async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
     if schema_version is None:
         raise CorruptError(f"{name} says it is a log, but its table oncelog_log has no row")
     check_schema_version(name, schema_version, SCHEMA_VERSION)
-    return decode_metadata(name, await connection.fetchrow(SQL["log"]))
+    return LogMetadata.from_columns(name, await connection.fetchrow(SQL["log"]))
 
 
 async def create_log(

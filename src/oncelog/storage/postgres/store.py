@@ -13,15 +13,7 @@ from msgspec.structs import replace
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet
-from oncelog.core.values import (
-    KeyIdentity,
-    RecordAct,
-    Remembered,
-    Request,
-    RequestedSettings,
-    Settings,
-    Snapshot,
-)
+from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings, Snapshot
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark

@@ -13,16 +13,7 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet, build_read_set
 from oncelog.core.tenants import Tenants
-from oncelog.core.values import (
-    KeyIdentity,
-    LaneHead,
-    Receipt,
-    Record,
-    Remembered,
-    Request,
-    SequenceIdentity,
-    Snapshot,
-)
+from oncelog.core.values import KeyIdentity, LaneHead, Receipt, Record, Remembered, Request, SequenceIdentity, Snapshot
 from oncelog.errors import LogReplacedError, StoreUnavailableError
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.key_hash import hash_identity

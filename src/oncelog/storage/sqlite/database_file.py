@@ -24,14 +24,7 @@ from oncelog.errors import (
 from oncelog.file_modes import OWNER_ONLY, create_or_report
 from oncelog.sql_files import split_script
 from oncelog.storage.key_hash import SECRET_BYTES
-from oncelog.storage.metadata import (
-    LogMetadata,
-    check_schema_version,
-    check_settings,
-    decode_metadata,
-    new_epoch,
-    new_settings,
-)
+from oncelog.storage.metadata import LogMetadata, check_schema_version, check_settings, new_epoch, new_settings
 from oncelog.storage.sqlite.key_index.key_run import RUN_KEYS, KeyPairs, write_runs
 from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.statements import SQL, load_migrations, transaction
@@ -297,7 +290,7 @@ def load_metadata(connection: Any, path: str) -> LogMetadata:
     """Return the metadata of a file. Raises NewerSchemaError and CorruptError; changes nothing."""
     (schema_version,) = _fetch_only_row(connection, "schema_version", path)
     check_schema_version(path, schema_version, SCHEMA_VERSION)
-    metadata = decode_metadata(path, _fetch_only_row(connection, "log", path))
+    metadata = LogMetadata.from_columns(path, _fetch_only_row(connection, "log", path))
     _fetch_only_row(connection, "state", path)
     return metadata
 

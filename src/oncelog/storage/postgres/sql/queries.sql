@@ -51,6 +51,32 @@ LEFT JOIN LATERAL (
     WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
 ) AS a ON true;
 
+-- fragment: measured_rows
+-- Rows with their number and the bytes of the rows before, for the limits of a page.
+SELECT table_name, row_id, state FROM (
+    SELECT table_name, row_id, state, row_number() OVER in_order AS number,
+        sum(octet_length(state)) OVER in_order - octet_length(state) AS before;
+
+-- fragment: short_rows
+-- Rows of a scope with short keys.
+SELECT table_name, row_id, state FROM oncelog_rows
+WHERE digest IS NULL AND lane = $1 AND scope = $2;
+
+-- fragment: long_rows
+-- Rows of a scope with long keys.
+SELECT table_name, row_id, state FROM oncelog_rows
+WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2;
+
+-- fragment: short_relationships
+-- Relationships of a scope with short keys.
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE digest IS NULL AND lane = $1 AND scope = $2;
+
+-- fragment: long_relationships
+-- Relationships of a scope with long keys.
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2;
+
 -- name: is_there
 -- Reads the catalog itself, because a session caches the result of an earlier lookup of the name.
 SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'oncelog_log' AND pg_table_is_visible(oid));
@@ -368,17 +394,13 @@ WHERE number <= 2 OR before <= $8 ORDER BY key;
 
 -- name: row_page
 -- Rows of all tables of a scope, by table and row, with the limits of `entity_page`.
-SELECT table_name, row_id, state FROM (
-    SELECT table_name, row_id, state, row_number() OVER in_order AS number,
-        sum(octet_length(state)) OVER in_order - octet_length(state) AS before
+{measured_rows}
     FROM (
         (
-            SELECT table_name, row_id, state FROM oncelog_rows
-            WHERE digest IS NULL AND lane = $1 AND scope = $2 AND (table_name, row_id) > ($3, $4)
+            {short_rows} AND (table_name, row_id) > ($3, $4)
             ORDER BY table_name, row_id LIMIT $5
         ) UNION ALL (
-            SELECT table_name, row_id, state FROM oncelog_rows
-            WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+            {long_rows}
                 AND left(table_name, 64) >= left($3, 64) AND (table_name, row_id) > ($3, $4)
             ORDER BY left(table_name, 64), table_name, row_id LIMIT $5
         )
@@ -389,17 +411,13 @@ SELECT table_name, row_id, state FROM (
 WHERE number <= 2 OR before <= $6 ORDER BY table_name, row_id;
 
 -- name: row_page_of_table
-SELECT table_name, row_id, state FROM (
-    SELECT table_name, row_id, state, row_number() OVER in_order AS number,
-        sum(octet_length(state)) OVER in_order - octet_length(state) AS before
+{measured_rows}
     FROM (
         (
-            SELECT table_name, row_id, state FROM oncelog_rows
-            WHERE digest IS NULL AND lane = $1 AND scope = $2 AND table_name = $3 AND row_id > $4
+            {short_rows} AND table_name = $3 AND row_id > $4
             ORDER BY row_id LIMIT $5
         ) UNION ALL (
-            SELECT table_name, row_id, state FROM oncelog_rows
-            WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+            {long_rows}
                 AND left(table_name, 64) = left($3, 64) AND table_name = $3
                 AND left(row_id, 64) >= left($4, 64) AND row_id > $4
             ORDER BY left(row_id, 64), row_id LIMIT $5
@@ -412,12 +430,10 @@ WHERE number <= 2 OR before <= $6 ORDER BY row_id;
 
 -- name: relationship_page
 (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND (resource, relation, subject) > ($3, $4, $5)
+    {short_relationships} AND (resource, relation, subject) > ($3, $4, $5)
     ORDER BY resource, relation, subject LIMIT $6
 ) UNION ALL (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+    {long_relationships}
         AND left(resource, 64) >= left($3, 64) AND (resource, relation, subject) > ($3, $4, $5)
     ORDER BY left(resource, 64), resource, relation, subject LIMIT $6
 )
@@ -425,12 +441,10 @@ ORDER BY resource, relation, subject LIMIT $6;
 
 -- name: relationship_page_of_resource
 (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND resource = $7 AND (resource, relation, subject) > ($3, $4, $5)
+    {short_relationships} AND resource = $7 AND (resource, relation, subject) > ($3, $4, $5)
     ORDER BY resource, relation, subject LIMIT $6
 ) UNION ALL (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+    {long_relationships}
         AND left(resource, 64) = left($7, 64) AND resource = $7
         AND left(relation, 64) >= CASE WHEN $3 = $7 THEN left($4, 64) ELSE '' END
         AND (resource, relation, subject) > ($3, $4, $5)
@@ -440,13 +454,11 @@ ORDER BY resource, relation, subject LIMIT $6;
 
 -- name: relationship_page_of_relation
 (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND resource = $7 AND relation = $8
+    {short_relationships} AND resource = $7 AND relation = $8
         AND (resource, relation, subject) > ($3, $4, $5)
     ORDER BY resource, relation, subject LIMIT $6
 ) UNION ALL (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+    {long_relationships}
         AND left(resource, 64) = left($7, 64) AND resource = $7 AND left(relation, 64) = left($8, 64) AND relation = $8
         AND left(subject, 64) >= CASE WHEN $3 = $7 AND $4 = $8 THEN left($5, 64) ELSE '' END
         AND (resource, relation, subject) > ($3, $4, $5)
@@ -456,13 +468,11 @@ ORDER BY resource, relation, subject LIMIT $6;
 
 -- name: relationship_page_of_subject
 (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND subject = $5 AND (resource, relation) > ($3, $4)
+    {short_relationships} AND subject = $5 AND (resource, relation) > ($3, $4)
         AND ($7 = '' OR resource = $7) AND ($8 = '' OR relation = $8)
     ORDER BY resource, relation LIMIT $6
 ) UNION ALL (
-    SELECT resource, relation, subject, version FROM oncelog_relationships
-    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+    {long_relationships}
         AND left(subject, 64) = left($5, 64) AND subject = $5
         AND left(resource, 64) >= left($3, 64) AND (resource, relation) > ($3, $4)
         AND ($7 = '' OR resource = $7) AND ($8 = '' OR relation = $8)
