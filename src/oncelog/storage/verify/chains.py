@@ -67,7 +67,7 @@ class ChainVerifier:
         self._summary = summary
 
     def verify(self) -> Iterator[StepProgress]:
-        """Raises InconsistencyError at the first impossible block, record or head."""
+        """Verify blocks, records and heads. Raises InconsistencyError at the first inconsistency."""
         self._check_lanes()
         heads = self._state.heads
         total = count_records(heads, self._state.gaps)
@@ -241,7 +241,7 @@ class ChainVerifier:
         ):
             if stored != found:
                 raise InconsistencyError(
-                    f"the head's {name} is {stored}, the records lead to {found}", lane, tail.position
+                    f"the head's {name} is {stored}, and {found} by the records", lane, tail.position
                 )
         if head.log_time_ms < tail.log_time_ms:
             raise InconsistencyError(
@@ -282,7 +282,7 @@ def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
             block.first_position != tail.position + 1,
             f"begins at position {block.first_position}, not at {tail.position + 1}",
         ),
-        (not 1 <= block.count < 1 << 32, f"says that it has {block.count} records"),
+        (not 1 <= block.count < 1 << 32, f"has a header with {block.count} records"),
         (
             block.log_time_ms < tail.log_time_ms,
             f"has log time {block.log_time_ms}, and the one before it {tail.log_time_ms}: time went back",

@@ -183,8 +183,8 @@ class SideStateComparison:
         """Compare a row of the Deltas API with the row that the deltas of the log produce.
 
         Compaction changes rows without a delta: it drops the bodies of deltas, and then tombstones. A row from deltas
-        without a body is not checkable as a whole. Its stamps still are: each must be that of a delta of the log, and
-        every delta that still has its body must be in the row.
+        without a body is not checkable as a whole. But each of its stamps must be that of a delta of the log, and the
+        row must contain every delta that still has a body. A row may exist in a fold only.
         """
         lane, scope, table, row_id = key
         horizon = self._horizons.get(scope, -1)
@@ -234,7 +234,7 @@ class SideStateComparison:
         return "is missing"
 
     def _find_foreign_stamp(self, key: RowTuple, stored: Row, expected: Row) -> str | None:
-        """Return the fault of a row with a stamp that is of no delta of the log."""
+        """Return the fault of a row with a stamp that no delta of the log has."""
         lane, scope, table, row_id = key
         for stamp in _collect_stamps(stored) - _collect_stamps(expected) - {NEVER}:
             if self._scratch.is_unknown_delta(lane, scope, stamp[2]) or is_horizon_delete(stamp, table, row_id):
@@ -252,8 +252,8 @@ def _describe_difference(stored: Row, expected: Row, *, is_rebuilt: bool) -> str
         return "is stored, and no delta made it"
     for name in sorted({*stored.columns, *expected.columns}):
         if stored.columns.get(name) != expected.columns.get(name):
-            return f"has another column {name!r} than its deltas make"
-    return "has another time of its newest write or DELETE than its deltas make"
+            return f"differs from its deltas in the column {name!r}"
+    return "differs from its deltas in the time of its newest write or DELETE"
 
 
 def _find_lost_delta(stored: Row, expected: Row) -> str | None:
@@ -263,7 +263,7 @@ def _find_lost_delta(stored: Row, expected: Row) -> str | None:
             continue
         found = stored.columns.get(name)
         if found is None or found[1] < stamp or (found[1] == stamp and found[0] != value):
-            return f"has another column {name!r} than the delta {stamp[2].hex()} wrote"
+            return f"differs from the delta {stamp[2].hex()} in the column {name!r}"
     if expected.deleted > stored.deleted:
         return f"lacks the DELETE {expected.deleted[2].hex()}"
     if expected.written > stored.written and expected.written > stored.deleted:

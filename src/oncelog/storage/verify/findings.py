@@ -35,7 +35,7 @@ class Inconsistency(Struct, frozen=True):
     lane: int | None = None
     position: int | None = None
     findings: tuple[str, ...] = ()
-    """Entries of side state that differ from what the records make them, by name, up to `comparison.FINDINGS_MAX`."""
+    """Entries of side state that differ from the records, at most `comparison.FINDINGS_MAX`."""
     findings_total: int = 0
     """Number of all entries that differ."""
 
@@ -58,7 +58,7 @@ class VerificationSummary(Struct):
     restore_records: int = 0
     audit_records: int = 0
     same: dict[str, int] = {}
-    """Entries of side state that are as the records make them, by table."""
+    """Entries of side state that match the records, by table."""
     not_checkable: dict[str, int] = {}
     """Entries from records whose content is not known: it was erased or compacted."""
 

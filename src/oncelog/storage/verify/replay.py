@@ -218,7 +218,7 @@ def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connect
             return connection
         finally:
             Path(path).unlink()
-    raise StoreUnavailableError(f"no temporary file can be made: {failure}") from failure
+    raise StoreUnavailableError(f"no temporary file can be created: {failure}") from failure
 
 
 _BATCH_RECORDS: Final = 1000
@@ -330,7 +330,7 @@ class SideStateReplay:
 
 
 def get_deleted_name(operation: Operation) -> str | None:
-    """Return the name that `ScratchDatabase.find_deletion` takes for an operation; None if it deletes nothing."""
+    """Return the name of the deleted entry for `ScratchDatabase.find_deletion`; None if nothing is deleted."""
     match operation:
         case DeleteEntity(key):
             return join_key(key)
@@ -341,7 +341,7 @@ def get_deleted_name(operation: Operation) -> str | None:
 
 def join_key(*key: str) -> str:
     """Return one text for the key of an entity (one part) or of a relationship (three)."""
-    return "\0".join(key)  # which no part contains
+    return "\0".join(key)  # no part contains U+0000
 
 
 def _describe_fault(record: Record, answer: Refused | Replayed) -> str:

@@ -17,7 +17,7 @@ from oncelog.storage.verify.source import LogState, VerificationSource
 
 
 def decode_policies(declarations: Iterable[RowTuple]) -> dict[str, Policy]:
-    """Return policies by name. Raises InconsistencyError for a declaration that no log has written."""
+    """Return policies by name. Raises InconsistencyError for a declaration that cannot be decoded."""
     policies = {}
     for name, declaration in declarations:
         try:

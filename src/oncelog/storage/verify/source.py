@@ -33,10 +33,10 @@ class LogState(Struct, frozen=True):
 
 
 class RecordCollector(Protocol):
-    """Collects the contents of the records, which are compared with the tables that are derived from them."""
+    """Collects the contents of records, which a check compares with the tables that are derived from them."""
 
     def add(self, record: Record) -> None:
-        """Take the next record in the order of places. Its own columns have been checked."""
+        """Add the next record in the order of places. Its columns have been checked."""
 
 
 class VerificationSource(ABC):
@@ -57,7 +57,7 @@ class VerificationSource(ABC):
 
     @abstractmethod
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """Yield all records in the order of places, as `decode_evidence` takes them, even if their lane is wrong."""
+        """Yield all records for `decode_evidence` in the order of places, even if their lane is wrong."""
 
     @abstractmethod
     def add(self, record: Record) -> None:
