@@ -142,7 +142,7 @@ class DatabaseInspector:
                     f"{SCHEMA_VERSION}. Opening the log with it once brings the database up to date."
                 )
             if view.fetch_first("erasures") is None:
-                raise CorruptError(f"{self._name} says it is a log, but its table oncelog_state has no row")
+                raise CorruptError(f"{self._name} contains a log, but its table oncelog_state has no row")
             yield view
 
     def confirm_clock(self) -> None:

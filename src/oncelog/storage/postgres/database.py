@@ -60,7 +60,7 @@ async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
             f"{name} has a table oncelog_log of another program: {error}. Nothing was changed."
         ) from error
     if schema_version is None:
-        raise CorruptError(f"{name} says it is a log, but its table oncelog_log has no row")
+        raise CorruptError(f"{name} contains a log, but its table oncelog_log has no row")
     check_schema_version(name, schema_version, SCHEMA_VERSION)
     return LogMetadata.from_columns(name, await connection.fetchrow(SQL["log"]))
 
