@@ -15,7 +15,7 @@ import oncelog
 from cli import sample_log
 from cli.runner import COMMAND, RUNNER
 from idempotency.asgi_application import START, WHOLE, Scripted, body_part, exchange
-from oncelog.cli.atomic_files import write_new_file
+from oncelog.cli.files import write_new_file
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.store import DeltasStore

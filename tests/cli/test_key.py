@@ -15,7 +15,7 @@ from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
 from cli.server_process import ended, oncelog, start_command
 from core import vectors
-from oncelog.cli.key import LINE_BYTES_MAX
+from oncelog.cli.line_input import LINE_BYTES_MAX
 
 COMMANDS = ["jcs", "args", "fingerprint", "delta", "run"]
 
@@ -149,12 +149,12 @@ def test_full_disk_is_reported() -> None:
     assert (process.returncode, errors) == (74, "oncelog: cannot go on: No space left on device\n")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-"])
-def test_closed_standard_stream_is_reported(closed: str) -> None:
+@pytest.mark.parametrize(("closed", "name"), [("<&-", "input"), (">&-", "output")])
+def test_closed_standard_stream_is_reported(closed: str, name: str) -> None:
     command = f"'{sys.executable}' -m oncelog key jcs {closed}"
     process = subprocess.run(["sh", "-c", command], input=b"", capture_output=True, check=False)  # noqa: S603, S607
     assert process.returncode == 74
-    assert process.stderr.decode() == "oncelog: standard input and standard output must be open\n"
+    assert process.stderr.decode() == f"oncelog: standard {name} must be open\n"
 
 
 def test_non_blocking_pipe_is_read_to_its_end() -> None:

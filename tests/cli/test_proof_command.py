@@ -18,7 +18,7 @@ from cli.runner import COMMAND, RUNNER, Result
 from cli.server_process import oncelog as oncelog_process
 from core.item_builders import key
 from databases import BOTH_STORES, log_at, query
-from oncelog.cli import atomic_files
+from oncelog.cli import files
 from oncelog.core.operations import DeleteEntity, Operation, Relate, SetEntity
 from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.transactions import format_tx_id, ledger_scope, transaction
@@ -367,7 +367,7 @@ def test_full_disk_leaves_no_partial_document(log: str, tmp_path: Path, monkeypa
         os.close(open_new(path, flags))
         return os.open("/dev/full", flags)
 
-    monkeypatch.setattr(atomic_files, "open_new", open_full)
+    monkeypatch.setattr(files, "open_new", open_full)
     path = tmp_path / "proof.json"
     assert "No space left on device" in refused(log, "0:1", "--output", str(path), status=74)
     assert not path.exists()

@@ -152,8 +152,6 @@ def test_commands_refuse_loose_secret_files_unless_the_environment_allows_them(t
 
 
 def test_token_can_come_from_a_pipe() -> None:
-    program = (
-        "import os; from oncelog.cli.secret_files import read_token_file; print(read_token_file('/dev/stdin', 100))"
-    )
+    program = "import os; from oncelog.cli.files import read_token_file; print(read_token_file('/dev/stdin', 100))"
     done = subprocess.run([sys.executable, "-c", program], input="abc", capture_output=True, text=True, check=True)  # noqa: S603
     assert done.stdout == "abc\n"

@@ -29,7 +29,6 @@ from oncelog.cli.terminal import CommandGroup
 app = CommandGroup(
     name="oncelog",
     help="Submit a write any number of times; it commits once, in an order that never changes.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from oncelog.cli.secret_files import get_secret_check
+from oncelog.cli.files import get_secret_check
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, format_utc, parse_duration_ms, print_result
 from oncelog.cli.token import Audit, Read, Write
 from oncelog.server.auth.api_keys import ApiKey, ApiKeys
@@ -13,7 +13,6 @@ from oncelog.server.auth.grants import parse_grants
 from oncelog.storage.clock import SystemClock
 
 app = CommandGroup(
-    no_args_is_help=True,
     help=(
         "API keys, in a file that servers read at their start and poll every second. The file has their hashes only. "
         "Commands at the same time do not lose each other's changes."

@@ -4,7 +4,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,7 +21,7 @@ from oncelog.cli.remote import (
     read_answer,
     translate_decode_errors,
 )
-from oncelog.cli.terminal import encode_json_line, find_duration_ms, format_columns, format_utc
+from oncelog.cli.terminal import encode_json_line, find_duration_ms, format_columns, format_utc, parse_utc_ms
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
 from oncelog.errors import OncelogError
 from oncelog.storage.inspect.factory import create_inspector
@@ -94,13 +93,12 @@ def _parse_time_ms(text: str, option: str) -> int | None:
     ago_ms = find_duration_ms(text)
     if ago_ms is not None:
         return max(0, round(time.time() * 1000) - ago_ms)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        message = f"{option} must be a time such as 2026-11-18T12:00 (UTC), or a duration such as 24h, not {text!r}"
-        raise OncelogError(message) from None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return max(0, round(moment.timestamp() * 1000))
+    time_ms = parse_utc_ms(text)
+    if time_ms is None:
+        raise OncelogError(
+            f"{option} must be a time such as 2026-11-18T12:00 (UTC), or a duration such as 24h, not {text!r}"
+        )
+    return max(0, time_ms)
 
 
 def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]:

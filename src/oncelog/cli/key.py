@@ -1,24 +1,18 @@
 """`oncelog key`: canonical forms and identities of values on standard input, one JSON value a line."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
-import orjson
-import typer
-
-from oncelog.cli.terminal import EXIT_IO_ERROR, translate_errors
+from oncelog.cli.files import STANDARD_INPUT, open_input
+from oncelog.cli.line_input import LINE_BYTES_MAX
+from oncelog.cli.terminal import CommandGroup, encode_json_line
 from oncelog.core.canonical import JsonValue, canonical_args, canonical_text, parse
 from oncelog.core.identity import delta_id_from_json, fingerprint_from_json, run_key_from_json
 from oncelog.errors import CanonicalError
 
-LINE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A longer line is refused; the next one is read all the same."""
-
-app = typer.Typer(
-    no_args_is_help=True,
+app = CommandGroup(
     help=(
         "Canonical forms and identities: one JSON value a line on standard input, one JSON object a line on standard "
         'output. A line that is refused gives {"error", "path"}, and the next one is read.'
@@ -88,17 +82,11 @@ def _make_identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable
 
 
 def _answer_lines(answer: Callable[[bytes], LineResult]) -> None:
-    """Answers every line at once, so that a program can hold a conversation with the command."""
-    if sys.stdin is None or sys.stdout is None:
-        typer.echo("oncelog: standard input and standard output must be open", err=True)
-        raise typer.Exit(EXIT_IO_ERROR)
-    os.set_blocking(sys.stdin.fileno(), True)  # a pipe that does not wait would look like one that has ended
-    if sys.stdin.isatty():
-        typer.echo("Reading one JSON value a line from the terminal; end with Ctrl-D.", err=True)
+    """Answer each line as soon as it arrives, so that a program can use the command as a service."""
     output = sys.stdout.buffer
-    with translate_errors():
-        for line in _iterate_lines(sys.stdin.buffer):
-            output.write(orjson.dumps(_answer_line(line, answer), option=orjson.OPT_APPEND_NEWLINE))
+    with open_input(STANDARD_INPUT, "JSON value") as source:
+        for line in _iterate_lines(source):
+            output.write(encode_json_line(_answer_line(line, answer)))
             output.flush()
 
 

@@ -1,72 +1,73 @@
-"""Lines on standard input or in a file, as commands take them: each as soon as it has come, with its number."""
+"""Lines of standard input or of a file, each as soon as it arrives, and the requests that commands send of them."""
 
 import asyncio
 import os
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO, Final, Generic, TypeVar
+from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from oncelog.errors import OncelogError
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 64 * 1024
-T = TypeVar("T")
+REQUEST_BYTES_MAX: Final = 1024 * 1024
+"""A larger request is divided: servers accept 4 MiB by default. A single write is never divided."""
 
 
-def open_file(path: str) -> BinaryIO:
-    """Open a file for reading. Raises OncelogError."""
-    try:
-        return Path(path).open("rb")
-    except OSError as error:
-        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
+class InputItem(Struct, frozen=True):
+    """A write to send."""
+
+    body: bytes
+    """JSON, as it is sent."""
+    location: str = ""
+    """Place in the input, such as `line 3`; empty for a write from the command line."""
+    key: bytes | None = None
+    """Identity that a request must not repeat; None if the server accepts repetitions."""
 
 
-class LineParser(Generic[T]):
-    """The input in lines, up to its end or a line that is wrong. Those before it are good, and are sent."""
+Item = TypeVar("Item", bound=InputItem)
 
-    def __init__(self, parse: Callable[[bytes, int], T]) -> None:
-        self._parse = parse
-        self._rest = b""
-        self._line = 0
-        self.items: deque[T] = deque()
-        self.error: OncelogError | None = None
 
-    def feed(self, chunk: bytes) -> None:
-        """Some bytes; none are the end."""
-        *texts, self._rest = (self._rest + chunk).split(b"\n") if chunk else (self._rest, b"")
-        if len(self._rest) > LINE_BYTES_MAX:
-            texts.append(self._rest)
+async def read_batches(
+    descriptor: int, parse: Callable[[bytes, int], Iterable[Item]], items_max: int
+) -> AsyncIterator[list[Item]]:
+    """Yield the requests of lines as they arrive; `parse` gets a line and its number.
+
+    A request is not delayed until it is full: a user may be typing. Items before a malformed line are yielded before
+    its error is raised.
+    """
+    chunks = _start_reader(descriptor)
+    items: list[Item] = []
+    error: OncelogError | None = None
+    rest, number, chunk = b"", 0, b"first"
+    while chunk and error is None:
+        chunk = await chunks.get()
+        *lines, rest = (rest + chunk).split(b"\n") if chunk else (rest, b"")
+        if len(rest) > LINE_BYTES_MAX:
+            lines.append(rest)
         try:
-            for text in texts:
-                self._line += 1
-                if text.strip():
-                    self.items.append(self._parse(text.strip(), self._line))
-        except OncelogError as error:
-            self.error = error
+            for line in map(bytes.strip, lines):
+                number += 1
+                items += parse(line, number) if line else ()
+        except OncelogError as found:
+            error = found
+        if len(items) >= items_max or chunks.empty() or error is not None:
+            for batch in split_batches(items, items_max):
+                yield batch
+            items = []
+    if error is not None:
+        raise error
 
 
-class InputReader:
-    """Reads a file descriptor in a thread that nobody has to wait for: an interrupted command ends at once."""
+def _start_reader(descriptor: int) -> asyncio.Queue[bytes]:
+    """Read a file descriptor in a daemon thread, so that an interrupted command ends at once. b"" marks the end."""
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=16)
 
-    def __init__(self, descriptor: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=16)
-        os.set_blocking(descriptor, True)  # a pipe that does not wait would look like one that has ended
-        threading.Thread(target=self._read_loop, args=(descriptor,), daemon=True).start()
-
-    @property
-    def has_chunk(self) -> bool:
-        """Whether something has come already."""
-        return not self._chunks.empty()
-
-    async def read_chunk(self) -> bytes:
-        """What comes next; nothing at the end."""
-        return await self._chunks.get()
-
-    def _read_loop(self, descriptor: int) -> None:
+    def read_all() -> None:
         chunk = b"first"
         while chunk:
             try:
@@ -74,4 +75,24 @@ class InputReader:
             except OSError:
                 chunk = b""
             with suppress(RuntimeError):  # the command has ended
-                asyncio.run_coroutine_threadsafe(self._chunks.put(chunk), self._loop).result()
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+
+    threading.Thread(target=read_all, daemon=True).start()
+    return chunks
+
+
+def split_batches(items: Iterable[Item], items_max: int) -> Iterator[list[Item]]:
+    """Divide items into requests, in their order. No request repeats a key (EV-7)."""
+    batch: list[Item] = []
+    keys: set[bytes | None] = set()
+    size = 0
+    for item in items:
+        is_full = len(batch) == items_max or size + len(item.body) > REQUEST_BYTES_MAX
+        if batch and (is_full or (item.key is not None and item.key in keys)):
+            yield batch
+            batch, keys, size = [], set(), 0
+        batch.append(item)
+        keys.add(item.key)
+        size += len(item.body)
+    if batch:
+        yield batch

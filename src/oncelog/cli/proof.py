@@ -1,14 +1,12 @@
 """`oncelog proof`: a record's proof as a document, and the check of one that somebody has handed over."""
 
-import re
-import sys
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from msgspec import Struct
 
-from oncelog.cli.atomic_files import write_new_file
+from oncelog.cli.files import open_input, write_new_file
 from oncelog.cli.record_lookup import (
     AsText,
     ClientOption,
@@ -21,6 +19,7 @@ from oncelog.cli.record_lookup import (
     find_records,
     format_choices,
     format_fields,
+    parse_hex,
     parse_record_id,
 )
 from oncelog.cli.terminal import EXIT_AMBIGUOUS, EXIT_FOUND_NOTHING, ProgressMeter, print_message
@@ -34,9 +33,6 @@ from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.queries.records import load_block
 from oncelog.storage.verify.findings import ExportedHead, decode_exported_head, translate_damage
-
-STANDARD_INPUT: Final = "-"
-_HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 
 
 def proof(  # noqa: PLR0913 - each is an option
@@ -208,20 +204,16 @@ def _find_anchor(document: ProofDocument, head: ExportedHead) -> _Anchor:
 
 
 def _parse_hash(text: str) -> bytes:
-    if len(text) != 2 * HASH_BYTES or _HEX.fullmatch(text) is None:
+    found = parse_hex(text)
+    if found is None or len(found) != HASH_BYTES:
         raise OncelogError(f"--block-hash must have {2 * HASH_BYTES} hexadecimal digits.")
-    return bytes.fromhex(text)
+    return found
 
 
 def _read_document(file: str) -> bytes:
     """No more than shows that it is too much."""
-    if file == STANDARD_INPUT:
-        return sys.stdin.buffer.read(DOCUMENT_BYTES_MAX + 1)
-    try:
-        with Path(file).open("rb") as opened:
-            return opened.read(DOCUMENT_BYTES_MAX + 1)
-    except OSError as error:
-        raise OncelogError(f"{file} cannot be read: {error.strerror}") from error
+    with open_input(file) as opened:
+        return opened.read(DOCUMENT_BYTES_MAX + 1)
 
 
 def _format_proof(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:

@@ -212,8 +212,8 @@ class _RecordLookup:
         key_status = self._view.get_key_status(identity)
         if name in INTERNAL_POLICIES and key_status.record is not None:
             return self._describe_internal(key_status.record)
-        outcome = describe_outcome(self.policies[name], msgspec.structs.replace(key_status, time_ms=self._time_ms))
-        return Finding(outcome, identity, self._load_block_hash(outcome.record), self._find_eviction(outcome))
+        key_status = msgspec.structs.replace(key_status, time_ms=self._time_ms)
+        return self._build_finding(describe_outcome(self.policies[name], key_status), identity)
 
     def find_at(self, lane: int, position: int) -> Finding:
         """Return the record at a place."""
@@ -232,16 +232,17 @@ class _RecordLookup:
         policy = self.policies.get(record.policy)
         if policy is None:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
+        identity = (record.policy, record.scope, record.client, record.key)
         if not record.key:
             why = "committed without a key: it is known by its client's sequence alone"
-            return self._build_finding(Outcome(Status.COMMITTED, why, record), record)
+            return self._build_finding(Outcome(Status.COMMITTED, why, record), identity)
         finding = self.find_by_identity(record.identity)
         if finding.outcome.record == record:
             return finding
         why = "committed, but forgotten: a later write has committed under the same key"
         if finding.outcome.record is not None:
             why += f", at position {finding.outcome.record.position}"
-        return self._build_finding(Outcome(Status.FORGOTTEN, why, record), record)
+        return self._build_finding(Outcome(Status.FORGOTTEN, why, record), identity)
 
     def _describe_internal(self, record: Record) -> Finding:
         if record.policy == RESTORE_POLICY:
@@ -251,18 +252,19 @@ class _RecordLookup:
         else:
             entry = decode_audit_entry(record)
             why = f"an audit record: {entry.act or 'erased'}, by {entry.actor}"
-        identity = (record.policy, "", "", b"")
-        return Finding(Outcome(Status.COMMITTED, why, record), identity, self._load_block_hash(record))
+        return self._build_finding(Outcome(Status.COMMITTED, why, record), (record.policy, "", "", b""))
 
-    def _build_finding(self, outcome: Outcome, record: Record) -> Finding:
-        identity = (record.policy, record.scope, record.client, record.key)
-        return Finding(outcome, identity, self._load_block_hash(record), self._find_eviction(outcome))
-
-    def _find_eviction(self, outcome: Outcome) -> Record | None:
-        """Find the first evicting position at which the key of a record was too old. Log time never goes back."""
+    def _build_finding(self, outcome: Outcome, identity: KeyIdentity) -> Finding:
+        """Add what else the log knows about the record of an outcome."""
         record = outcome.record
-        if record is None or outcome.status is not Status.FORGOTTEN:
-            return None
+        if record is None:
+            return Finding(outcome, identity)
+        block = self._view.run_query(find_block, record.lane, record.height)
+        evicted = self._find_eviction(record) if outcome.status is Status.FORGOTTEN else None
+        return Finding(outcome, identity, b"" if block is None else block.hash, evicted)
+
+    def _find_eviction(self, record: Record) -> Record | None:
+        """Find the first evicting position at which the key of a record was too old. Log time never goes back."""
         retention, interval = self.policies[record.policy].retention, self._view.metadata.settings.eviction_interval
         if retention.forget is not Forget.AT_EVICTION:
             return None
@@ -298,12 +300,6 @@ class _RecordLookup:
 
     def _load_gaps(self, lane: int) -> Sequence[Gap]:
         return self._view.run_query(load_gaps).get(lane, NO_GAPS).positions
-
-    def _load_block_hash(self, record: Record | None) -> bytes:
-        if record is None:
-            return b""
-        block = self._view.run_query(find_block, record.lane, record.height)
-        return b"" if block is None else block.hash
 
 
 def _select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[Policy, ...]:

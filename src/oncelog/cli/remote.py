@@ -12,14 +12,15 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
 import typer
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, defstruct
+from msgspec.json import Decoder
 
-from oncelog.cli.secret_files import read_token_file
+from oncelog.cli.files import read_token_file
 from oncelog.cli.terminal import EXIT_CANNOT_READ, print_message
 from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
@@ -57,6 +58,10 @@ Partitions = Annotated[
 ClientId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="Which client this is. API keys, and some tokens, are of one client alone."),
+]
+AsJsonLines = Annotated[
+    bool | None,
+    typer.Option("--json/--pretty", help="An object a line, or a line for people, as is usual on a terminal."),
 ]
 
 
@@ -264,16 +269,21 @@ class CursorPrinter:
         remote: Remote,
         since: int | None,
         limit: int | None,
-        show: Callable[[Raw], bytes],
-        get_number: Callable[[Raw], int],
+        *,
+        number_name: str,
+        as_json: bool | None,
+        format_line: Callable[[Raw], bytes],
     ) -> None:
+        """`number_name` is the member of an item that has its number. `as_json` is that of the option `AsJsonLines`."""
         self._remote = remote
         self.cursor = since
         """The number of the last item that was written; it never goes back. None is an end that is not known yet."""
         self.remaining = limit
         """Items until the limit; None without a limit."""
-        self._show = show
-        self._get_number = get_number
+        is_json = not sys.stdout.isatty() if as_json is None else as_json
+        self._format_line = encode_raw_line if is_json else format_line
+        numbered: Any = defstruct("Numbered", [("number", int)], rename={"number": number_name})
+        self._number_decoder = Decoder(numbered)
 
     def compute_page_size(self, largest: int) -> int:
         """Return the number of items to request."""
@@ -284,7 +294,7 @@ class CursorPrinter:
         output = sys.stdout.buffer
         for item in items:
             with translate_decode_errors(self._remote):
-                number, line = self._get_number(item), self._show(item)
+                number, line = self._number_decoder.decode(item).number, self._format_line(item)
             if number <= (self.cursor or 0) or self.remaining == 0:
                 continue
             output.write(line)
@@ -307,6 +317,18 @@ class CursorPrinter:
 def encode_raw_line(item: Raw) -> bytes:
     """Return an item of JSON with the end of the line."""
     return bytes(item) + b"\n"
+
+
+@contextmanager
+def describe_interruption(describe: Callable[[], str]) -> Iterator[None]:
+    """Tell the user how far a command has come if it gives up or is interrupted."""
+    try:
+        yield
+    except GaveUpError as error:
+        raise OncelogError(f"{error}; {describe()}") from error
+    except asyncio.CancelledError:
+        print_message(f"interrupted; {describe()}")
+        raise
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -15,7 +14,8 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser
+from oncelog.cli.files import STANDARD_INPUT, open_input
+from oncelog.cli.line_input import LINE_BYTES_MAX, InputItem, read_batches
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
@@ -32,17 +32,17 @@ from oncelog.cli.remote import (
     report_unknown_outcome,
     translate_decode_errors,
 )
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_message
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
 from oncelog.client.events.codec import SubmitResult
 from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.websocket import EVENTS_PATH
 from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError
+from oncelog.storage.verify.findings import StepProgress
 
-REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""A request with more is divided: servers take 4 MiB unless told otherwise. One event is never divided."""
-PROGRESS_LINES_MIN: Final = 1000
+PROGRESS_EVENTS_MIN: Final = 1000
+"""Events before progress is shown: a few are faster than a user reads."""
 _MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -52,7 +52,7 @@ def submit(  # noqa: PLR0913, PLR0917 - each one is an option
         typer.Argument(
             metavar="EVENT-JSON", help="An event, or `-` for one a line on standard input.", show_default=False
         ),
-    ] = "-",
+    ] = STANDARD_INPUT,
     partition: Partitions = None,
     id: Annotated[str | None, typer.Option(metavar="UUID", help="Under which id; a new one unless given.")] = None,  # noqa: A002
     expected_committed_id: Annotated[
@@ -79,14 +79,16 @@ def submit(  # noqa: PLR0913, PLR0917 - each one is an option
     """
     remote = build_remote(url, token, token_file)
     reader = _EventParser([check_text(name, "--partition") for name in partition or []])
-    if event == "-":
+    if event == STANDARD_INPUT:
         if id is not None or expected_committed_id is not None:
             raise OncelogError("--id and --expected-committed-id go with one event; in lines, write them there")
-        batches = _iterate_batches(reader, batch)
+        with open_input(STANDARD_INPUT, "event") as source:
+            batches = read_batches(source.fileno(), reader.parse, batch)
     else:
-        batches = _yield_item(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
+        batches = _yield_batch(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
     own_id = None if client_id is None else check_text(client_id, "--client-id")
-    is_committed = asyncio.run(_submit_all(batches, remote, own_id, timeout, _Printer(as_json)))
+    with ProgressMeter() as meter:
+        is_committed = asyncio.run(_submit_all(batches, remote, own_id, timeout, _Printer(as_json, meter)))
     if not is_committed:
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
@@ -94,27 +96,20 @@ def submit(  # noqa: PLR0913, PLR0917 - each one is an option
 # --- what is sent -----------------------------------------------------------------------------------------
 
 
-class _Item(Struct, frozen=True):
+class _EventItem(InputItem, frozen=True, kw_only=True):
     id: str
-    key: bytes
-    text: bytes
-    """In JSON, as it is sent."""
-    line: int
-    """0 is the command line."""
-
-    @property
-    def location(self) -> str:
-        return f"line {self.line}: " if self.line else ""
 
 
 class _EventParser:
-    """Makes items of texts. What is in an event is never parsed and written anew: it is sent as it came."""
+    """Makes items of texts. An event is sent as it was written: it is not parsed and encoded again."""
 
     def __init__(self, partitions: Sequence[str]) -> None:
         self._partitions = orjson.dumps(partitions) if partitions else b""
 
-    def parse(self, text: bytes, line: int, id_text: str | None = None, expected: int | None = None) -> _Item:
-        """Raises OncelogError with the line."""
+    def parse(
+        self, text: bytes, line: int = 0, id_text: str | None = None, expected: int | None = None
+    ) -> list[_EventItem]:
+        """Return the event of a text, with the number of its line in the input. Raises OncelogError with the line."""
         where = f"line {line}" if line else "the event"
         if len(text) > LINE_BYTES_MAX:
             raise OncelogError(f"{where}: is longer than {LINE_BYTES_MAX} bytes")
@@ -130,11 +125,11 @@ class _EventParser:
         elif "event" not in members:
             raise OncelogError(f'{where}: must be an event with a "type", or have the members id, partitions and event')
         try:
-            return self._build_item(members, line, id_text, expected)
+            return [self._build_item(members, line, id_text, expected)]
         except CanonicalError as error:
             raise OncelogError(f"{where}: {error}") from error
 
-    def _build_item(self, members: dict[str, Raw], line: int, id_text: str | None, expected: int | None) -> _Item:
+    def _build_item(self, members: dict[str, Raw], line: int, id_text: str | None, expected: int | None) -> _EventItem:
         own_id = members.get("id")
         if own_id is not None:
             if id_text is not None:
@@ -155,43 +150,12 @@ class _EventParser:
             raise CanonicalError("$.expected_committed_id", "must be a whole number from 0 to 2^53−1")
         end = b"" if expected is None else b',"expected_committed_id":%d' % expected
         text = b'{"id":"%b","partitions":%b,"event":%b%b}'
-        return _Item(id_text, key, text % (id_text.encode(), partitions, bytes(members["event"]), end), line)
+        body = text % (id_text.encode(), partitions, bytes(members["event"]), end)
+        return _EventItem(body, f"line {line}" if line else "", key, id=id_text)
 
 
-async def _yield_item(item: _Item) -> AsyncIterator[list[_Item]]:
-    yield [item]
-
-
-async def _iterate_batches(parser: _EventParser, items_max: int) -> AsyncIterator[list[_Item]]:
-    """What has come is sent, and not kept until a batch is full: somebody may be typing."""
-    if sys.stdin is None:
-        raise OncelogError("standard input must be open")
-    if sys.stdin.isatty():
-        typer.echo("Reading one event a line from the terminal; end with Ctrl-D.", err=True)
-    chunks, lines = InputReader(sys.stdin.fileno()), LineParser(parser.parse)
-    chunk = b"first"
-    while chunk and lines.error is None:
-        chunk = await chunks.read_chunk()
-        lines.feed(chunk)
-        if len(lines.items) < items_max and lines.error is None and chunks.has_chunk:
-            continue
-        while lines.items:
-            yield _take_batch(lines.items, items_max)
-    if lines.error is not None:
-        raise lines.error
-
-
-def _take_batch(queue: deque[_Item], items_max: int) -> list[_Item]:
-    """The next request. An id comes twice in the input, but never in one request (EV-7)."""
-    items = [queue.popleft()]
-    keys, size = {items[0].key}, len(items[0].text)
-    while queue and len(items) < items_max and queue[0].key not in keys:
-        size += len(queue[0].text)
-        if size > REQUEST_BYTES_MAX:
-            break
-        keys.add(queue[0].key)
-        items.append(queue.popleft())
-    return items
+async def _yield_batch(items: list[_EventItem]) -> AsyncIterator[list[_EventItem]]:
+    yield items
 
 
 # --- sending ----------------------------------------------------------------------------------------------
@@ -202,22 +166,25 @@ class _EventResults(Struct, frozen=True):
 
 
 async def _submit_all(
-    batches: AsyncIterator[list[_Item]], remote: Remote, client_id: str | None, timeout_s: float, printer: "_Printer"
+    batches: AsyncIterator[list[_EventItem]],
+    remote: Remote,
+    client_id: str | None,
+    timeout_s: float,
+    printer: "_Printer",
 ) -> bool:
     """Send requests, each until it is answered. Returns whether all events were committed."""
     retrier = Retrier(remote, timeout_s)
     prefix = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
     async with open_client(remote, timeout_s) as client, aclosing(batches):  # type: ignore[type-var]
         async for items in batches:
-            body = b'{%b"events":[%b]}' % (prefix, b",".join(item.text for item in items))
+            body = b'{%b"events":[%b]}' % (prefix, b",".join(item.body for item in items))
             try:
                 with report_unknown_outcome(partial(_report_unknown, items)):
                     answer = await retrier.run(partial(_post, client, body))
                     printer.print(items, _decode_results(remote, answer, len(items)))
             except ServerRefusedError as error:
-                place = f" (the request began with line {items[0].line})" if items[0].line else ""
+                place = f" (the request began with {items[0].location})" if items[0].location else ""
                 raise OncelogError(f"{error}{place}") from error
-    printer.end()
     return not printer.rejected
 
 
@@ -233,21 +200,25 @@ def _decode_results(remote: Remote, answer: bytes, count: int) -> list[tuple[Raw
         return [(raw, msgspec.json.decode(raw, type=SubmitResult)) for raw in results]
 
 
-def _report_unknown(items: Sequence[_Item]) -> None:
+def _report_unknown(items: Sequence[_EventItem]) -> None:
     """A retry needs the ids, and we may have made them."""
     for item in items:
-        print_message(f"{item.location}the outcome is not known; send it again under the same id: {item.id}")
+        _print_about(item, f"the outcome is not known; send it again under the same id: {item.id}")
+
+
+def _print_about(item: _EventItem, sentence: str) -> None:
+    print_message(f"{item.location}: {sentence}" if item.location else sentence)
 
 
 class _Printer:
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, meter: ProgressMeter) -> None:
         self._as_json = as_json
+        self._meter = meter
         self._printed = 0
-        self._shows_progress = sys.stderr is not None and sys.stderr.isatty() and not sys.stdout.isatty()
         self.rejected = 0
 
-    def print(self, items: Sequence[_Item], results: Sequence[tuple[Raw, SubmitResult]]) -> None:
-        """One line a result."""
+    def print(self, items: Sequence[_EventItem], results: Sequence[tuple[Raw, SubmitResult]]) -> None:
+        """Print a line for each result, and why an event was rejected."""
         lines = []
         for item, (raw, result) in zip(items, results, strict=True):
             is_committed = result.status == "committed"
@@ -258,13 +229,8 @@ class _Printer:
             if not is_committed:
                 self.rejected += 1
                 why = "; ".join(f"{error.field}: {error.message}" for error in result.errors)
-                print_message(f"{item.location}{item.id} was {result.status}: {result.reason}: {why}")
+                _print_about(item, f"{item.id} was {result.status}: {result.reason}: {why}")
         typer.echo("\n".join(lines))
         self._printed += len(lines)
-        if self._shows_progress and self._printed >= PROGRESS_LINES_MIN:
-            typer.echo(f"\r{self._printed} events, {self.rejected} rejected", nl=False, err=True)
-
-    def end(self) -> None:
-        """Ends the line of the progress."""
-        if self._shows_progress and self._printed >= PROGRESS_LINES_MIN:
-            typer.echo(err=True)
+        if self._printed >= PROGRESS_EVENTS_MIN and not sys.stdout.isatty():
+            self._meter(StepProgress("events", self._printed))

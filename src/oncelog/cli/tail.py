@@ -1,7 +1,6 @@
 """`oncelog tail`: what a server's log has, and what comes to it."""
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from msgspec import Raw, Struct
 
 from oncelog.cli.remote import (
     DEFAULT_URL,
+    AsJsonLines,
     ClientId,
     CursorPrinter,
     EventsConnection,
@@ -27,7 +27,6 @@ from oncelog.cli.remote import (
     check_partitions,
     choose_client_id,
     connect,
-    encode_raw_line,
     open_client,
     run_while_output_open,
     translate_decode_errors,
@@ -49,10 +48,7 @@ def tail(  # noqa: PLR0913, PLR0917 - each one is an option
     ] = "0",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after that many events.")] = None,
     epoch: Annotated[str | None, typer.Option(help="The epoch that N is of; another one is an error.")] = None,
-    as_json: Annotated[
-        bool | None,
-        typer.Option("--json/--pretty", help="An object a line, or a line for people, as is usual on a terminal."),
-    ] = None,
+    as_json: AsJsonLines = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     token_file: TokenFile = None,
@@ -70,8 +66,9 @@ def tail(  # noqa: PLR0913, PLR0917 - each one is an option
       oncelog tail --partition orders --since now --json | jq .event
     """
     remote = build_remote(url, token, token_file)
-    show = encode_raw_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
-    printer = CursorPrinter(remote, _parse_since(since), limit, show, _get_committed_id)
+    printer = CursorPrinter(
+        remote, _parse_since(since), limit, number_name="committed_id", as_json=as_json, format_line=_format_line
+    )
     tailing = _TailFollower(remote, check_partitions(partition), epoch, printer)
     asyncio.run(_run_tail(tailing, remote, choose_client_id(client_id, "tail")))
 
@@ -96,16 +93,7 @@ class _EventPage(Struct, frozen=True):
     has_more: bool
 
 
-class _NumberedEvent(Struct, frozen=True):
-    committed_id: int
-
-
 _PAGE_DECODER: Final = msgspec.json.Decoder(_EventPage)
-_NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedEvent)
-
-
-def _get_committed_id(event: Raw) -> int:
-    return _NUMBERED_DECODER.decode(event).committed_id
 
 
 class _TailFollower:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Annotated, Any, Final, TextIO, TypeVar
 
+import msgspec
 import orjson
 import typer
 
@@ -28,6 +29,7 @@ EXIT_BROKEN_PIPE: Final = 141
 _DISK_ERROR_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _DISK_ERROR_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -42,10 +44,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 class CommandGroup(typer.Typer):
     """Commands that errors end with an exit status of this module (`translate_errors`)."""
 
+    def __init__(self, *, interrupts_on_sigterm: bool = False, **options: Any) -> None:
+        """Pass `interrupts_on_sigterm` if SIGTERM interrupts the commands like Ctrl-C."""
+        super().__init__(no_args_is_help=True, **options)
+        self._interrupts_on_sigterm = interrupts_on_sigterm
+
     def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
         """As `Typer.command`."""
         register = super().command(name, **options)
-        return lambda command: register(translate_errors()(command))
+
+        def register_translated(command: Command) -> Command:
+            if self._interrupts_on_sigterm:
+                command = interrupt_on_sigterm()(command)
+            return register(translate_errors()(command))
+
+        return register_translated
 
 
 @contextmanager
@@ -133,8 +146,8 @@ def format_record_counts(records: int, restore_records: int, audit_records: int)
 
 
 def print_json(value: Any) -> None:
-    """Print one object on one line."""
-    typer.echo(orjson.dumps(value).decode())
+    """Print one object on one line. Structs in it become objects."""
+    typer.echo(orjson.dumps(value, default=msgspec.to_builtins).decode())
 
 
 def encode_json_line(value: Any) -> bytes:
@@ -156,13 +169,22 @@ def print_result(value: Any, lines: Iterable[str], as_json: bool) -> None:
         typer.echo(line)
 
 
-def format_utc(time_ms: int) -> str:
+def format_utc(time_ms: int, separator: str = " ", zone: str = " UTC") -> str:
     """Return milliseconds since 1970 as a time in UTC, or the number if no calendar has the time."""
     try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+        moment = _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
         return f"{time_ms} ms"
-    return moment.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
+    return moment.isoformat(sep=separator, timespec="milliseconds").replace("+00:00", zone)
+
+
+def parse_utc_ms(text: str) -> int | None:
+    """Return the milliseconds since 1970 of a time in ISO 8601, in UTC if it has no offset; None for another text."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def find_duration_ms(text: str) -> int | None:
@@ -195,7 +217,7 @@ class ProgressMeter:
 
     def __call__(self, progress: StepProgress) -> None:
         """Takes what a step reports."""
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return
         if progress.step != self._step:
             self._end()
@@ -206,7 +228,7 @@ class ProgressMeter:
             self._bar.__enter__()
         elapsed_s = time.monotonic() - self._started_s
         if progress.done and elapsed_s > 0:
-            self._bar.label = f"{progress.step} ({progress.done / elapsed_s:,.0f}/s)"
+            self._bar.label = f"{progress.step} {progress.done:,} ({progress.done / elapsed_s:,.0f}/s)"
         self._bar.update(max(0, progress.done - self._bar.pos))
 
     def _end(self) -> None:

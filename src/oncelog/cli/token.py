@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.secret_files import get_secret_check
+from oncelog.cli.files import get_secret_check
 from oncelog.cli.terminal import parse_duration_ms
 from oncelog.server.auth.grants import parse_grants
 from oncelog.storage.clock import SystemClock

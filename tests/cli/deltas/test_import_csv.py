@@ -461,7 +461,7 @@ def test_import_shows_its_progress_on_a_terminal(server: ServerProcess, file: Pa
         os.close(ours)
     assert (process.returncode, said.startswith("3000 rows of ")) == (0, True)
     assert "checking" in shown
-    assert re.search(r"\r3000 of 3000 lines, \d+ deltas/s", shown)
+    assert re.search(r"importing 3,000 \([0-9,]+/s\)", shown)
 
 
 # --- malformed files and options ----------------------------------------------------------------------

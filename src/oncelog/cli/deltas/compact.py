@@ -3,22 +3,13 @@
 import asyncio
 from typing import Annotated
 
-import msgspec
 import orjson
 import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url
-from oncelog.cli.terminal import (
-    AsJson,
-    ProgressMeter,
-    escape_unprintable,
-    interrupt_on_sigterm,
-    print_json,
-    print_message,
-    translate_errors,
-)
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, describe_interruption
+from oncelog.cli.terminal import AsJson, ProgressMeter, escape_unprintable, print_result
 from oncelog.errors import OncelogError
 from oncelog.storage.verify.findings import StepProgress
 
@@ -61,32 +52,22 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas compact shop --keep 100000 --tombstone-age-days 90
     """
-    with translate_errors(), interrupt_on_sigterm():
-        if (upto is None) == (keep is None):
-            raise OncelogError("one of --upto and --keep must be given, and not both")
-        request: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
-        if tombstone_age_days is not None:
-            request["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
-        result = asyncio.run(_run_compaction(Gateway(gateway, timeout, url, token, token_file), request, upto or 0))
-        if as_json:
-            held_by = None if result.held_by is None else msgspec.structs.asdict(result.held_by)
-            print_json(
-                {
-                    "compacted": result.compacted,
-                    "upto": result.upto,
-                    "dropped_rows": result.dropped_rows,
-                    "held_by": held_by,
-                }
-            )
-        else:
-            typer.echo(f"{result.compacted} deltas compacted; nothing up to {result.upto} has a body any more")
-            if result.dropped_rows:
-                typer.echo(f"{result.dropped_rows} deleted rows dropped")
-            if result.held_by is not None:
-                typer.echo(
-                    f"other deleted rows stay until the consumer {escape_unprintable(result.held_by.consumer)}, which "
-                    f"is {result.held_by.lag} deltas behind, has read them"
-                )
+    if (upto is None) == (keep is None):
+        raise OncelogError("one of --upto and --keep must be given, and not both")
+    request: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
+    if tombstone_age_days is not None:
+        request["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
+    result = asyncio.run(_run_compaction(Gateway(gateway, timeout, url, token, token_file), request, upto or 0))
+    lines = [f"{result.compacted} deltas compacted; nothing up to {result.upto} has a body any more"]
+    if result.dropped_rows:
+        lines.append(f"{result.dropped_rows} deleted rows dropped")
+    if result.held_by is not None:
+        lines.append(
+            f"other deleted rows stay until the consumer {escape_unprintable(result.held_by.consumer)}, which "
+            f"is {result.held_by.lag} deltas behind, has read them"
+        )
+    fields = ("compacted", "upto", "dropped_rows", "held_by")
+    print_result({name: getattr(result, name) for name in fields}, lines, as_json)
 
 
 class _HeldBy(Struct, frozen=True):
@@ -108,23 +89,15 @@ async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto:
     """Request after request, as each compacts no more than a server does at once."""
     compacted = dropped = 0
     held_by: _HeldBy | None = None
-    async with gateway:
-        with ProgressMeter() as meter:
-            try:
-                while True:
-                    result = await gateway.post(_CompactResult, "compact", orjson.dumps(request))
-                    compacted, dropped, held_by = (
-                        compacted + result.compacted,
-                        dropped + result.dropped_rows,
-                        result.held_by or held_by,
-                    )
-                    meter(StepProgress("compacting", result.upto, upto))
-                    if result.next:
-                        request["page"] = result.next
-                    elif not result.has_more:
-                        return _CompactResult(compacted, result.upto, dropped_rows=dropped, held_by=held_by)
-            except asyncio.CancelledError:
-                print_message(f"interrupted; {compacted} deltas are compacted. {_RESUME_HINT}")
-                raise
-            except GaveUpError as error:
-                raise OncelogError(f"{error}; {compacted} deltas are compacted. {_RESUME_HINT}") from error
+    with describe_interruption(lambda: f"{compacted} deltas are compacted. {_RESUME_HINT}"), ProgressMeter() as meter:
+        async with gateway:
+            while True:
+                result = await gateway.post(_CompactResult, "compact", orjson.dumps(request))
+                compacted += result.compacted
+                dropped += result.dropped_rows
+                held_by = result.held_by or held_by
+                meter(StepProgress("compacting", result.upto, upto))
+                if result.next:
+                    request["page"] = result.next
+                elif not result.has_more:
+                    return _CompactResult(compacted, result.upto, dropped_rows=dropped, held_by=held_by)

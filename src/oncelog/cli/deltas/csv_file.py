@@ -3,9 +3,10 @@
 import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from hashlib import file_digest, sha256
+from io import BufferedReader
 from stat import S_ISREG
-from typing import BinaryIO, Final
+from typing import Final
 
 from msgspec import Raw, Struct
 
@@ -67,7 +68,7 @@ class WrongLinesError(OncelogError):
 class CsvFile:
     """An open file, which is read several times. It must not change meanwhile."""
 
-    def __init__(self, path: str, file: BinaryIO, csv_format: CsvFormat) -> None:
+    def __init__(self, path: str, file: BufferedReader, csv_format: CsvFormat) -> None:
         self.path = path
         self._file = file
         self._format = csv_format
@@ -91,20 +92,14 @@ class CsvFile:
 
     # --- read whole, before anything is sent
 
-    def compute_hash(self, on_progress: Callable[[int], None]) -> str:
-        """Of all its bytes."""
+    def compute_hash(self) -> str:
+        """Return the SHA-256 of the content in hexadecimal."""
         self._file.seek(0)
-        digest, done_bytes = sha256(), 0
-        while chunk := self._file.read(1024 * 1024):
-            digest.update(chunk)
-            done_bytes += len(chunk)
-            on_progress(done_bytes)
-        return digest.hexdigest()
+        return file_digest(self._file, sha256).hexdigest()
 
     def check(self, on_progress: Callable[[int], None]) -> CsvContent:
         """Looks at every line. Raises WrongLinesError for the first few that are wrong, OncelogError for the file."""
-        digest = sha256()
-        lines = _LineReader(self._file, digest.update)
+        lines = _LineReader(self._file)
         head, records = self._read_header(lines)
         checks = [head.build_cell_check(place) for place in range(len(head.names))]
         rows, faults = 0, []
@@ -122,8 +117,9 @@ class CsvFile:
                 on_progress(lines.bytes)
         if faults:
             raise WrongLinesError(faults, f"{len(faults)} of {rows} lines with rows are wrong")
+        content = CsvContent(self.size, self.compute_hash(), rows, head.list_types())
         self.check_unchanged()
-        return CsvContent(self.size, digest.hexdigest(), rows, head.list_types())
+        return content
 
     # --- read in order to be sent
 
@@ -180,9 +176,8 @@ def _explain_csv_error(message: str) -> str:
 class _LineReader:
     """The lines of a file in UTF-8, counted. One that is too long does not fill the memory."""
 
-    def __init__(self, file: BinaryIO, on_line: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, file: BufferedReader) -> None:
         self._file = file
-        self._on_line = on_line
         self.number = 0
         self.bytes = 0
 
@@ -197,8 +192,6 @@ class _LineReader:
         self.bytes += len(line)
         if len(line) > LINE_BYTES_MAX:
             raise OncelogError(f"line {self.number}: is longer than {LINE_BYTES_MAX} bytes")
-        if self._on_line is not None:
-            self._on_line(line)
         if self.number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
         try:

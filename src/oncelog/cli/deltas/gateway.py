@@ -1,13 +1,14 @@
 """A gateway of a server, as the commands for deltas use it: each request is repeated until it is answered."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 import typer
 from msgspec import Raw, Struct
 
+from oncelog.cli.line_input import InputItem
 from oncelog.cli.remote import Retrier, build_remote, check_text, translate_decode_errors
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.client.deltas.limits import DeltasLimits
@@ -17,8 +18,6 @@ from oncelog.core.deltas import encode_push, find_gateway_fault
 from oncelog.error_codes import RATE_LIMITED, TOO_LARGE
 from oncelog.errors import OncelogError
 
-REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""A request with more is divided: servers take 4 MiB unless told otherwise. One delta is never divided."""
 RATE_DIVIDE_S: Final = 2.0
 """A push that a limit of new deltas holds back for longer is divided: what is smaller finds room sooner."""
 _LIMITS: Final = DeltasLimits(message_bytes_max=2**31, answer_timeout_ms=LIMIT_MAX)
@@ -29,28 +28,11 @@ Name = Annotated[str, typer.Argument(metavar="GATEWAY", help="The gateway's name
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to try each request.")]
 
 
-class PushItem(Struct, frozen=True):
+class PushItem(InputItem, frozen=True):
     """A delta to push."""
 
-    body: bytes
-    location: str
-    """Place in the input: `line 3`, or `line 1, deltas[7]`."""
     is_stamped: bool = False
     """This command has made the id of the delta."""
-
-
-def split_batches(items: Iterable[PushItem], items_max: int) -> Iterator[list[PushItem]]:
-    """Divide items into requests, in their order."""
-    batch: list[PushItem] = []
-    size = 0
-    for item in items:
-        if batch and (len(batch) == items_max or size + len(item.body) > REQUEST_BYTES_MAX):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += len(item.body)
-    if batch:
-        yield batch
 
 
 def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> PushItem | None:

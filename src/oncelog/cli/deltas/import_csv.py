@@ -1,41 +1,31 @@
 """`oncelog deltas import`: the lines of a CSV file as rows of a table, each of them once."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from oncelog.cli.deltas import import_state
 from oncelog.cli.deltas.column_types import get_encoder
 from oncelog.cli.deltas.csv_file import CsvContent, CsvFile, CsvFormat, WrongLinesError
-from oncelog.cli.deltas.gateway import (
-    Gateway,
-    Name,
-    PushItem,
-    PushTooLargeError,
-    Timeout,
-    find_refused_item,
-    split_batches,
-)
+from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, PushTooLargeError, Timeout, find_refused_item
 from oncelog.cli.deltas.import_state import ImportState, Target
 from oncelog.cli.deltas.rows import Table
-from oncelog.cli.line_input import open_file
-from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, check_text
+from oncelog.cli.files import open_file
+from oncelog.cli.line_input import split_batches
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, describe_interruption
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
     ProgressMeter,
     escape_unprintable,
-    interrupt_on_sigterm,
-    print_json,
+    format_utc,
+    parse_utc_ms,
     print_message,
-    translate_errors,
+    print_result,
 )
 from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.core.deltas import PUSH_DELTAS_MAX, is_identifier
@@ -44,9 +34,6 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import OncelogError
 from oncelog.storage.clock import SystemClock
 from oncelog.storage.verify.findings import StepProgress
-
-SHOW_EVERY_S: Final = 0.1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def import_(  # noqa: PLR0913, PLR0917 - each one is an option
@@ -95,27 +82,29 @@ def import_(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas import shop products products.csv --row-id SKU --client-id loader --infer --rename "Price (EUR)=price" --dry-run
     """  # noqa: E501 - to be copied
-    with translate_errors(), interrupt_on_sigterm():
-        shape = CsvFormat(
-            _parse_delimiter(delimiter),
-            check_text(row_id, "--row-id"),
-            _parse_renames(rename or []),
-            _parse_types(types or []),
-            infer,
-            empty_null,
-        )
-        client = Gateway(gateway, timeout, url, token, token_file)
-        target = Target(client.remote.url, gateway, _check_table(table), _check_client_id(client_id))
-        start = None if at is None else _parse_start(at)
-        with open_file(file) as opened:
-            csv = CsvFile(file, opened, shape)
-            if dry_run:
-                _print_content(file, _check_file(csv), as_json)
-                return
-            importing = _Import(csv, client, target, shape, batch)
-            importing.begin(start)
-            asyncio.run(importing.run())
-        importing.print(as_json)
+    shape = CsvFormat(
+        _parse_delimiter(delimiter),
+        check_text(row_id, "--row-id"),
+        _parse_renames(rename or []),
+        _parse_types(types or []),
+        infer,
+        empty_null,
+    )
+    client = Gateway(gateway, timeout, url, token, token_file)
+    target = Target(client.remote.url, gateway, _check_table(table), _check_client_id(client_id))
+    start = None if at is None else _parse_start(at)
+    with open_file(file) as opened:
+        csv = CsvFile(file, opened, shape)
+        if dry_run:
+            content = _check_file(csv)
+            summary = f"{content.rows} rows of {file} can be imported"
+            lines = [summary, *(f"  {name}: {kind}" for name, kind in content.types.items())]
+            print_result({"rows": content.rows, "types": content.types}, lines, as_json)
+            return
+        importing = _Import(csv, client, target, shape, batch)
+        importing.begin(start)
+        asyncio.run(importing.run())
+    importing.print(as_json)
 
 
 # --- options ----------------------------------------------------------------------------------------------
@@ -168,24 +157,17 @@ def _parse_types(options: Sequence[str]) -> dict[str, str]:
 
 def _parse_start(text: str) -> int:
     """The clock of the first row. Raises OncelogError."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise OncelogError(f"--at must be a time as 2026-01-31T12:00:00Z, not {text!r}") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    time_ms = (moment - _EPOCH) // (datetime.resolution * 1000)
+    time_ms = parse_utc_ms(text)
+    if time_ms is None:
+        raise OncelogError(f"--at must be a time as 2026-01-31T12:00:00Z, not {text!r}")
     if not 0 <= time_ms << COUNTER_BITS <= HLC_MAX:
         raise OncelogError("--at must be a time from 1970 on")
     return time_ms << COUNTER_BITS
 
 
 def _format_hlc_time(hlc: int) -> str:
-    """As --at takes it."""
-    with suppress(OverflowError):
-        moment = _EPOCH + datetime.resolution * 1000 * wall_ms(hlc)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return f"{wall_ms(hlc)} ms"
+    """Return the time of a clock as the option --at accepts it."""
+    return format_utc(wall_ms(hlc), "T", "Z")
 
 
 # --- before anything is sent ------------------------------------------------------------------------------
@@ -202,15 +184,6 @@ def _check_file(csv: CsvFile) -> CsvContent:
         raise OncelogError(f"{csv.path}: {error}; nothing was sent") from error
     except OncelogError as error:
         raise OncelogError(f"{csv.path}: {escape_unprintable(str(error))}; nothing was sent") from error
-
-
-def _print_content(file: str, content: CsvContent, as_json: bool) -> None:
-    if as_json:
-        print_json({"rows": content.rows, "types": content.types})
-        return
-    typer.echo(f"{content.rows} rows of {file} can be imported")
-    for name, kind in content.types.items():
-        typer.echo(f"  {name}: {kind}")
 
 
 # --- the import -------------------------------------------------------------------------------------------
@@ -250,9 +223,7 @@ class _Import:
             saved_state = import_state.load(path)
             if saved_state is None:
                 raise OncelogError(f"another import of {self._csv.path} has just ended; nothing was sent")
-        with ProgressMeter() as meter:
-            found = self._csv.compute_hash(lambda done: meter(StepProgress("comparing", done, self._csv.size)))
-        import_state.check_same(path, saved_state, self._target, self._shape, self._csv.size, found)
+        import_state.check_same(path, saved_state, self._target, self._shape, self._csv)
         self._state, self._is_resumed = saved_state, True
         print_message(
             f"going on with the import that was begun at {_format_hlc_time(saved_state.hlc)}: "
@@ -263,25 +234,19 @@ class _Import:
         """Pushes all rows. What it keeps beside the file goes at the end, or when nothing can have been written."""
         state = self._state
         self._started_s = time.monotonic()
+        total = state.content.rows
         items = self._csv.iterate_deltas(state.content.types, state.target.client_id, state.target.table, state.hlc)
-        with _ProgressLine(state.content.rows) as pace:
-            try:
+        try:
+            with describe_interruption(self._describe_interruption), ProgressMeter() as meter:
                 async with self._gateway:
                     for batch in split_batches(items, self._batch):
                         self._csv.check_unchanged()
                         await self._push_batch(batch)
-                        pace.show(self._rows_done)
-            except asyncio.CancelledError:
-                pace.end()
-                print_message(f"interrupted; {self._describe_progress()}. {self._describe_resume()}")
-                raise
-            except GaveUpError as error:
-                raise OncelogError(f"{error}; {self._describe_progress()}. {self._describe_resume()}") from error
-            except GatewayRefusedError as error:
-                pace.end()
-                has_row_index = error.index is not None
-                print_message(f"{self._describe_progress()}{self._describe_leftover(has_row_index=has_row_index)}")
-                raise (typer.Exit(EXIT_FOUND_NOTHING) if has_row_index else OncelogError(str(error))) from error
+                        meter(StepProgress("importing", self._rows_done, total))
+        except GatewayRefusedError as error:
+            has_row_index = error.index is not None
+            print_message(f"{self._describe_progress()}{self._describe_leftover(has_row_index=has_row_index)}")
+            raise (typer.Exit(EXIT_FOUND_NOTHING) if has_row_index else OncelogError(str(error))) from error
         self._remove_state()
 
     async def _push_batch(self, batch: Sequence[PushItem]) -> None:
@@ -307,9 +272,10 @@ class _Import:
     def _describe_progress(self) -> str:
         return f"{self._rows_done} of {self._state.content.rows} rows are in the table"
 
-    def _describe_resume(self) -> str:
+    def _describe_interruption(self) -> str:
         with_at = "" if self._state_path is not None else f" with --at {_format_hlc_time(self._state.hlc)}"
-        return f"Run the same command again{with_at}: it goes on, and writes no row twice."
+        resume = f"Run the same command again{with_at}: it goes on, and writes no row twice."
+        return f"{self._describe_progress()}. {resume}"
 
     def _describe_leftover(self, *, has_row_index: bool) -> str:
         """What becomes of an import that is refused. If nothing can have been written there is none to go on with.
@@ -328,47 +294,13 @@ class _Import:
             self._state_path.unlink(missing_ok=True)
 
     def print(self, as_json: bool) -> None:
-        """What was done."""
+        """Print the numbers of rows and deltas."""
         took_s = time.monotonic() - self._started_s
-        if as_json:
-            figures = {"rows": self._rows_done, "committed": self._committed, "duplicates": self._duplicates}
-            print_json({**figures, "at": _format_hlc_time(self._state.hlc), "took_s": round(took_s, 3)})
-            return
+        figures = {"rows": self._rows_done, "committed": self._committed, "duplicates": self._duplicates}
+        at = _format_hlc_time(self._state.hlc)
         pace = f"{self._rows_done / took_s:.0f} deltas/s" if took_s else ""
-        typer.echo(
+        line = (
             f"{self._rows_done} rows of {self._csv.path} are in {self._target.table}: "
-            f"{self._committed} deltas written, "
-            f"{self._duplicates} known already ({pace}; at {_format_hlc_time(self._state.hlc)})"
+            f"{self._committed} deltas written, {self._duplicates} known already ({pace}; at {at})"
         )
-
-
-class _ProgressLine:
-    """How fast it goes, in place, on a terminal; elsewhere it is silent."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
-        self._started_s = self._shown_s = time.monotonic()
-        self._is_open = False
-
-    def __enter__(self) -> "_ProgressLine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def show(self, done: int) -> None:
-        """So many have been answered."""
-        now_s = time.monotonic()
-        if not self._is_shown or (now_s - self._shown_s < SHOW_EVERY_S and done < self._total):
-            return
-        self._shown_s = now_s
-        rate = done / max(now_s - self._started_s, 0.001)
-        typer.echo(f"\r{done} of {self._total} lines, {rate:.0f} deltas/s   ", nl=False, err=True)
-        self._is_open = True
-
-    def end(self) -> None:
-        """Ends its line."""
-        if self._is_open:
-            typer.echo(err=True)
-            self._is_open = False
+        print_result({**figures, "at": at, "took_s": round(took_s, 3)}, [line], as_json)

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from oncelog.cli.atomic_files import write_new_file
-from oncelog.cli.deltas.csv_file import CsvContent, CsvFormat
+from oncelog.cli.deltas.csv_file import CsvContent, CsvFile, CsvFormat
+from oncelog.cli.files import write_new_file
 from oncelog.errors import OncelogError
 
 SUFFIX: Final = ".oncelog-import"
@@ -74,11 +74,11 @@ def save(path: Path, state: ImportState) -> bool:
         raise OncelogError(f"{error}; --at TIME does without it") from error
 
 
-def check_same(path: Path, state: ImportState, target: Target, shape: CsvFormat, size: int, sha256: str) -> None:
+def check_same(path: Path, state: ImportState, target: Target, shape: CsvFormat, csv: CsvFile) -> None:
     """Raises OncelogError if another import was begun than this one: its ids would be no good for these rows."""
     differing = [name for name in target.__struct_fields__ if getattr(target, name) != getattr(state.target, name)]
     differing += [name for name in shape.__struct_fields__ if getattr(shape, name) != getattr(state.shape, name)]
-    if (size, sha256) != (state.content.bytes, state.content.sha256):
+    if (csv.size, csv.compute_hash()) != (state.content.bytes, state.content.sha256):
         differing.append("what the CSV file has in it")
     if differing:
         names = ", ".join(name.replace("_", " ") for name in differing)

@@ -1,7 +1,6 @@
 """`oncelog deltas pull`: a gateway's deltas in its order, and those that come."""
 
 import asyncio
-import sys
 from typing import Annotated, Final
 
 import msgspec
@@ -12,21 +11,15 @@ from msgspec import Raw, Struct
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
 from oncelog.cli.remote import (
     DEFAULT_URL,
+    AsJsonLines,
     CursorPrinter,
     Retrier,
     Token,
     TokenFile,
     Url,
-    encode_raw_line,
     run_while_output_open,
 )
-from oncelog.cli.terminal import (
-    EXIT_FOUND_NOTHING,
-    escape_unprintable,
-    interrupt_on_sigterm,
-    print_message,
-    translate_errors,
-)
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, format_columns, print_message
 from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError
 
 PAGE_DELTAS: Final = 500
@@ -38,10 +31,7 @@ def pull(  # noqa: PLR0913, PLR0917 - each one is an option
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after that many deltas.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with those that come, until interrupted.")] = False,
     epoch: Annotated[str | None, typer.Option(help="The epoch that N is of; another one is an error.")] = None,
-    as_json: Annotated[
-        bool | None,
-        typer.Option("--json/--pretty", help="An object a line, or a line for people, as is usual on a terminal."),
-    ] = None,
+    as_json: AsJsonLines = None,
     timeout: Timeout = 30.0,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -59,28 +49,17 @@ def pull(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas pull shop --follow --json | jq .rowId
     """
-    with translate_errors(), interrupt_on_sigterm():
-        show = encode_raw_line if (not sys.stdout.isatty() if as_json is None else as_json) else _format_line
-        source = Gateway(gateway, timeout, url, token, token_file)
-        printer = CursorPrinter(source.remote, since, limit, show, _get_sequence)
-        pulling = _PullCommand(source, epoch or "", printer)
-        asyncio.run(_run_pull(pulling, follow))
+    source = Gateway(gateway, timeout, url, token, token_file)
+    printer = CursorPrinter(
+        source.remote, since, limit, number_name="sequence", as_json=as_json, format_line=_format_line
+    )
+    pulling = _PullCommand(source, epoch or "", printer)
+    asyncio.run(_run_pull(pulling, follow))
 
 
 async def _run_pull(puller: "_PullCommand", follow: bool) -> None:
     async with puller.gateway:
         await run_while_output_open(puller.follow() if follow else puller.print_pages())
-
-
-class _NumberedDelta(Struct, frozen=True):
-    sequence: int
-
-
-_NUMBERED_DECODER: Final = msgspec.json.Decoder(_NumberedDelta)
-
-
-def _get_sequence(delta: Raw) -> int:
-    return _NUMBERED_DECODER.decode(delta).sequence
 
 
 class _PullCommand:
@@ -168,5 +147,4 @@ def _format_line(raw: Raw) -> bytes:
     columns = ",".join(
         f"{orjson.dumps(column.column).decode()}:{bytes(column.value).decode()}" for column in delta.columns
     )
-    shown = [str(delta.sequence), delta.op, delta.table, delta.row_id, delta.client_id, f"{{{columns}}}"]
-    return (escape_unprintable("  ".join(shown)) + "\n").encode()
+    return format_columns([str(delta.sequence), delta.op, delta.table, delta.row_id, delta.client_id, f"{{{columns}}}"])

@@ -1,9 +1,8 @@
 """`oncelog deltas push`: deltas to a gateway, each of them once."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,16 +12,14 @@ import orjson
 import typer
 from msgspec import Raw
 
-from oncelog.cli.atomic_files import write_new_file
-from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, Timeout, find_refused_item, split_batches
-from oncelog.cli.line_input import LINE_BYTES_MAX, InputReader, LineParser, open_file
+from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, Timeout, find_refused_item
+from oncelog.cli.files import STANDARD_INPUT, open_input, write_new_file
+from oncelog.cli.line_input import LINE_BYTES_MAX, read_batches, split_batches
 from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, report_unknown_outcome
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
-    interrupt_on_sigterm,
     print_message,
-    translate_errors,
 )
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.core import hlc
@@ -33,7 +30,6 @@ from oncelog.core.identity import delta_id_from_json
 from oncelog.errors import CanonicalError, OncelogError
 from oncelog.storage.clock import SystemClock
 
-STANDARD_INPUT: Final = "-"
 _MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 _RAW_LIST_DECODER: Final = msgspec.json.Decoder(list[Raw])
 
@@ -75,27 +71,13 @@ def push(  # noqa: PLR0913, PLR0917 - each one is an option
       echo '{"op":"UPDATE","table":"products","rowId":"p1","columns":[{"column":"price","value":3.5}]}' |
       oncelog deltas push shop --client-id till-1
     """
-    with translate_errors(), interrupt_on_sigterm():
-        gateway_client = Gateway(gateway, timeout, url, token, token_file)
-        parser = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
-        with _open_input(file) as descriptor:
-            batches = _iterate_batches(parser, descriptor, batch)
-            if stamped is not None:
-                batches = _save_batches(batches, stamped, batch)
-            asyncio.run(_push_all(gateway_client, batches, as_json))
-
-
-@contextmanager
-def _open_input(file: str) -> Iterator[int]:
-    if file != STANDARD_INPUT:
-        with open_file(file) as opened:
-            yield opened.fileno()
-        return
-    if sys.stdin is None:
-        raise OncelogError("standard input must be open")
-    if sys.stdin.isatty():
-        typer.echo("Reading one delta a line from the terminal; end with Ctrl-D.", err=True)
-    yield sys.stdin.fileno()
+    gateway_client = Gateway(gateway, timeout, url, token, token_file)
+    parser = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
+    with open_input(file, "delta") as source:
+        batches = _iterate_batches(parser, source.fileno(), batch)
+        if stamped is not None:
+            batches = _save_batches(batches, stamped, batch)
+        asyncio.run(_push_all(gateway_client, batches, as_json))
 
 
 # --- what is sent -----------------------------------------------------------------------------------------
@@ -171,7 +153,7 @@ class _DeltaParser:
             delta_id = delta_id_from_json(parse(msgspec.json.encode(members)))
             members["deltaId"] = Raw(b'"%b"' % delta_id.hex().encode())
             text = msgspec.json.encode(members)
-        return PushItem(encode_delta(decode_delta(text)), place, is_stamped)
+        return PushItem(encode_delta(decode_delta(text)), place, is_stamped=is_stamped)
 
     def _next_hlc(self) -> str:
         """Strictly rising: of two changes of one column the later line must win."""
@@ -183,21 +165,8 @@ class _DeltaParser:
 
 
 async def _iterate_batches(parser: _DeltaParser, descriptor: int, items_max: int) -> AsyncIterator[list[PushItem]]:
-    """Yield requests of the lines that have come. The next lines may take a while: somebody may be typing."""
-    chunks, lines = InputReader(descriptor), LineParser(parser.parse)
-    waiting: list[PushItem] = []
-    chunk = b"first"
-    while chunk and lines.error is None:
-        chunk = await chunks.read_chunk()
-        lines.feed(chunk)
-        while lines.items:
-            waiting += lines.items.popleft()
-        if len(waiting) >= items_max or lines.error is not None or not chunks.has_chunk:
-            for batch in split_batches(waiting, items_max):
-                yield batch
-            waiting = []
-    if lines.error is not None:
-        raise lines.error
+    async for batch in read_batches(descriptor, parser.parse, items_max):
+        yield batch
     for batch in split_batches(parser.finish(), items_max):
         yield batch
 

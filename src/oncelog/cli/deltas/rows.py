@@ -1,9 +1,9 @@
-"""`oncelog deltas rows`: the merged rows of a table."""
+"""`oncelog deltas rows` and `oncelog deltas snapshot`: the merged rows of a table, or all rows with their clocks."""
 
 import asyncio
 import csv
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from enum import StrEnum
 from itertools import chain
@@ -17,13 +17,9 @@ from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
 from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, translate_decode_errors
-from oncelog.cli.terminal import (
-    EXIT_FOUND_NOTHING,
-    escape_unprintable,
-    interrupt_on_sigterm,
-    print_message,
-    translate_errors,
-)
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, escape_unprintable, print_message
+from oncelog.client.deltas.codec import GatewayRefusedError
+from oncelog.errors import OncelogError
 
 PAGE_ROWS: Final = 500
 SPOOL_BYTES: Final = 8 * 1024 * 1024
@@ -65,14 +61,13 @@ def rows(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas rows shop products --format csv > products.csv
     """
-    with translate_errors(), interrupt_on_sigterm():
-        gateway_client = Gateway(gateway, timeout, url, token, token_file)
-        chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
-        row_id = None if row is None else check_text(row, "--row")
-        count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
-        if row is not None and not count:
-            print_message("there is no row of that id")
-            raise typer.Exit(EXIT_FOUND_NOTHING)
+    gateway_client = Gateway(gateway, timeout, url, token, token_file)
+    chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
+    row_id = None if row is None else check_text(row, "--row")
+    count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
+    if row is not None and not count:
+        print_message("there is no row of that id")
+        raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
 class _RowPage(Struct, frozen=True):
@@ -94,8 +89,7 @@ async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_for
         if output_format is not Format.JSON:
             return await _print_in_columns(gateway, pages, output_format)
         async for page in pages:
-            sys.stdout.buffer.writelines(bytes(row) + b"\n" for row in page)
-            sys.stdout.buffer.flush()
+            _write_lines(page)
             count += len(page)
     return count
 
@@ -108,6 +102,12 @@ async def _iterate_pages(gateway: Gateway, table: str, row_id: str | None) -> As
         if not page.next:
             return
         parameters["after"] = page.next
+
+
+def _write_lines(items: Iterable[Raw]) -> None:
+    """Write items of JSON, one a line."""
+    sys.stdout.buffer.writelines(bytes(item) + b"\n" for item in items)
+    sys.stdout.buffer.flush()
 
 
 # --- in columns -------------------------------------------------------------------------------------------
@@ -158,3 +158,51 @@ def _format_value(value: Any) -> str:
 def _format_cell(text: str) -> str:
     text = escape_unprintable(text)
     return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"
+
+
+# --- with clocks -------------------------------------------------------------------------------------------
+
+
+def snapshot(
+    gateway: Name,
+    timeout: Timeout = 30.0,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Prints all rows of a gateway with their clocks, deleted ones too, as JSON: an object a line.
+
+    Deleted rows that a compaction has dropped are not there: replace the rows that you have by these.
+
+    The last line is {"cursor", "epoch"}: from there go on with `oncelog deltas pull GATEWAY --since CURSOR`. Output
+    without it is not whole.
+
+    Example:  oncelog deltas snapshot shop > shop.jsonl
+    """
+    asyncio.run(_run_snapshot(Gateway(gateway, timeout, url, token, token_file)))
+
+
+class _SnapshotPage(_RowPage, frozen=True):
+    cursor: int
+    epoch: str
+
+
+async def _run_snapshot(gateway: Gateway) -> None:
+    following, epoch = "", ""
+    async with gateway:
+        while True:
+            try:
+                page = await gateway.get(_SnapshotPage, "snapshot", limit=PAGE_ROWS, page=following or None)
+            except GatewayRefusedError as error:
+                if not error.is_compacted:
+                    raise
+                message = "deleted rows were dropped in the middle of the snapshot: run the same command again"
+                raise OncelogError(message) from error
+            if epoch and page.epoch != epoch:
+                raise OncelogError("the log has another history now, in the middle of the snapshot: begin again")
+            _write_lines(page.rows)
+            following, epoch = page.next, page.epoch
+            if not following:
+                break
+    _write_lines([Raw(msgspec.json.encode({"cursor": page.cursor, "epoch": epoch}))])
+    print_message(f"go on with `oncelog deltas pull {gateway.name} --since {page.cursor} --epoch {epoch}`")
