@@ -17,8 +17,8 @@ from cli.runner import COMMAND, RUNNER
 from idempotency.asgi_application import START, WHOLE, Scripted, body_part, exchange
 from oncelog.cli.files import write_new_file
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.deltas.values import DeltasLimits
 from oncelog.client.events.store import ClientStore
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.errors import SettingsError

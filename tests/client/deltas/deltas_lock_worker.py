@@ -2,8 +2,8 @@
 
 import sys
 
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.deltas.values import DeltasLimits
 
 store = DeltasStore(sys.argv[1], DeltasLimits())
 store.open("ann", "shop")

@@ -20,7 +20,6 @@ from oncelog.client.deltas.codec import (
     decode_push_reply,
     decode_snapshot_page,
 )
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.pull_protocol import (
     PullEffect,
     PullProtocol,
@@ -31,6 +30,7 @@ from oncelog.client.deltas.pull_protocol import (
 )
 from oncelog.client.deltas.push_protocol import PushProtocol
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.deltas.values import DeltasLimits
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.core.canonical import parse
 from oncelog.core.deltas import decode_delta, encode_push

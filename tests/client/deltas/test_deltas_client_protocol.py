@@ -19,7 +19,6 @@ from oncelog.client.deltas.codec import (
     decode_push_reply,
     decode_snapshot_page,
 )
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.pull_protocol import (
     PullProtocol,
     ReadDeltas,
@@ -29,7 +28,7 @@ from oncelog.client.deltas.pull_protocol import (
     StageRows,
 )
 from oncelog.client.deltas.push_protocol import PushBounds, PushProtocol
-from oncelog.client.deltas.values import Refusal
+from oncelog.client.deltas.values import DeltasLimits, Refusal
 from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.core.merge import RowDelta
 from oncelog.errors import LostError, ProtocolError, SettingsError

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from oncelog.client.deltas.row_merge import get_newest_hlc, join_rows
+from oncelog.client.deltas.store import get_newest_hlc, join_rows
 from oncelog.core.merge import Row, RowDelta, extract, merge
 
 

@@ -10,9 +10,8 @@ from client.deltas.deltas_clients import HERE
 from client.deltas.model_gateway import id_of
 from oncelog.client.deltas.codec import PushReply, SnapshotRow
 from oncelog.client.deltas.edits import Edits
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.store import DeltasStore
-from oncelog.client.deltas.values import LocalRow
+from oncelog.client.deltas.values import DeltasLimits, LocalRow
 from oncelog.core.canonical import parse, utf16_sort_key
 from oncelog.core.deltas import decode_delta
 from oncelog.core.hlc import HLC_MAX

@@ -11,8 +11,8 @@ from msgspec import Raw, Struct
 from oncelog.cli.line_input import InputItem
 from oncelog.cli.remote import Retrier, build_remote, check_text, translate_decode_errors
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
+from oncelog.client.deltas.values import DeltasLimits
 from oncelog.client.runtime.values import LIMIT_MAX
 from oncelog.core.deltas import encode_push, find_gateway_fault
 from oncelog.error_codes import RATE_LIMITED, TOO_LARGE

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from oncelog.client.deltas.errors import DeltaRefusedError
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.values import (
     DELETE,
     Change,
     Deletion,
+    DeltaRefusedError,
+    DeltasLimits,
     HistoryChange,
     LocalRow,
     PendingDelta,

@@ -16,9 +16,17 @@ from collections.abc import Callable, Iterator, Mapping
 from oncelog.client.deltas.blocking_base import BlockingDeltasBase
 from oncelog.client.deltas.client import ROWS_PAGE, DeltasClient, T
 from oncelog.client.deltas.edits import Edits
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.transport import DeltasTransport
-from oncelog.client.deltas.values import Change, Deletion, HistoryChange, LocalRow, PendingDelta, Refusal, Status
+from oncelog.client.deltas.values import (
+    Change,
+    Deletion,
+    DeltasLimits,
+    HistoryChange,
+    LocalRow,
+    PendingDelta,
+    Refusal,
+    Status,
+)
 from oncelog.client.runtime.options import Token
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method

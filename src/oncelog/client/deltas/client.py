@@ -17,19 +17,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Final, TypeVar
 
-from oncelog.client.deltas.change_stream import ChangeStream
 from oncelog.client.deltas.edits import Edits, check_names, check_table
-from oncelog.client.deltas.errors import DeltaRefusedError
-from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.puller import Puller
 from oncelog.client.deltas.pusher import Pusher
-from oncelog.client.deltas.runtime import DeltasRuntime
+from oncelog.client.deltas.runtime import ChangeStream, DeltasRuntime
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import (
     DELETE,
     Change,
     Deletion,
+    DeltaRefusedError,
+    DeltasLimits,
     HistoryChange,
     LocalRow,
     PendingDelta,

@@ -5,8 +5,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.values import Change, parse_columns
+from oncelog.client.deltas.values import Change, DeltasLimits, parse_columns
 from oncelog.core.canonical import JsonValue, canonical_text
 from oncelog.core.deltas import (
     IDENTIFIER_CHARACTERS_MAX,

@@ -12,13 +12,11 @@ from msgspec import Struct
 
 from oncelog.client.deltas.codec import OutboxEntry, PushReply, SnapshotRow
 from oncelog.client.deltas.edits import Edits, OutboxUsage, RowKey, get_visible_columns, list_changes
-from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.row_merge import get_newest_hlc, join_rows
-from oncelog.client.deltas.values import Change, LocalRow, parse_columns
+from oncelog.client.deltas.values import Change, DeltasLimits, LocalRow, parse_columns
 from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import decode_delta
-from oncelog.core.merge import Row, RowDelta, merge
+from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, merge
 from oncelog.core.rules.compaction import build_row_without_state
 from oncelog.errors import SettingsError
 from oncelog.sql_files import split_script
@@ -307,3 +305,24 @@ def _stage(connection: sqlite3.Connection, rows: Iterable[tuple[RowKey, Row]]) -
 
 def _encode_row(name: RowKey, row: Row) -> tuple[Any, ...]:
     return *name, int(row.exists), msgspec.msgpack.encode(row)
+
+
+def join_rows(first: Row, second: Row) -> Row:
+    """What both together have seen. The same row, if the other one adds nothing.
+
+    Every part is a maximum, as in `merge`: so it does not matter how often, and in which order, rows are joined.
+    """
+    deleted = max(first.deleted, second.deleted)
+    columns = dict(first.columns)
+    for name, column in second.columns.items():
+        if name not in columns or column[1] > columns[name][1]:
+            columns[name] = column
+    columns = {name: column for name, column in columns.items() if column[1] > deleted}
+    row = Row(columns, max(first.written, second.written), deleted)
+    return first if row == first else row
+
+
+def get_newest_hlc(row: Row) -> int:
+    """The highest clock of a row; below 0 for an empty one."""
+    stamps: Iterable[Stamp] = (row.written, row.deleted, *(stamp for _, stamp in row.columns.values()))
+    return max(stamps, default=NEVER)[0]

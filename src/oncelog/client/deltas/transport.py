@@ -26,7 +26,7 @@ from oncelog.client.deltas.codec import (
     decode_push_reply,
     decode_snapshot_page,
 )
-from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.values import DeltasLimits
 from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.options import Token
 from oncelog.client.runtime.websocket import WebSocket, translate_errors

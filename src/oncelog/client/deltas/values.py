@@ -6,8 +6,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.client.runtime.values import BaseStatus
+from oncelog.client.runtime.values import MIB, BaseStatus, ConnectionLimits, check_at_most
 from oncelog.core.canonical import JsonValue, parse
+from oncelog.core.deltas import PUSH_DELTAS_MAX
+from oncelog.errors import ClientError
 
 
 class Deletion(Enum):
@@ -77,6 +79,16 @@ class Refusal(Struct, frozen=True):
     message: str
 
 
+class DeltaRefusedError(ClientError):
+    """The gateway does not take a delta, and what is behind it waits. `discard` lets go of it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(
+            f"{refusal.code}: {refusal.message} (delta {refusal.delta_id} of {refusal.table} {refusal.row_id!r})"
+        )
+        self.refusal = refusal
+
+
 class HistoryChange(Struct, frozen=True):
     """The gateway's history was another one than this client had followed: a backup was restored, or the log was cut.
 
@@ -105,3 +117,34 @@ class Status(BaseStatus, frozen=True, kw_only=True):
     """The rows are to be replaced by the gateway's."""
     history_change: HistoryChange | None = None
     """The last one since the client was opened."""
+
+
+class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
+    """What a client holds at most, and how long it waits."""
+
+    outbox_deltas_max: int = 100_000
+    """Deltas without an acknowledgement. Beyond it an edit raises LimitExceededError, and nothing is changed."""
+    outbox_bytes_max: int = 256 * MIB
+    """Of all of them together."""
+    value_bytes_max: int = 256 * 1024
+    """Of the value of one column in JSON. A gateway's own limit is the same unless it was told otherwise."""
+    delta_bytes_max: int = 3 * MIB
+    """Of one delta in JSON. A gateway takes requests of 4 MiB unless it was told otherwise."""
+    push_deltas_max: int = PUSH_DELTAS_MAX
+    """Deltas of one push. More than 10,000 no gateway takes."""
+    push_bytes_max: int = 3_500_000
+    """Of one push; a delta that is larger goes alone."""
+    page_deltas: int = 500
+    """Deltas that are asked for at a time."""
+    page_rows: int = 500
+    """Rows of a snapshot that are asked for at a time."""
+    changes_max: int = 10_000
+    """Changes that wait for one reader of `changes`. Beyond it the reader gets UpdatesLostError."""
+    changes_bytes_max: int = 64 * MIB
+    """Of the values in them."""
+    answer_timeout_ms: int = 60_000
+    """A request without an answer for so long is given up, and made again."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_most(self, "push_deltas_max", PUSH_DELTAS_MAX)

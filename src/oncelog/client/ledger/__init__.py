@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from oncelog.client.ledger.errors import ForgottenError, UnverifiedError
-from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.values import (
     ClientState,
+    ForgottenError,
     LedgerBlock,
     LedgerEntity,
+    LedgerLimits,
     LedgerRelationship,
     LedgerTransaction,
     Outcome,
@@ -17,6 +17,7 @@ from oncelog.client.ledger.values import (
     Refused,
     Status,
     TransactionProof,
+    UnverifiedError,
     Written,
     delete_entity,
     relate,

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from uuid import UUID
 
 from oncelog.client.ledger.client import LedgerClient
-from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.values import (
     ClientState,
     LedgerBlock,
     LedgerEntity,
+    LedgerLimits,
     LedgerRelationship,
     LedgerTransaction,
     Outcome,

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.store import LedgerStore
+from oncelog.client.ledger.values import LedgerLimits
 from oncelog.client.runtime.client import ClientRuntime
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from oncelog.client.ledger.errors import UnverifiedError
 from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.values import (
     ClientState,
@@ -20,6 +19,7 @@ from oncelog.client.ledger.values import (
     Recovered,
     Status,
     TransactionProof,
+    UnverifiedError,
 )
 from oncelog.client.ledger.write_stream import WriteStream
 from oncelog.client.runtime.backoff import Backoff, RetryPause

@@ -16,9 +16,7 @@ import grpc.aio
 from oncelog import error_codes
 from oncelog.client.ledger import codec
 from oncelog.client.ledger.entries import ProofFailure, SequenceGap, SequenceTaken, WriteAnswer, WriteCall
-from oncelog.client.ledger.errors import UnverifiedError
-from oncelog.client.ledger.limits import LedgerLimits
-from oncelog.client.ledger.values import ClientState, TransactionProof, Written
+from oncelog.client.ledger.values import ClientState, LedgerLimits, TransactionProof, UnverifiedError, Written
 from oncelog.client.runtime.client import is_being_cancelled
 from oncelog.client.runtime.options import Token, is_token
 from oncelog.core.identity import request_hash

@@ -6,11 +6,11 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from oncelog.client.runtime.values import BaseStatus
+from oncelog.client.runtime.values import MIB, BaseLimits, BaseStatus
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.proof import Block, Proof, verify, verify_header
 from oncelog.core.values import Record
-from oncelog.errors import CanonicalError
+from oncelog.errors import CanonicalError, ClientError
 
 # --- what is written ---------------------------------------------------------------------------------
 
@@ -135,6 +135,36 @@ class Recovered(Struct, frozen=True):
     """None if the application gave the write up (`resume`, `withdraw`)."""
 
 
+class ForgottenError(ClientError):
+    """The server has forgotten this client, or was restored from a backup. Nothing is sent until `resume`.
+
+    `pending` may have been committed or not: the server cannot tell any more, and would take each as a new one.
+    """
+
+    def __init__(self, last_sequence: int, server_sequence: int, pending: tuple[PendingWrite, ...]) -> None:
+        if last_sequence == 0:
+            why = "may have forgotten this client: its first write has no answer, and was made too long ago"
+        elif server_sequence == 0:
+            why = f"has forgotten this client, whose last sequence was {last_sequence}"
+        else:
+            why = f"knows less of this client than it did: its last sequence is {server_sequence}, was {last_sequence}"
+        super().__init__(
+            f"the server {why}. {len(pending)} writes are pending of which it cannot say whether they were committed; "
+            "nothing is sent until resume(resend=…) says what becomes of them"
+        )
+        self.last_sequence = last_sequence
+        self.server_sequence = server_sequence
+        self.pending = pending
+
+
+class UnverifiedError(ClientError):
+    """What the server says does not verify. Of a write it says that it has been committed, as `tx_id`."""
+
+    def __init__(self, message: str, tx_id: str | None = None) -> None:
+        super().__init__(message)
+        self.tx_id = tx_id
+
+
 # --- what is read ------------------------------------------------------------------------------------
 
 
@@ -220,3 +250,27 @@ CONDITION_CODES: Final = frozenset(
         RefusalCode.VALUE_MISMATCH,
     }
 )
+
+
+class LedgerLimits(BaseLimits, frozen=True, kw_only=True):
+    """What a client holds at most, and how long it waits."""
+
+    pending_writes_max: int = 10_000
+    """Writes of a scope without an outcome. Beyond it `write` raises LimitExceededError."""
+    pending_bytes_max: int = 256 * MIB
+    """Of all of them together; they are kept in memory too."""
+    transaction_bytes_max: int = 4_000_000
+    """Of one transaction on the wire. A server takes messages of 4 MiB unless it was told otherwise."""
+    value_bytes_max: int = MIB
+    """Of the value of one entity. The server's own limit is the same unless it was told otherwise."""
+    in_flight_max: int = 64
+    """Writes of a scope that are sent before the first of them is answered."""
+    close_timeout_ms: int = 5000
+    """How long `close` waits for the answers of what has been sent."""
+    idle_ms: int = 3_600_000
+    """After so long without a write, the server is asked where the client stands before the next one is sent."""
+    pause_ms_min: int = 100
+    """Before something is sent again; each further pause is twice as long."""
+    pause_ms_max: int = 10_000
+    reconnect_ms_max: int = 1000
+    """Between attempts to reach a server that is away. When it is back the pause is over, however long it was to be."""

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from oncelog.client.ledger.entries import QueuedWrite, SequenceGap, SettledWrite, WriteAnswer, WriteCall
-from oncelog.client.ledger.errors import ForgottenError
 from oncelog.client.ledger.protocol import LedgerProtocol
 from oncelog.client.ledger.runtime import LedgerRuntime, logger
 from oncelog.client.ledger.store import StoredScope
-from oncelog.client.ledger.values import Outcome, PendingWrite, Recovered
+from oncelog.client.ledger.values import ForgottenError, Outcome, PendingWrite, Recovered
 from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s, wait_for_store
 from oncelog.client.runtime.values import ConnectionState
 from oncelog.core.operations import Operation
