@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncelog.cli.gc_settings import (
+from oncelog.cli.serve import (
     CLOSED_CONNECTIONS_MAX,
     GENERATION_1_EVERY,
     GENERATION_2_EVERY,

@@ -6,12 +6,11 @@ from typing import Annotated
 import typer
 
 from oncelog.cli import (
-    apikey,
     audit,
     backup,
     clock,
+    credentials,
     deltas,
-    epoch,
     key,
     load,
     move,
@@ -21,7 +20,6 @@ from oncelog.cli import (
     stats,
     submit,
     tail,
-    token,
     verify,
 )
 from oncelog.cli.terminal import CommandGroup
@@ -67,12 +65,12 @@ for command in (
     show.show,
     stats.stats,
     clock.clock,
-    epoch.epoch,
-    token.token,
+    backup.epoch,
+    credentials.token,
 ):
     app.command()(command)
 app.add_typer(deltas.app, name="deltas")
-app.add_typer(apikey.app, name="apikey")
+app.add_typer(credentials.apikey_app, name="apikey")
 app.add_typer(key.app, name="key")
 
 

@@ -51,6 +51,8 @@ async def read_batches(
         try:
             for line in map(bytes.strip, lines):
                 number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise OncelogError(f"line {number}: is longer than {LINE_BYTES_MAX} bytes")  # noqa: TRY301
                 items += parse(line, number) if line else ()
         except OncelogError as found:
             error = found

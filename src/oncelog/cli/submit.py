@@ -15,7 +15,7 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.files import STANDARD_INPUT, open_input
-from oncelog.cli.line_input import LINE_BYTES_MAX, InputItem, read_batches
+from oncelog.cli.line_input import InputItem, read_batches
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
@@ -111,8 +111,6 @@ class _EventParser:
     ) -> list[_EventItem]:
         """Return the event of a text, with the number of its line in the input. Raises OncelogError with the line."""
         where = f"line {line}" if line else "the event"
-        if len(text) > LINE_BYTES_MAX:
-            raise OncelogError(f"{where}: is longer than {LINE_BYTES_MAX} bytes")
         try:
             orjson.loads(text)
             members = _MEMBERS_DECODER.decode(text)

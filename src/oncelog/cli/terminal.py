@@ -65,7 +65,7 @@ class CommandGroup(typer.Typer):
 def translate_errors() -> Iterator[None]:
     """Turn an error that ends a command early into its exit status and a message."""
     if sys.stdout is None:  # before the command has effects that it could not report
-        _print_error("standard output must be open")
+        print_message("standard output must be open")
         raise typer.Exit(EXIT_IO_ERROR)
     try:
         yield
@@ -73,10 +73,10 @@ def translate_errors() -> Iterator[None]:
         discard_output(sys.stdout)
         raise typer.Exit(EXIT_BROKEN_PIPE) from None
     except OncelogError as error:
-        _print_error(str(error))
+        print_message(str(error))
         raise typer.Exit(EXIT_IO_ERROR if _is_disk_error(error) else EXIT_CANNOT_READ) from None
     except OSError as error:
-        _print_error(f"cannot go on: {error.strerror}")
+        print_message(f"cannot go on: {error.strerror}")
         try:
             sys.stdout.flush()
         except OSError:
@@ -122,8 +122,8 @@ def _is_disk_error(error: OncelogError) -> bool:
     return isinstance(error, StoreUnavailableError) and name.startswith(_DISK_ERROR_NAMES)
 
 
-def _print_error(sentence: str) -> None:
-    """On standard error, if anybody listens there: the exit status tells it too."""
+def print_message(sentence: str) -> None:
+    """Print a sentence for people to standard error. If that is closed, the exit status has to do."""
     try:
         typer.echo(f"oncelog: {sentence}", err=True)
     except OSError:
@@ -235,8 +235,3 @@ class ProgressMeter:
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
             self._bar = None
-
-
-def print_message(sentence: str) -> None:
-    """Print a sentence for people to standard error."""
-    typer.echo(f"oncelog: {sentence}", err=True)

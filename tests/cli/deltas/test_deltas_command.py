@@ -341,7 +341,7 @@ def test_unreachable_server_is_reported(tmp_path: Path) -> None:
 
 def test_pretty_line_escapes_control_characters() -> None:
     raw: Any = (
-        b'{"sequence":17,"op":"INSERT","table":"t","rowId":"\\u001b[2J","clientId":"c",'
+        b'{"sequence":17,"op":"INSERT","table":"t","rowId":"\\u001b[2J","clientId":"c","deltaId":"d","hlc":"1",'
         b'"columns":[{"column":"a","value":"\xe2\x80\xae"},{"column":"b","value":null}]}'
     )
     assert _format_line(raw) == b'17  INSERT  t  \\u001b[2J  c  {"a":"\\u202e","b":null}\n'

@@ -212,7 +212,7 @@ class _Import:
         if start is not None:
             self._state = ImportState(self._target, self._shape, _check_file(self._csv), start)
             return
-        self._state_path = path = import_state.build_path(self._csv.path)
+        self._state_path = path = Path(self._csv.path + import_state.SUFFIX)
         saved_state = import_state.load(path)
         if saved_state is None:
             # Begun is what is on the disk. Of two at a time one is too late, and goes on with what the other began.

@@ -6,7 +6,7 @@ answered.
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -36,15 +36,10 @@ class ImportState(Struct, frozen=True):
     content: CsvContent
     hlc: int
     """Of its first row."""
-    version: int = 1
+    version: Literal[1] = 1
 
 
 _STATE_DECODER: Final = msgspec.json.Decoder(ImportState)
-
-
-def build_path(csv: str) -> Path:
-    """Beside the file that is imported."""
-    return Path(csv + SUFFIX)
 
 
 def load(path: Path) -> ImportState | None:
@@ -57,13 +52,10 @@ def load(path: Path) -> ImportState | None:
     except OSError as error:
         raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        state = _STATE_DECODER.decode(text)
-        is_ours = state.version == 1
+        return _STATE_DECODER.decode(text)
     except msgspec.MsgspecError:
-        is_ours = False
-    if not is_ours:
-        raise OncelogError(f"{path} is not what an import of this version leaves; move it away if it is of no use")
-    return state
+        message = f"{path} is not what an import of this version leaves; move it away if it is of no use"
+        raise OncelogError(message) from None
 
 
 def save(path: Path, state: ImportState) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 import orjson
 import typer
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
 from oncelog.cli.remote import (
@@ -21,6 +21,7 @@ from oncelog.cli.remote import (
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, format_columns, print_message
 from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError
+from oncelog.core.deltas import ColumnJson, DeltaJson
 
 PAGE_DELTAS: Final = 500
 
@@ -124,27 +125,21 @@ class _PullCommand:
 # --- lines ------------------------------------------------------------------------------------------------
 
 
-class _Column(Struct, frozen=True):
-    column: str
-    value: Raw
-
-
-class _Delta(Struct, frozen=True, rename="camel"):
+class _StoredDelta(DeltaJson, frozen=True, kw_only=True):
     sequence: int
-    op: str
-    table: str
-    row_id: str
-    client_id: str
-    columns: list[_Column]
 
 
-_DELTA_DECODER: Final = msgspec.json.Decoder(_Delta)
+_DELTA_DECODER: Final = msgspec.json.Decoder(_StoredDelta)
+_COLUMNS_DECODER: Final = msgspec.json.Decoder(list[ColumnJson])
 
 
 def _format_line(raw: Raw) -> bytes:
-    """`17  INSERT  products  p1  till-1  {"name":"Tea"}`, and nothing that could write by itself."""
+    """Return `17  INSERT  products  p1  till-1  {"name":"Tea"}`, with control characters escaped."""
     delta = _DELTA_DECODER.decode(raw)
     columns = ",".join(
-        f"{orjson.dumps(column.column).decode()}:{bytes(column.value).decode()}" for column in delta.columns
+        f"{orjson.dumps(column.column).decode()}:{bytes(column.value).decode()}"
+        for column in _COLUMNS_DECODER.decode(delta.columns)
     )
-    return format_columns([str(delta.sequence), delta.op, delta.table, delta.row_id, delta.client_id, f"{{{columns}}}"])
+    return format_columns(
+        [str(delta.sequence), delta.op.value, delta.table, delta.row_id, delta.client_id, f"{{{columns}}}"]
+    )

@@ -15,7 +15,10 @@ import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from functools import cached_property
 from typing import Final, TypeVar
+
+from msgspec.structs import replace
 
 from oncelog.client.deltas.edits import Edits, check_names, check_table
 from oncelog.client.deltas.puller import Puller
@@ -86,33 +89,26 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self._transport = wire or DeltasTransport(
             self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls
         )
-        self._open_pusher: Pusher | None = None
-        self._open_puller: Puller | None = None
 
     # --- opening and closing
 
     async def _open(self) -> None:
         runtime = self._runtime
         await runtime.call_store(runtime.store.open, self.client_id, self.gateway)
-        self._open_puller = Puller(runtime, self._transport)
-        self._open_pusher = Pusher(runtime, self._transport, self._open_puller.check_epoch)
-        runtime.start_task("push", self._open_pusher.run)
-        runtime.start_task("pull", self._open_puller.run)
+        runtime.start_task("push", self._pusher.run)
+        runtime.start_task("pull", self._puller.run)
 
     async def _release(self) -> None:
         await self._transport.close()
 
-    @property
+    @cached_property
     def _pusher(self) -> Pusher:
-        self._runtime.check_open()
-        assert self._open_pusher is not None  # noqa: S101 - it is made before anybody can use the client
-        return self._open_pusher
+        return Pusher(self._runtime, self._transport, self._puller.check_epoch)
 
-    @property
+    @cached_property
     def _puller(self) -> Puller:
-        self._runtime.check_open()
-        assert self._open_puller is not None  # noqa: S101 - as above
-        return self._open_puller
+        """Made when the store is open, which has the cursor."""
+        return Puller(self._runtime, self._transport)
 
     # --- editing
 
@@ -159,10 +155,11 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         If it raises, nothing was changed. It is called in a thread, and must not use the client. On the gateway the
         deltas are committed one after the other, in one push where they fit into it.
         """
-        pusher, runtime = self._pusher, self._runtime
+        runtime = self._runtime
+        runtime.check_open()
 
         def publish(outcome: tuple[T, list[Change]]) -> None:
-            pusher.notify()
+            self._pusher.notify()
             runtime.publish_changes(outcome[1])
 
         store, wall_now_ms = runtime.store, self._wall_ms()
@@ -211,11 +208,11 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         Raises DeltaRefusedError if one of the edits is refused, TimeoutError if it takes longer.
         """
         async with asyncio.timeout(timeout_s):
-            pusher, store = self._pusher, self._runtime.store
+            store = self._runtime.store
             number = store.sync_state.newest_number
 
             def is_pushed() -> bool:
-                protocol = pusher.protocol
+                protocol = self._pusher.protocol
                 if protocol.refusal is not None and protocol.refused_number <= number:
                     raise DeltaRefusedError(protocol.refusal)
                 return not 0 < store.sync_state.oldest_number <= number
@@ -231,35 +228,32 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
 
     def status(self) -> Status:
         """For a user interface. `until_status` waits for another one."""
-        sync_state = self._runtime.store.sync_state
-        pusher, puller = self._open_pusher, self._open_puller
-        if pusher is None or puller is None or self._runtime.is_ended:
-            return Status(
-                state=ConnectionState.CLOSED,
-                pending=sync_state.pending,
-                pending_bytes=sync_state.pending_bytes,
-                cursor=sync_state.cursor,
-                epoch=sync_state.epoch,
-                last_error=self._runtime.failure_text,
-            )
-        push_protocol, pull_protocol = pusher.protocol, puller.protocol
+        runtime, sync_state = self._runtime, self._runtime.store.sync_state
+        status = Status(
+            state=ConnectionState.CLOSED,
+            pending=sync_state.pending,
+            pending_bytes=sync_state.pending_bytes,
+            cursor=sync_state.cursor,
+            epoch=sync_state.epoch,
+            last_error=runtime.failure_text,
+        )
+        if not runtime.is_open:
+            return status
+        push_protocol, pull_protocol = self._pusher.protocol, self._puller.protocol
         if not (push_protocol.is_authorized and pull_protocol.is_authorized):
             state = ConnectionState.REFUSED
         elif pull_protocol.last_error is not None:
             state = ConnectionState.OFFLINE
         else:
-            state = ConnectionState.LIVE if puller.is_live else ConnectionState.CATCHING_UP
-        return Status(
+            state = ConnectionState.LIVE if self._puller.is_live else ConnectionState.CATCHING_UP
+        return replace(
+            status,
             state=state,
-            pending=sync_state.pending,
-            pending_bytes=sync_state.pending_bytes,
-            cursor=sync_state.cursor,
-            epoch=sync_state.epoch,
             refused=0 if push_protocol.refusal is None else 1,
             refusal=push_protocol.refusal,
             clock_wait_ms=push_protocol.clock_wait_ms,
             is_resetting=sync_state.is_reset_wanted,
-            history_change=puller.history_change,
+            history_change=self._puller.history_change,
             last_error=pull_protocol.last_error or push_protocol.last_error,
         )
 
@@ -314,15 +308,15 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         Until then the rows still have the withdrawn columns. A delta that had been sent may still be committed.
         Raises ClientError if one of them is not in the outbox.
         """
-        pusher, puller = self._pusher, self._puller
+        self._runtime.check_open()
         try:
             ids = [bytes.fromhex(delta_id) for delta_id in delta_ids]
         except (ValueError, TypeError) as error:
             raise ClientError(f"a delta's id has 64 hexadecimal digits: {error}") from error
 
         def notify(_count: int) -> None:
-            pusher.on_discarded()
-            puller.skip_pause()
+            self._pusher.on_discarded()
+            self._puller.skip_pause()
             self._runtime.wake_waiters()
 
         count = await self._runtime.call_store_and_notify(self._runtime.store.discard, ids, notify=notify)
@@ -333,6 +327,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
 
     def reconnect_now(self) -> None:
         """End all pauses: a refused delta, or a gateway that could not be reached, is tried again at once."""
+        self._runtime.check_open()
         self._pusher.skip_pause()
         self._puller.skip_pause()
 

@@ -11,15 +11,14 @@ import asyncio
 import os
 import random
 import re
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import LedgerLimits, Status
+from oncelog.client.ledger.write_stream import LedgerRuntime
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.errors import SettingsError
@@ -67,39 +66,40 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         self.client_id = checked_id
         roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
 
-        options = {"client_id": checked_id, "token": token, "tls": roots, "limits": self.limits, "is_verifying": verify}
-        runtime = LedgerRuntime(
-            LedgerStore(check_path(path)),
-            partial(_build_transport, address, **options),
-            limits=self.limits,
-            random_source=chance,
-            has_token_function=callable(token),
+        transport = _build_transport(
+            address, client_id=checked_id, token=token, tls=roots, limits=self.limits, is_verifying=verify
         )
+        runtime = LedgerRuntime(LedgerStore(check_path(path)), transport, self.limits, chance)
         LedgerScope.__init__(self, runtime, _check_name(organization, "organization"), _check_vault(vault))
         self._scopes: dict[tuple[str, str], LedgerScope] = {(self.organization, self.vault): self}
 
     # --- opening and closing
 
     async def _open(self) -> None:
-        scopes = await self._runtime.open(self.client_id)
-        for names in [(self.organization, self.vault), *scopes]:
-            await self.scope(*names).open()
+        runtime = self._runtime
+        pending_scopes = await runtime.call_store(runtime.store.open, self.client_id)
+        runtime.transport.open()
+        for names in [(self.organization, self.vault), *pending_scopes]:
+            await self._add_scope(*names).open()
 
     async def _drain(self) -> None:
-        """Wait for the answers of what has been sent, at most `close_timeout_ms`."""
+        """Wait for the answers to calls under way, at most `close_timeout_ms`."""
         await self._end_scopes()
 
     async def _release(self) -> None:
         await self._end_scopes()  # not drained if opening was cancelled, and a scope may have opened since
-        await self._runtime.close_transport()
+        await self._runtime.transport.close()
 
     async def _end_scopes(self) -> None:
         await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
 
     def scope(self, organization: str, vault: str = "") -> LedgerScope:
         """Another scope of the same client: its writes have a sequence of their own, in the same file."""
-        _ = self._runtime.transport  # it is open
-        names = (_check_name(organization, "organization"), _check_vault(vault))
+        self._runtime.check_open()
+        return self._add_scope(_check_name(organization, "organization"), _check_vault(vault))
+
+    def _add_scope(self, organization: str, vault: str) -> LedgerScope:
+        names = (organization, vault)
         if names not in self._scopes:
             self._scopes[names] = LedgerScope(self._runtime, *names)
         return self._scopes[names]

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from oncelog.client.ledger.runtime import LedgerRuntime
 from oncelog.client.ledger.values import (
     ClientState,
     LedgerBlock,
@@ -21,7 +20,7 @@ from oncelog.client.ledger.values import (
     TransactionProof,
     UnverifiedError,
 )
-from oncelog.client.ledger.write_stream import WriteStream
+from oncelog.client.ledger.write_stream import LedgerRuntime, WriteStream
 from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.client.runtime.client import StatusSource
 from oncelog.client.runtime.values import ConnectionState
@@ -120,20 +119,19 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         """
         return None if self._stream is None else self._stream.last_error
 
-    async def open(self) -> None:
+    async def open(self) -> WriteStream:
         """Load the pending writes, and send them. For the client alone."""
-        await self._get_stream()
-
-    async def _get_stream(self) -> WriteStream:
-        if self._stream is None:
-            async with self._open_lock:
-                self._stream = self._stream or await self._open_stream()
+        runtime, names = self._runtime, (self.organization, self.vault)
+        async with self._open_lock:
+            if self._stream is None:
+                self._stream = WriteStream(runtime, names, await runtime.call_store(runtime.store.load_scope, *names))
         return self._stream
 
-    async def _open_stream(self) -> WriteStream:
-        runtime, names = self._runtime, (self.organization, self.vault)
-        transport = runtime.transport
-        return WriteStream(runtime, transport, names, await runtime.call_store(runtime.store.load_scope, *names))
+    async def _get_stream(self) -> WriteStream:
+        if self._stream is not None:
+            return self._stream
+        self._runtime.check_open()
+        return await self.open()
 
     async def end(self) -> None:
         """Close the stream of writes. For the client alone."""
@@ -213,7 +211,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
                 pass
             except ServerRefusedError as error:
                 # A stream ends with its token; a function that gave it may have a new one.
-                may_renew_token = error.code == AUTH_FAILED and has_come and runtime.has_token_function
+                may_renew_token = error.code == AUTH_FAILED and has_come and runtime.transport.may_renew_token
                 if not error.is_transient and not may_renew_token:
                     raise
             if has_come:
@@ -225,7 +223,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return import_module("oncelog.client.ledger.codec")
 
     def _build_request(self, method: str, **fields: Any) -> Any:
-        _ = self._runtime.transport  # it is open
+        self._runtime.check_open()
         kind = getattr(self._codec.pb, f"{method}Request")
         try:
             return kind(organization=self.organization, vault=self.vault, **fields)

@@ -4,7 +4,6 @@ For an answer to a write, the transport also checks whether it is about this wri
 """
 
 import asyncio
-import inspect
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from oncelog.client.ledger import codec
 from oncelog.client.ledger.entries import ProofFailure, SequenceGap, SequenceTaken, WriteAnswer, WriteCall
 from oncelog.client.ledger.values import ClientState, LedgerLimits, TransactionProof, UnverifiedError, Written
 from oncelog.client.runtime.client import is_being_cancelled
-from oncelog.client.runtime.options import Token, is_token
+from oncelog.client.runtime.options import Token, resolve_token
 from oncelog.core.identity import request_hash
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import format_tx_id, ledger_scope
@@ -59,6 +58,7 @@ class LedgerTransport:
         self.limits = limits
         self._client_id = client_id
         self._token = token
+        self.may_renew_token = callable(token)
         self._verifies_proofs = is_verifying
         self._credentials: grpc.ChannelCredentials | None = None
         if tls is not False:
@@ -142,15 +142,7 @@ class LedgerTransport:
         return codec.decode_proof(await self.call("GetProof", request, waits=waits))
 
     async def _build_metadata(self) -> tuple[tuple[str, str], ...]:
-        try:
-            token: object = self._token() if callable(self._token) else self._token
-            if inspect.isawaitable(token):
-                token = await token
-        except Exception as error:
-            # Of an error of the application's only the name: its text may have what nobody else should read.
-            raise LostError(f"the function for the token raised {type(error).__name__}") from error
-        if not is_token(token):
-            raise ServerRefusedError(error_codes.AUTH_FAILED, "what the function gave is no token")
+        token = await resolve_token(self._token)
         return (("authorization", f"Bearer {token}"),) if token else ()
 
     def _to_client_error(self, error: grpc.aio.AioRpcError) -> LostError | ServerRefusedError:

@@ -5,6 +5,8 @@ to the server is a task of its own.
 """
 
 import asyncio
+import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -13,10 +15,10 @@ from uuid import UUID
 
 from oncelog.client.ledger.entries import QueuedWrite, SequenceGap, SettledWrite, WriteAnswer, WriteCall
 from oncelog.client.ledger.protocol import LedgerProtocol
-from oncelog.client.ledger.runtime import LedgerRuntime, logger
-from oncelog.client.ledger.store import StoredScope
-from oncelog.client.ledger.values import ForgottenError, Outcome, PendingWrite, Recovered
+from oncelog.client.ledger.store import LedgerStore, StoredScope
+from oncelog.client.ledger.values import ForgottenError, LedgerLimits, Outcome, PendingWrite, Recovered
 from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s, wait_for_store
+from oncelog.client.runtime.client import ClientRuntime
 from oncelog.client.runtime.values import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
@@ -33,8 +35,24 @@ from oncelog.errors import (
 if TYPE_CHECKING:
     from oncelog.client.ledger.transport import LedgerTransport
 
+logger: Final = logging.getLogger("oncelog.client.ledger")
+
 CONNECTION_POLL_S: Final = 0.1
 """Interval at which the stream checks whether a server that was away is back. Nothing is sent for that."""
+
+
+class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
+    """State of one ledger client."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        transport: "LedgerTransport",
+        limits: LedgerLimits,
+        random_source: random.Random | None,
+    ) -> None:
+        super().__init__("ledger", logger, store, limits, random_source)
+        self.transport = transport
 
 
 class WriteStream(RetryTask[LedgerRuntime]):
@@ -43,14 +61,13 @@ class WriteStream(RetryTask[LedgerRuntime]):
     def __init__(
         self,
         runtime: LedgerRuntime,
-        transport: "LedgerTransport",
         names: tuple[str, str],
         stored: StoredScope,
     ) -> None:
         super().__init__(runtime)
         self._names = names
         self._scope_id = stored.id
-        self._transport = transport
+        self._transport = runtime.transport
         self._limits = runtime.limits
         self._protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=runtime.limits.in_flight_max)
         self._by_key = {entry.key: entry for entry in stored.pending}
