@@ -16,21 +16,17 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.remote import (
-    DEFAULT_URL,
     ClientId,
     EventsConnection,
     GaveUpError,
     Remote,
     Retrier,
-    Token,
-    TokenFile,
-    Url,
-    build_remote,
     choose_client_id,
     connect,
     decode_refusal,
     open_client,
     translate_decode_errors,
+    uses_server,
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_result
 from oncelog.client.events.codec import Envelope, decode_results, encode_message
@@ -47,10 +43,10 @@ LOST_CODE: Final = "connection_lost"
 PROBLEMS_SHOWN_MAX: Final = 10
 
 
-def load(  # noqa: PLR0913, PLR0917 - each one is an option
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+@uses_server
+def load(  # noqa: PLR0913 - each one is an option
+    *,
+    remote: Remote,
     client_id: ClientId = None,
     connections: Annotated[int, typer.Option(min=1, max=1000, help="WebSockets at a time.")] = 16,
     in_flight: Annotated[int, typer.Option(min=1, max=1000, help="Requests of one connection without answer.")] = 16,
@@ -70,7 +66,6 @@ def load(  # noqa: PLR0913, PLR0917 - each one is an option
 
     Example:  oncelog load --connections 4 --seconds 5
     """
-    remote = build_remote(url, token, token_file)
     plan = _LoadPlan(connections, in_flight, batch, seconds, size, partitions, retries)
     warning = f"This writes real events into {remote.url}, in the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
     typer.echo(warning, err=True)

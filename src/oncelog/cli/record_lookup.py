@@ -18,7 +18,7 @@ from oncelog.core.policy import CHAT, FOLD_POLICY, INTERNAL_POLICIES, LEDGER, RE
 from oncelog.core.rules.audit import decode_audit_entry
 from oncelog.core.transactions import parse_tx_id
 from oncelog.core.values import KeyIdentity, Record
-from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, describe_outcome
+from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, describe_outcome, describe_stored
 from oncelog.errors import CorruptError, OncelogError
 from oncelog.idempotency.call_key import encode_key
 from oncelog.proof import RecordHeader
@@ -232,17 +232,11 @@ class _RecordLookup:
         policy = self.policies.get(record.policy)
         if policy is None:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
-        identity = (record.policy, record.scope, record.client, record.key)
-        if not record.key:
-            why = "committed without a key: it is known by its client's sequence alone"
-            return self._build_finding(Outcome(Status.COMMITTED, why, record), identity)
-        finding = self.find_by_identity(record.identity)
-        if finding.outcome.record == record:
+        finding = self.find_by_identity(record.identity) if record.key else None
+        if finding is not None and finding.outcome.record == record:
             return finding
-        why = "committed, but forgotten: a later write has committed under the same key"
-        if finding.outcome.record is not None:
-            why += f", at position {finding.outcome.record.position}"
-        return self._build_finding(Outcome(Status.FORGOTTEN, why, record), identity)
+        outcome = describe_stored(record, None if finding is None else finding.outcome)
+        return self._build_finding(outcome, (record.policy, record.scope, record.client, record.key))
 
     def _describe_internal(self, record: Record) -> Finding:
         if record.policy == RESTORE_POLICY:

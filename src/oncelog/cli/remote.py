@@ -11,7 +11,9 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from typing import Annotated, Any, Final, TypeVar
 from uuid import uuid4
 
@@ -64,6 +66,12 @@ AsJsonLines = Annotated[
     typer.Option("--json/--pretty", help="An object a line, or a line for people, as is usual on a terminal."),
 ]
 
+_SERVER_PARAMETERS: Final = (
+    Parameter("url", Parameter.KEYWORD_ONLY, default=DEFAULT_URL, annotation=Url),
+    Parameter("token", Parameter.KEYWORD_ONLY, default=None, annotation=Token),
+    Parameter("token_file", Parameter.KEYWORD_ONLY, default=None, annotation=TokenFile),
+)
+
 
 class Remote(Struct, frozen=True):
     """A server, and the token for it."""
@@ -85,6 +93,21 @@ def build_remote(url: str, token: str | None, token_file: str | None) -> Remote:
     if find_spec("aiohttp") is None:
         raise OncelogError("this command needs aiohttp: pip install 'oncelog[server]'")
     return Remote(normalize_url(url, "--url"), _load_credential(token, token_file))
+
+
+def uses_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `remote` of a command by the options that name a server and its token."""
+
+    @wraps(command)
+    def run(url: str, token: str | None, token_file: str | None, **arguments: Any) -> None:
+        command(remote=build_remote(url, token, token_file), **arguments)
+
+    declared = signature(command, eval_str=True)
+    parameters: list[Parameter] = []
+    for parameter in declared.parameters.values():
+        parameters += _SERVER_PARAMETERS if parameter.name == "remote" else [parameter]
+    run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined] # Typer reads it
+    return run
 
 
 def _load_credential(token: str | None, token_file: str | None) -> str | None:

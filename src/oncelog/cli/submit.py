@@ -17,20 +17,16 @@ from msgspec import Raw, Struct
 from oncelog.cli.files import STANDARD_INPUT, open_input
 from oncelog.cli.line_input import InputItem, read_batches
 from oncelog.cli.remote import (
-    DEFAULT_URL,
     ClientId,
     Partitions,
     Remote,
     Retrier,
-    Token,
-    TokenFile,
-    Url,
-    build_remote,
     check_text,
     open_client,
     read_answer,
     report_unknown_outcome,
     translate_decode_errors,
+    uses_server,
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
 from oncelog.client.events.codec import SubmitResult
@@ -46,21 +42,21 @@ PROGRESS_EVENTS_MIN: Final = 1000
 _MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
-def submit(  # noqa: PLR0913, PLR0917 - each one is an option
+@uses_server
+def submit(  # noqa: PLR0913 - each one is an option
     event: Annotated[
         str,
         typer.Argument(
             metavar="EVENT-JSON", help="An event, or `-` for one a line on standard input.", show_default=False
         ),
     ] = STANDARD_INPUT,
+    *,
     partition: Partitions = None,
     id: Annotated[str | None, typer.Option(metavar="UUID", help="Under which id; a new one unless given.")] = None,  # noqa: A002
     expected_committed_id: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Only if this is the newest of all events.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
     client_id: ClientId = None,
     batch: Annotated[int, typer.Option(min=1, max=1000, help="Events of one request, from standard input.")] = 100,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to try each request.")] = 30.0,
@@ -77,7 +73,6 @@ def submit(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog submit --partition orders - < events.jsonl
     """
-    remote = build_remote(url, token, token_file)
     reader = _EventParser([check_text(name, "--partition") for name in partition or []])
     if event == STANDARD_INPUT:
         if id is not None or expected_committed_id is not None:

@@ -12,7 +12,6 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.remote import (
-    DEFAULT_URL,
     AsJsonLines,
     ClientId,
     CursorPrinter,
@@ -20,16 +19,13 @@ from oncelog.cli.remote import (
     Partitions,
     Remote,
     Retrier,
-    Token,
-    TokenFile,
-    Url,
-    build_remote,
     check_partitions,
     choose_client_id,
     connect,
     open_client,
     run_while_output_open,
     translate_decode_errors,
+    uses_server,
 )
 from oncelog.cli.terminal import format_columns
 from oncelog.client.events.codec import encode_sync
@@ -41,7 +37,9 @@ NOW: Final = "now"
 _SYNC_ID: Final = "sync"
 
 
-def tail(  # noqa: PLR0913, PLR0917 - each one is an option
+@uses_server
+def tail(
+    *,
     partition: Partitions = None,
     since: Annotated[
         str, typer.Option(metavar="N|now", help="Only what comes after this committed_id, or from now on.")
@@ -49,9 +47,7 @@ def tail(  # noqa: PLR0913, PLR0917 - each one is an option
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after that many events.")] = None,
     epoch: Annotated[str | None, typer.Option(help="The epoch that N is of; another one is an error.")] = None,
     as_json: AsJsonLines = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
     client_id: ClientId = None,
 ) -> None:
     """Prints the events of partitions: those that are there, then those that come, until it is interrupted.
@@ -65,7 +61,6 @@ def tail(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog tail --partition orders --since now --json | jq .event
     """
-    remote = build_remote(url, token, token_file)
     printer = CursorPrinter(
         remote, _parse_since(since), limit, number_name="committed_id", as_json=as_json, format_line=_format_line
     )

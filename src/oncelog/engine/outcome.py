@@ -53,6 +53,19 @@ def describe_outcome(policy: Policy, key_status: KeyStatus) -> Outcome:
     return Outcome(Status.UNKNOWN, NEVER_COMMITTED)
 
 
+def describe_stored(record: Record, found: Outcome | None) -> Outcome:
+    """Return the outcome of a stored record. `found` is that of its identity; None for a record without a key."""
+    if found is None:
+        why = "committed without a key: it is known by its client's sequence alone"
+        return Outcome(Status.COMMITTED, why, record, record.receipt)
+    if found.record is not None and found.record.receipt == record.receipt:
+        return found
+    why = "committed, but forgotten: a later write has committed under the same key"
+    if found.record is not None:
+        why += f", at position {found.record.position}"
+    return Outcome(Status.FORGOTTEN, why, record, record.receipt)
+
+
 def _describe_forgotten(policy: Policy, record: Record, key_status: KeyStatus) -> str:
     age = f"{policy.retention.ttl_ms} ms (policy {policy.name})"
     if policy.retention.forget is Forget.AT_AGE:

@@ -4,7 +4,7 @@ Callers authorize first (CO-22), and answer a record that the principal may not 
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -12,25 +12,21 @@ from oncelog import error_codes
 from oncelog.core.policy import Policy
 from oncelog.core.values import Record
 from oncelog.engine.log import Log
-from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status
+from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, describe_stored
 from oncelog.proof import encode as encode_document
 from oncelog.proof import proof_document
 from oncelog.server.errors import ApiError, field_error
 from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, object_schema, schema_ref, with_optional
 
-_NO_KEY: Final = "committed without a key: it is known by its client's sequence alone"
-_SUPERSEDED: Final = "committed, but forgotten: a later write has committed under the same key"
-
 
 async def find_outcome(log: Log, record: Record) -> Outcome:
     """Return the outcome of the identity of a stored record."""
     if not record.key:
-        return Outcome(Status.COMMITTED, _NO_KEY, record, record.receipt)
+        return describe_stored(record, None)
     policy = log.policies[record.policy]
-    found = await log.lookup(record.key, policy=policy, scope=record.scope, client=record.client)
-    if found.record is not None and found.record.receipt == record.receipt:
-        return found
-    return Outcome(Status.FORGOTTEN, _SUPERSEDED, record, record.receipt)
+    return describe_stored(
+        record, await log.lookup(record.key, policy=policy, scope=record.scope, client=record.client)
+    )
 
 
 async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scope: str, client: str = "") -> Outcome:

@@ -8,7 +8,7 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, describe_interruption
+from oncelog.cli.remote import Remote, describe_interruption, uses_server
 from oncelog.cli.terminal import AsJson, ProgressMeter, escape_unprintable, print_result
 from oncelog.errors import OncelogError
 from oncelog.storage.verify.findings import StepProgress
@@ -17,8 +17,10 @@ _DAY_MS = 86_400_000
 _RESUME_HINT = "Run the same command again, and it goes on."
 
 
-def compact(  # noqa: PLR0913, PLR0917 - each one is an option
+@uses_server
+def compact(
     gateway: Name,
+    *,
     upto: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Those up to this sequence.")
     ] = None,
@@ -36,9 +38,7 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
     ] = None,
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
 ) -> None:
     """Drops the bodies of old deltas, and rows that were deleted long ago. It cannot be undone.
 
@@ -57,7 +57,7 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
     request: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
     if tombstone_age_days is not None:
         request["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
-    result = asyncio.run(_run_compaction(Gateway(gateway, timeout, url, token, token_file), request, upto or 0))
+    result = asyncio.run(_run_compaction(Gateway(gateway, timeout, remote), request, upto or 0))
     lines = [f"{result.compacted} deltas compacted; nothing up to {result.upto} has a body any more"]
     if result.dropped_rows:
         lines.append(f"{result.dropped_rows} deleted rows dropped")

@@ -9,7 +9,7 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.line_input import InputItem
-from oncelog.cli.remote import Retrier, build_remote, check_text, translate_decode_errors
+from oncelog.cli.remote import Remote, Retrier, check_text, translate_decode_errors
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
 from oncelog.client.deltas.values import DeltasLimits
@@ -54,9 +54,9 @@ _RESULT_DECODER: Final = msgspec.json.Decoder(PushResult)
 class Gateway:
     """`async with` opens and closes its connections."""
 
-    def __init__(self, name: str, timeout_s: float, url: str, token: str | None, token_file: str | None) -> None:
-        """Takes the options of a command. Raises OncelogError for wrong ones."""
-        self.remote = remote = build_remote(url, token, token_file)
+    def __init__(self, name: str, timeout_s: float, remote: Remote) -> None:
+        """`name` is the argument of a command. Raises OncelogError if it is malformed."""
+        self.remote = remote
         fault = find_gateway_fault(check_text(name, "GATEWAY"))
         if fault is not None:
             raise OncelogError(f"GATEWAY {fault}")

@@ -16,7 +16,7 @@ from oncelog.cli.deltas.import_state import ImportState, Target
 from oncelog.cli.deltas.rows import Table
 from oncelog.cli.files import open_file
 from oncelog.cli.line_input import split_batches
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, describe_interruption
+from oncelog.cli.remote import Remote, check_text, describe_interruption, uses_server
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
@@ -36,12 +36,14 @@ from oncelog.storage.clock import SystemClock
 from oncelog.storage.verify.findings import StepProgress
 
 
-def import_(  # noqa: PLR0913, PLR0917 - each one is an option
+@uses_server
+def import_(  # noqa: PLR0913 - each one is an option
     gateway: Name,
     table: Table,
     file: Annotated[
         str, typer.Argument(metavar="FILE.csv", help="A CSV file; its first line has the names.", show_default=False)
     ],
+    *,
     row_id: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the rows' ids.", show_default=False)],
     client_id: Annotated[str, typer.Option(metavar="ID", help="Whose the deltas are.", show_default=False)],
     types: Annotated[
@@ -66,9 +68,7 @@ def import_(  # noqa: PLR0913, PLR0917 - each one is an option
     batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas of one request.")] = 1000,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
 ) -> None:
     """Imports a CSV file: each line is an INSERT of a row, whose columns the first line names.
 
@@ -90,7 +90,7 @@ def import_(  # noqa: PLR0913, PLR0917 - each one is an option
         infer,
         empty_null,
     )
-    client = Gateway(gateway, timeout, url, token, token_file)
+    client = Gateway(gateway, timeout, remote)
     target = Target(client.remote.url, gateway, _check_table(table), _check_client_id(client_id))
     start = None if at is None else _parse_start(at)
     with open_file(file) as opened:

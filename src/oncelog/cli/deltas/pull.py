@@ -9,16 +9,7 @@ import typer
 from msgspec import Raw
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import (
-    DEFAULT_URL,
-    AsJsonLines,
-    CursorPrinter,
-    Retrier,
-    Token,
-    TokenFile,
-    Url,
-    run_while_output_open,
-)
+from oncelog.cli.remote import AsJsonLines, CursorPrinter, Remote, Retrier, run_while_output_open, uses_server
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, format_columns, print_message
 from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError
 from oncelog.core.deltas import ColumnJson, DeltaJson
@@ -26,17 +17,17 @@ from oncelog.core.deltas import ColumnJson, DeltaJson
 PAGE_DELTAS: Final = 500
 
 
-def pull(  # noqa: PLR0913, PLR0917 - each one is an option
+@uses_server
+def pull(  # noqa: PLR0913 - each one is an option
     gateway: Name,
+    *,
     since: Annotated[int, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Only what has a higher sequence.")] = 0,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after that many deltas.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with those that come, until interrupted.")] = False,
     epoch: Annotated[str | None, typer.Option(help="The epoch that N is of; another one is an error.")] = None,
     as_json: AsJsonLines = None,
     timeout: Timeout = 30.0,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
 ) -> None:
     """Prints the deltas of a gateway in its order, a line each.
 
@@ -50,7 +41,7 @@ def pull(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas pull shop --follow --json | jq .rowId
     """
-    source = Gateway(gateway, timeout, url, token, token_file)
+    source = Gateway(gateway, timeout, remote)
     printer = CursorPrinter(
         source.remote, since, limit, number_name="sequence", as_json=as_json, format_line=_format_line
     )

@@ -15,7 +15,7 @@ from msgspec import Raw
 from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, Timeout, find_refused_item
 from oncelog.cli.files import STANDARD_INPUT, open_input, write_new_file
 from oncelog.cli.line_input import LINE_BYTES_MAX, read_batches, split_batches
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, report_unknown_outcome
+from oncelog.cli.remote import Remote, check_text, report_unknown_outcome, uses_server
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
@@ -39,9 +39,11 @@ Source = Annotated[
 ]
 
 
-def push(  # noqa: PLR0913, PLR0917 - each one is an option
+@uses_server
+def push(  # noqa: PLR0913 - each one is an option
     gateway: Name,
     file: Source = STANDARD_INPUT,
+    *,
     client_id: Annotated[
         str | None, typer.Option(metavar="ID", help="Whose the changes are that do not say it themselves.")
     ] = None,
@@ -54,9 +56,7 @@ def push(  # noqa: PLR0913, PLR0917 - each one is an option
     batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas of one request.")] = 500,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
 ) -> None:
     """Pushes deltas to a gateway, and tries again under the same ids until they are answered.
 
@@ -71,7 +71,7 @@ def push(  # noqa: PLR0913, PLR0917 - each one is an option
       echo '{"op":"UPDATE","table":"products","rowId":"p1","columns":[{"column":"price","value":3.5}]}' |
       oncelog deltas push shop --client-id till-1
     """
-    gateway_client = Gateway(gateway, timeout, url, token, token_file)
+    gateway_client = Gateway(gateway, timeout, remote)
     parser = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
     with open_input(file, "delta") as source:
         batches = _iterate_batches(parser, source.fileno(), batch)

@@ -16,7 +16,7 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, check_text, translate_decode_errors
+from oncelog.cli.remote import Remote, check_text, translate_decode_errors, uses_server
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, escape_unprintable, print_message
 from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.errors import OncelogError
@@ -38,18 +38,18 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-def rows(  # noqa: PLR0913, PLR0917 - each one is an option
+@uses_server
+def rows(
     gateway: Name,
     table: Table,
+    *,
     row: Annotated[str | None, typer.Option(metavar="ID", help="Only the row of this id.")] = None,
     format: Annotated[  # noqa: A002 - what people expect
         Format | None,
         typer.Option(help="How; a table on a terminal, JSON (an object a line) elsewhere.", show_default=False),
     ] = None,
     timeout: Timeout = 30.0,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
 ) -> None:
     """Prints the rows of a table that exist, merged, by their ids.
 
@@ -61,7 +61,7 @@ def rows(  # noqa: PLR0913, PLR0917 - each one is an option
 
       oncelog deltas rows shop products --format csv > products.csv
     """
-    gateway_client = Gateway(gateway, timeout, url, token, token_file)
+    gateway_client = Gateway(gateway, timeout, remote)
     chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
     row_id = None if row is None else check_text(row, "--row")
     count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
@@ -163,12 +163,12 @@ def _format_cell(text: str) -> str:
 # --- with clocks -------------------------------------------------------------------------------------------
 
 
+@uses_server
 def snapshot(
     gateway: Name,
+    *,
     timeout: Timeout = 30.0,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remote: Remote,
 ) -> None:
     """Prints all rows of a gateway with their clocks, deleted ones too, as JSON: an object a line.
 
@@ -179,7 +179,7 @@ def snapshot(
 
     Example:  oncelog deltas snapshot shop > shop.jsonl
     """
-    asyncio.run(_run_snapshot(Gateway(gateway, timeout, url, token, token_file)))
+    asyncio.run(_run_snapshot(Gateway(gateway, timeout, remote)))
 
 
 class _SnapshotPage(_RowPage, frozen=True):

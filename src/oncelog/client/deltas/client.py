@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from oncelog.client.deltas.edits import Edits, check_names, check_table
+from oncelog.client.deltas.edits import Edits, check_identifier, check_names
 from oncelog.client.deltas.puller import Puller
 from oncelog.client.deltas.pusher import Pusher
 from oncelog.client.deltas.runtime import ChangeStream, DeltasRuntime
@@ -177,7 +177,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     async def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
         """The rows of a table that exist here, by `row_id` in the order of code points."""
         self._runtime.check_open()
-        check_table(table)
+        check_identifier(table, "table")
         return await self._runtime.call_store(self._runtime.store.list_rows, table, after, limit)
 
     async def each_row(self, table: str) -> AsyncIterator[LocalRow]:
@@ -195,7 +195,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         """
         self._runtime.check_open()
         if table is not None:
-            check_table(table)
+            check_identifier(table, "table")
         stream = ChangeStream(table, self.limits, self._runtime.streams.remove)
         self._runtime.streams.append(stream)
         return stream

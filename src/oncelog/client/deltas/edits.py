@@ -104,7 +104,7 @@ class Edits(Struct):
         after: Mapping[str, JsonValue] | None,
     ) -> str | None:
         for name in after or {}:
-            _check_column(name)
+            check_identifier(name, "column")
         hlc = tick(self.hlc, self.wall_now_ms)
         if isinstance(hlc, ClockExhausted):
             raise ClientError("the clock of this client has come to its last reading: no edit can be made any more")
@@ -145,28 +145,20 @@ class Edits(Struct):
 
 def check_names(table: str, row_id: str) -> None:
     """Raises CanonicalError for names that no gateway takes."""
-    check_table(table)
+    check_identifier(table, "table")
     check_text(row_id, "rowId")
     if not 1 <= len(row_id) <= ROW_ID_CHARACTERS_MAX or "\0" in row_id:
         raise CanonicalError("rowId", f"must have 1 to {ROW_ID_CHARACTERS_MAX} characters, and no U+0000")
 
 
-def check_table(table: str) -> None:
-    """Raises CanonicalError for what no table can be called."""
-    if not isinstance(table, str) or not is_identifier(table):
-        raise CanonicalError("table", _describe_identifier(table))
-
-
-def _check_column(name: str) -> None:
+def check_identifier(name: object, field: str) -> None:
+    """Raises CanonicalError for a name that no table or column can have. `field` names it in the error."""
     if not isinstance(name, str) or not is_identifier(name):
-        raise CanonicalError("column", _describe_identifier(name))
-
-
-def _describe_identifier(name: object) -> str:
-    return (
-        "must be an identifier (letters, digits and _, no digit first) of 1 to "
-        f"{IDENTIFIER_CHARACTERS_MAX} characters, not {str(name)[:200]!r}"
-    )
+        raise CanonicalError(
+            field,
+            "must be an identifier (letters, digits and _, no digit first) of 1 to "
+            f"{IDENTIFIER_CHARACTERS_MAX} characters, not {str(name)[:200]!r}",
+        )
 
 
 def get_visible_columns(row: Row) -> dict[str, bytes] | None:

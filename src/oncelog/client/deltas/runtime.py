@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from oncelog.client.deltas.store import DeltasStore, Replacement
+from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.deltas.values import Change, DeltasLimits
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import ClientRuntime
@@ -44,9 +44,9 @@ class DeltasRuntime(ClientRuntime[DeltasStore, DeltasLimits]):
             stream.put(changes)
         self.wake_waiters()
 
-    def publish_replacement(self, replaced: Replacement) -> None:
-        """The same behind a reset."""
-        if not replaced.is_complete:
+    def publish_replacement(self, changes: list[Change] | None) -> None:
+        """Give the changes of a reset to all readers. None is too many changes: the readers end with an error."""
+        if changes is None:
             for stream in list(self.streams):
                 stream.overflow("changes_max", self.limits.changes_max)
-        self.publish_changes(replaced.changes)
+        self.publish_changes(changes or [])

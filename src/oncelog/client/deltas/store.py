@@ -44,14 +44,6 @@ class SyncState(Struct):
     """Of all that has ever been in the outbox."""
 
 
-class Replacement(Struct, frozen=True):
-    """What a reset has changed."""
-
-    changes: list[Change]
-    is_complete: bool
-    """False if there were too many to be told."""
-
-
 class DeltasStore:
     """One file, open in one process."""
 
@@ -242,8 +234,8 @@ class DeltasStore:
             after = self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
         self.sync_state = after
 
-    def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> Replacement:
-        """What was staged becomes the rows, with what the outbox says over them."""
+    def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> list[Change] | None:
+        """Replace all rows by the staged ones and apply the outbox. Return the changes; None if there are too many."""
         with self._file.transaction(is_durable=True) as connection:
             for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
                 with self._file.translate_damage():
@@ -277,15 +269,15 @@ class DeltasStore:
                 newest = max(newest, get_newest_hlc(_ROW_DECODER.decode(state)))
         return newest
 
-    def _compute_replacement(self, connection: sqlite3.Connection, changes_max: int) -> Replacement:
+    def _compute_replacement(self, connection: sqlite3.Connection, changes_max: int) -> list[Change] | None:
         changes: list[Change] = []
         for table, row_id, old, new in connection.execute(SQL["replaced_rows"]):
             with self._file.translate_damage():
                 pair = tuple(Row() if state is None else _ROW_DECODER.decode(state) for state in (old, new))
             changes += list_changes({(table, row_id): (pair[0], pair[1])}, is_local=False)
             if len(changes) > changes_max:
-                return Replacement([], is_complete=False)
-        return Replacement(changes, is_complete=True)
+                return None
+        return changes
 
     def _save_cursor(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> SyncState:
         """Our clock is never behind one that we have seen, however far that one is ahead of ours (DE-8)."""

@@ -159,16 +159,6 @@ class LedgerTransport:
 
     # --- writing
 
-    def _build_request(self, organization: str, vault: str, call: WriteCall) -> pb.WriteRequest:
-        return pb.WriteRequest(
-            organization=organization,
-            vault=vault,
-            client_id=self._client_id,
-            sequence=call.sequence,
-            idempotency_key=call.entry.key,
-            operations=codec.encode_operations(call.entry.operations),
-        )
-
     @staticmethod
     def compute_size(operations: Sequence[Operation]) -> int:
         """Bytes of a transaction on the wire, but for the little that says whose it is."""
@@ -176,7 +166,15 @@ class LedgerTransport:
 
     async def write(self, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
         """Send a write. Raises LostError or ServerRefusedError."""
-        response = await self.call("Write", self._build_request(organization, vault, call), waits=False)
+        request = pb.WriteRequest(
+            organization=organization,
+            vault=vault,
+            client_id=self._client_id,
+            sequence=call.sequence,
+            idempotency_key=call.entry.key,
+            operations=codec.encode_operations(call.entry.operations),
+        )
+        response = await self.call("Write", request, waits=False)
         if response.HasField("success"):
             return await self._handle_success(organization, vault, call, response.success)
         return await self._handle_error(organization, vault, call, response.error)
