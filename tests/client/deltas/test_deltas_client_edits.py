@@ -33,7 +33,7 @@ def nested(levels: int) -> Any:
         ("notes", 7, {}, "rowId: must be a string"),
         ("notes", "1", {"a-b": 1}, "column: must be an identifier .* not 'a-b'"),
         ("notes", "1", {7: 1}, "column: must be an identifier"),
-        ("notes", "1", [("a", 1)], "columns must be given by their names"),
+        ("notes", "1", [("a", 1)], "columns must be a mapping"),
         ("notes", "1", {"a": float("nan")}, r"\$\.a: NaN"),
         ("notes", "1", {"a": [{"b": 2**53 + 1}]}, r"\$\.a\[0\]\.b: integer that would become 9007199254740992 "),
         ("notes", "1", {"a": {1}}, r"\$\.a: JSON has no form for set"),

@@ -149,7 +149,7 @@ def test_edits_of_one_transaction_are_atomic() -> None:
     assert store.sync_state == before
     assert len(bodies(store)) == 5
     assert store.load_row("notes", "1") == {"a": 1, "b": 2}
-    with pytest.raises(ClientError, match="the transaction is over"):
+    with pytest.raises(ClientError, match="the transaction has ended"):
         kept[0].put("notes", "1", {"a": 5})
 
 

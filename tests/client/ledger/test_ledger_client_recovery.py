@@ -270,7 +270,7 @@ async def test_evicted_client_sends_pending_writes_only_after_resume(tmp_path: P
         async with ledger_of(address_of(served), client_id="other") as other:
             await other.write(set_entity("other", b"1"))
         async with ledger_of(address_of(served), path) as ledger:
-            with pytest.raises(ForgottenError, match="has forgotten this client") as caught:
+            with pytest.raises(ForgottenError, match="has evicted this client") as caught:
                 await soon(ledger.recovered())
             assert (caught.value.last_sequence, caught.value.server_sequence) == (1, 0)
             assert [one.key.int for one in caught.value.pending] == [1, 2, 3]
@@ -324,7 +324,7 @@ async def test_server_restored_from_a_backup_raises_forgotten_error(tmp_path: Pa
         for key in ("a", "b", "c"):
             await ledger.write(set_entity(key, b"1"))
     async with serving(tmp_path / "other") as served, ledger_of(address_of(served), path) as ledger:
-        with pytest.raises(ForgottenError, match="knows less of this client") as caught:
+        with pytest.raises(ForgottenError, match="has an older state of this client") as caught:
             await soon(ledger.recovered())
         assert (caught.value.last_sequence, caught.value.server_sequence) == (3, 1)
         assert await ledger.resume(resend=True) == []

@@ -1,4 +1,4 @@
-"""Client of rows that are edited offline and converge on all replicas. See docs/guides/deltas-client.md."""
+"""Client of the Deltas API: rows that are edited offline and synced with a gateway. See docs/guides/deltas-client.md."""
 
 from typing import TYPE_CHECKING
 

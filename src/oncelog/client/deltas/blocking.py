@@ -50,11 +50,12 @@ class BlockingDeltasClient(BlockingDeltasBase):
         chance: random.Random | None = None,
         wire: DeltasTransport | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the client.
 
-        `path` is a file of the client's own, made if it is missing; ":memory:" is for rows that need not survive. The
-        file is this client's and this gateway's for ever. `client_id` is that of the credential. `token` is a text, or
-        a function that gives one and is asked at every request. `wall_ms` is the clock, the machine's if not given.
+        `path` is the file of this client, which is created if it is missing; ":memory:" is for rows that need not
+        survive. The file belongs to this client and this gateway permanently. `client_id` is the client id of the
+        credential. `token` is a string, or a function that returns one and is called for every request. `wall_ms` reads
+        the clock; the default is the clock of the machine.
         """
         self._client = DeltasClient(
             url,
@@ -74,17 +75,17 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
         """As `DeltasClient.put`.
 
-        Sets columns of a row, and leaves the others as they are. Makes the row if it does not exist.
+        Set columns of a row and keep the others. Create the row if it does not exist.
 
-        On return it is on the disk. Gives the id of the delta, or None where nothing changed. Raises CanonicalError
-        that names what cannot be, LimitExceededError, or StoreError; then nothing was changed.
+        On return the edit is on the disk. Returns the id of the delta, or None if nothing changed. Raises
+        CanonicalError for an invalid name or value, LimitExceededError or StoreError; then nothing was changed.
         """
         return self._portal.call(self._client.put, table, row_id, columns)
 
     def delete(self, table: str, row_id: str) -> str | None:
         """As `DeltasClient.delete`.
 
-        Removes a row. Gives the id of the delta, or None if it does not exist. Raises what `put` raises.
+        Delete a row. Return the id of the delta, or None if the row does not exist. Raises the errors of `put`.
         """
         return self._portal.call(self._client.delete, table, row_id)
 
@@ -98,55 +99,56 @@ class BlockingDeltasClient(BlockingDeltasBase):
 
         Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
 
-        No other edit comes in between. It is called in a thread, and must not use the client. A function that returns
-        None is a ClientError, and nothing is changed: most often it lacks a `return`.
+        No other edit runs in between. The function runs in a thread and must not use the client. If it returns None,
+        most often because a `return` is missing, the client raises ClientError and changes nothing.
         """
         return self._portal.call(self._client.edit, table, row_id, self._forbid_reentry(function))
 
     def transact(self, function: Callable[[Edits], T]) -> T:
         """As `DeltasClient.transact`.
 
-        Calls the function with `edits`, whose `row`, `put` and `delete` are one transaction, and gives its result.
+        Call the function with `edits`, whose `row`, `put` and `delete` form one transaction, and return its result.
 
-        If it raises, nothing was changed. It is called in a thread, and must not use the client. On the gateway the
-        deltas are committed one after the other, in one push where they fit into it.
+        If the function raises, nothing was changed. It runs in a thread and must not use the client. The gateway
+        commits the deltas one after the other, in one push if they fit into it.
         """
         return self._portal.call(self._client.transact, self._forbid_reentry(function))
 
     def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
         """As `DeltasClient.row`.
 
-        The columns of a row as it is here; None if it does not exist.
+        Return the columns of a local row; None if it does not exist.
         """
         return self._portal.call(self._client.row, table, row_id)
 
     def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
         """As `DeltasClient.rows`.
 
-        The rows of a table that exist here, by `row_id` in the order of code points.
+        Return the local rows of a table that exist, by `row_id` in code point order.
         """
         return self._portal.call(self._client.rows, table, after=after, limit=limit)
 
     def each_row(self, table: str) -> Iterator[LocalRow]:
         """As `DeltasClient.each_row`.
 
-        All rows of a table, page by page.
+        Yield all local rows of a table, page by page.
         """
         return self._iterate(self._client.each_row(table))
 
     def changes(self, table: str | None = None) -> Iterator[Change]:
         """As `DeltasClient.changes`.
 
-        Every change from this call on, of one table or of all: `for change in client.changes()`.
+        Read every change from this call on, of one table or of all: `for change in client.changes()`.
 
-        Raises UpdatesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
+        Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart read the
+        rows.
         """
         return self._iterate(self._portal.run(self._client.changes, table))
 
     def synced(self, timeout_s: float | None = None) -> None:
         """As `DeltasClient.synced`.
 
-        Returns when all edits of before are acknowledged, and all that the gateway had then has arrived.
+        Wait until all earlier edits are acknowledged, and all deltas that the gateway has now have arrived.
 
         Raises DeltaRefusedError if one of the edits is refused, TimeoutError if it takes longer.
         """
@@ -155,35 +157,39 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def pending(self) -> list[PendingDelta]:
         """As `DeltasClient.pending`.
 
-        What is in the outbox, in its order.
+        Return the deltas in the outbox, in its order.
         """
         return self._portal.call(self._client.pending)
 
     def status(self) -> Status:
         """As `DeltasClient.status`.
 
-        For a user interface. `until_status` waits for another one.
+        Return the status, for a user interface. `until_status` waits for another status.
         """
         return self._client.status()
 
     def refusals(self) -> Iterator[Refusal]:
         """As `DeltasClient.refusals`.
 
-        The refusal that there is, and each that comes: one at a time, since the outbox stops there.
+        Yield the current refusal and each later one.
+
+        The outbox stops at a refused delta, so there is at most one at a time.
         """
         return self._iterate(self._portal.run(self._client.refusals))
 
     def history_changes(self) -> Iterator[HistoryChange]:
         """As `DeltasClient.history_changes`.
 
-        Told when the rows have become those of another history; of several in a row, the last one.
+        Yield each change of the gateway's history once its rows have replaced the local ones.
+
+        Fast changes may be skipped.
         """
         return self._iterate(self._portal.run(self._client.history_changes))
 
     def refused(self) -> list[Refusal]:
         """As `DeltasClient.refused`.
 
-        Return the refused delta, if there is one: the outbox stops there, so there is at most one.
+        Return the refused delta, if there is one. The outbox stops there, so there is at most one.
         """
         return self._portal.run(self._client.refused)
 
@@ -197,7 +203,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def forget_refused(self, *delta_ids: str) -> None:
         """As `DeltasClient.forget_refused`.
 
-        Withdraw refused deltas that the application has seen to; all of them if no id is given.
+        Withdraw refused deltas that the application has handled; all of them if no id is given.
 
         Raises ClientError if one of them is not refused.
         """
@@ -206,10 +212,10 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def withdraw(self, *delta_ids: str) -> None:
         """As `DeltasClient.withdraw`.
 
-        Take pending deltas out of the outbox. Then the client reads all rows again, and applies the other deltas.
+        Take pending deltas out of the outbox. The client then reads all rows again and applies the other deltas.
 
-        Until then the rows still have the withdrawn columns. A delta that had been sent may still be committed.
-        Raises ClientError if one of them is not in the outbox.
+        Until then the rows still contain the withdrawn columns. A delta that was sent may still be committed. Raises
+        ClientError if one of the deltas is not in the outbox.
         """
         self._portal.call(self._client.withdraw, *delta_ids)
 
@@ -218,7 +224,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def reconnect_now(self) -> None:
         """As `DeltasClient.reconnect_now`.
 
-        End all pauses: a refused delta, or a gateway that could not be reached, is tried again at once.
+        End all pauses: retry a refused delta, or a gateway that could not be reached, at once.
         """
         self._portal.run(self._client.reconnect_now)
 

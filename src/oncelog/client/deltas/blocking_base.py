@@ -1,4 +1,4 @@
-"""What the blocking client of deltas does otherwise than the async one: it refuses calls by functions that edit."""
+"""Base of the blocking deltas client, which refuses calls by functions that edit."""
 
 import threading
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class BlockingDeltasBase(BlockingBaseClient):
         return super()._portal
 
     def _forbid_reentry(self, function: Callable[[G], T]) -> Callable[[G], T]:
-        """Return the function with its calls of this client refused: it runs in the thread that would do them."""
+        """Return the function, with calls of this client refused while it runs: they would wait for its own thread."""
 
         def call_marked(given: G) -> T:
             self._thread_state.is_editing = True

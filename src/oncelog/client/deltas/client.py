@@ -1,12 +1,12 @@
-"""The asyncio client of rows: edited here at once, and the same everywhere in the end.
+"""The asyncio client of the Deltas API: edits local rows at once and syncs them with a gateway.
 
     async with DeltasClient("http://127.0.0.1:7171", "shop", path="till.db", client_id="till-1") as client:
         await client.put("products", "p1", {"name": "Tea", "price": 3.5})
         async for change in client.changes("products"):
             print(change.row_id, change.after)
 
-Two tasks share the work, and neither waits for the other: the `pusher` empties the outbox, the `puller` reads the
-gateway. `push_protocol` and `pull_protocol` decide, and the `store` keeps.
+Two tasks run independently: the `pusher` empties the outbox, and the `puller` reads the gateway. `push_protocol` and
+`pull_protocol` decide, and the `store` saves.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ UNLIMITED: Final = 2**62
 
 
 class DeltasClient(BaseClient[DeltasRuntime, Status]):
-    """One client of one gateway, with a file of its own. `async with` opens and closes it."""
+    """One client of one gateway, with a separate file. `async with` opens and closes it."""
 
-    def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
+    def __init__(  # noqa: PLR0913 - by name, and most have a default
         self,
         url: str,
         gateway: str,
@@ -70,17 +70,18 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         chance: random.Random | None = None,
         wire: DeltasTransport | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the client.
 
-        `path` is a file of the client's own, made if it is missing; ":memory:" is for rows that need not survive. The
-        file is this client's and this gateway's for ever. `client_id` is that of the credential. `token` is a text, or
-        a function that gives one and is asked at every request. `wall_ms` is the clock, the machine's if not given.
+        `path` is the file of this client, which is created if it is missing; ":memory:" is for rows that need not
+        survive. The file belongs to this client and this gateway permanently. `client_id` is the client id of the
+        credential. `token` is a string, or a function that returns one and is called for every request. `wall_ms` reads
+        the clock; the default is the clock of the machine.
         """
         self.limits = check_limits(limits, DeltasLimits)
         check_token(token)
         checked_id = check_client_id(client_id)
         if checked_id is None:
-            raise SettingsError("client_id must be given: it decides between writes of the same moment")
+            raise SettingsError("client_id must be given: it decides between writes with equal clocks")
         self.url = normalize_url(url)
         self.gateway = _check_gateway(gateway)
         self.client_id = checked_id
@@ -107,21 +108,21 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
 
     @cached_property
     def _puller(self) -> Puller:
-        """Made when the store is open, which has the cursor."""
+        """The puller, which reads its cursor from the open store."""
         return Puller(self._runtime, self._transport)
 
     # --- editing
 
     async def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
-        """Sets columns of a row, and leaves the others as they are. Makes the row if it does not exist.
+        """Set columns of a row and keep the others. Create the row if it does not exist.
 
-        On return it is on the disk. Gives the id of the delta, or None where nothing changed. Raises CanonicalError
-        that names what cannot be, LimitExceededError, or StoreError; then nothing was changed.
+        On return the edit is on the disk. Returns the id of the delta, or None if nothing changed. Raises
+        CanonicalError for an invalid name or value, LimitExceededError or StoreError; then nothing was changed.
         """
         return await self.transact(lambda edits: edits.put(table, row_id, columns))
 
     async def delete(self, table: str, row_id: str) -> str | None:
-        """Removes a row. Gives the id of the delta, or None if it does not exist. Raises what `put` raises."""
+        """Delete a row. Return the id of the delta, or None if the row does not exist. Raises the errors of `put`."""
         return await self.transact(lambda edits: edits.delete(table, row_id))
 
     async def edit(
@@ -132,8 +133,8 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     ) -> str | None:
         """Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
 
-        No other edit comes in between. It is called in a thread, and must not use the client. A function that returns
-        None is a ClientError, and nothing is changed: most often it lacks a `return`.
+        No other edit runs in between. The function runs in a thread and must not use the client. If it returns None,
+        most often because a `return` is missing, the client raises ClientError and changes nothing.
         """
 
         def apply_edit(edits: Edits) -> str | None:
@@ -145,15 +146,15 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
                 )
             if columns is DELETE:
                 return edits.delete(table, row_id)
-            return edits.put(table, row_id, columns)  # type: ignore[arg-type] # it refuses other types
+            return edits.put(table, row_id, columns)  # type: ignore[arg-type] # `put` refuses other types
 
         return await self.transact(apply_edit)
 
     async def transact(self, function: Callable[[Edits], T]) -> T:
-        """Calls the function with `edits`, whose `row`, `put` and `delete` are one transaction, and gives its result.
+        """Call the function with `edits`, whose `row`, `put` and `delete` form one transaction, and return its result.
 
-        If it raises, nothing was changed. It is called in a thread, and must not use the client. On the gateway the
-        deltas are committed one after the other, in one push where they fit into it.
+        If the function raises, nothing was changed. It runs in a thread and must not use the client. The gateway
+        commits the deltas one after the other, in one push if they fit into it.
         """
         runtime = self._runtime
         runtime.check_open()
@@ -169,19 +170,19 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     # --- reading
 
     async def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """The columns of a row as it is here; None if it does not exist."""
+        """Return the columns of a local row; None if it does not exist."""
         self._runtime.check_open()
         check_names(table, row_id)
         return await self._runtime.call_store(self._runtime.store.load_row, table, row_id)
 
     async def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
-        """The rows of a table that exist here, by `row_id` in the order of code points."""
+        """Return the local rows of a table that exist, by `row_id` in code point order."""
         self._runtime.check_open()
         check_identifier(table, "table")
         return await self._runtime.call_store(self._runtime.store.list_rows, table, after, limit)
 
     async def each_row(self, table: str) -> AsyncIterator[LocalRow]:
-        """All rows of a table, page by page."""
+        """Yield all local rows of a table, page by page."""
         after = ""
         while page := await self.rows(table, after=after):
             for row in page:
@@ -189,9 +190,10 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             after = page[-1].row_id
 
     def changes(self, table: str | None = None) -> ChangeStream:
-        """Every change from this call on, of one table or of all: `async for change in client.changes()`.
+        """Read every change from this call on, of one table or of all: `async for change in client.changes()`.
 
-        Raises UpdatesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
+        Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart read the
+        rows.
         """
         self._runtime.check_open()
         if table is not None:
@@ -200,10 +202,10 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self._runtime.streams.append(stream)
         return stream
 
-    # --- how it stands
+    # --- status
 
     async def synced(self, timeout_s: float | None = None) -> None:
-        """Returns when all edits of before are acknowledged, and all that the gateway had then has arrived.
+        """Wait until all earlier edits are acknowledged, and all deltas that the gateway has now have arrived.
 
         Raises DeltaRefusedError if one of the edits is refused, TimeoutError if it takes longer.
         """
@@ -221,13 +223,13 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             await self._puller.run_round()
 
     async def pending(self) -> list[PendingDelta]:
-        """What is in the outbox, in its order."""
+        """Return the deltas in the outbox, in its order."""
         self._runtime.check_open()
         found = await self._runtime.call_store(self._runtime.store.list_pending, None, UNLIMITED, UNLIMITED)
         return [PendingDelta(entry.delta_id.hex(), entry.body) for entry in found]
 
     def status(self) -> Status:
-        """For a user interface. `until_status` waits for another one."""
+        """Return the status, for a user interface. `until_status` waits for another status."""
         runtime, sync_state = self._runtime, self._runtime.store.sync_state
         status = Status(
             state=ConnectionState.CLOSED,
@@ -258,11 +260,17 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         )
 
     def refusals(self) -> AsyncIterator[Refusal]:
-        """The refusal that there is, and each that comes: one at a time, since the outbox stops there."""
+        """Yield the current refusal and each later one.
+
+        The outbox stops at a refused delta, so there is at most one at a time.
+        """
         return self._iterate_values(lambda status: status.refusal, None)
 
     def history_changes(self) -> AsyncIterator[HistoryChange]:
-        """Told when the rows have become those of another history; of several in a row, the last one."""
+        """Yield each change of the gateway's history once its rows have replaced the local ones.
+
+        Fast changes may be skipped.
+        """
         return self._iterate_values(lambda status: status.history_change, self.status().history_change)
 
     async def _iterate_values(self, part: Callable[[Status], T | None], last: T | None) -> AsyncIterator[T]:
@@ -274,10 +282,10 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             if last is not None:
                 yield last
 
-    # --- what is refused
+    # --- refused deltas
 
     def refused(self) -> list[Refusal]:
-        """Return the refused delta, if there is one: the outbox stops there, so there is at most one."""
+        """Return the refused delta, if there is one. The outbox stops there, so there is at most one."""
         refusal = self.status().refusal
         return [] if refusal is None else [refusal]
 
@@ -287,7 +295,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self.reconnect_now()
 
     async def forget_refused(self, *delta_ids: str) -> None:
-        """Withdraw refused deltas that the application has seen to; all of them if no id is given.
+        """Withdraw refused deltas that the application has handled; all of them if no id is given.
 
         Raises ClientError if one of them is not refused.
         """
@@ -303,16 +311,16 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             raise ClientError(f"delta {min(unknown)} is not refused")
 
     async def withdraw(self, *delta_ids: str) -> None:
-        """Take pending deltas out of the outbox. Then the client reads all rows again, and applies the other deltas.
+        """Take pending deltas out of the outbox. The client then reads all rows again and applies the other deltas.
 
-        Until then the rows still have the withdrawn columns. A delta that had been sent may still be committed.
-        Raises ClientError if one of them is not in the outbox.
+        Until then the rows still contain the withdrawn columns. A delta that was sent may still be committed. Raises
+        ClientError if one of the deltas is not in the outbox.
         """
         self._runtime.check_open()
         try:
             ids = [bytes.fromhex(delta_id) for delta_id in delta_ids]
         except (ValueError, TypeError) as error:
-            raise ClientError(f"a delta's id has 64 hexadecimal digits: {error}") from error
+            raise ClientError(f"a delta id must have 64 hexadecimal digits: {error}") from error
 
         def notify(_count: int) -> None:
             self._pusher.on_discarded()
@@ -326,7 +334,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     discard = alias_method("DeltasClient.discard", "withdraw")
 
     def reconnect_now(self) -> None:
-        """End all pauses: a refused delta, or a gateway that could not be reached, is tried again at once."""
+        """End all pauses: retry a refused delta, or a gateway that could not be reached, at once."""
         self._runtime.check_open()
         self._pusher.skip_pause()
         self._puller.skip_pause()

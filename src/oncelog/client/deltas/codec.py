@@ -1,4 +1,4 @@
-"""Messages between a client and a gateway: answers are decoded with types, and deltas and rows are checked."""
+"""Decoding of the answers and live messages of a gateway. Deltas and rows are checked."""
 
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
@@ -36,13 +36,16 @@ class GatewayRefusedError(ServerRefusedError):
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed later: also if the clock of the client is only a little ahead."""
+        """Whether the same request may succeed later.
+
+        This includes a clock of the client that is only a little ahead.
+        """
         is_ahead = self.code == CLOCK_DRIFT and 0 < self.retry_after_ms <= CLOCK_DRIFT_MS_MAX
         return is_ahead or super().is_transient
 
 
 def describe_failure(error: ClientError) -> str:
-    """Return the text of a failed request, with a code of the gateway as the Deltas API spells it."""
+    """Return the text of a failed request, with a code of the gateway in the spelling of the Deltas API."""
     return f"{error.code.upper()}: {error.message}" if isinstance(error, GatewayRefusedError) else str(error)
 
 
@@ -75,7 +78,8 @@ class PushReply(Struct, frozen=True, rename="camel"):
 
     epoch: str
     previous_epochs: tuple[str, ...] = ()
-    """Epochs of histories that the gateway's continues after restores. A server of version 0.1 names none."""
+    """Epochs of the histories that the gateway's history continues after restores. Servers of version 0.1 do not send
+    them."""
     results: tuple[PushResult, ...] = ()
 
 
@@ -91,7 +95,7 @@ class DeltaPage(Struct, Generic[DeltaT], frozen=True, rename="camel"):
 
 
 class SnapshotRow(Struct, frozen=True):
-    """A row with all that a merge needs."""
+    """A row with the state that a merge needs."""
 
     table: str
     row_id: str
@@ -99,7 +103,7 @@ class SnapshotRow(Struct, frozen=True):
 
 
 class SnapshotPage(Struct, frozen=True):
-    """A part of the gateway's rows."""
+    """A page of the gateway's rows."""
 
     rows: tuple[SnapshotRow, ...]
     cursor: int
@@ -107,7 +111,7 @@ class SnapshotPage(Struct, frozen=True):
     """Token of the next page; empty on the last page."""
     epoch: str
     horizon: int | None = None
-    """The gateway's tombstone horizon, if it has dropped deleted rows: a row that no page has is deleted."""
+    """Tombstone horizon of the gateway, if it has dropped deleted rows: a row that no page contains is deleted."""
 
 
 # --- messages as JSON --------------------------------------------------------------------------------
@@ -172,15 +176,15 @@ class _LiveJson(Struct, rename="camel"):
 
 
 def decode_push_reply(body: bytes, entries: Sequence[OutboxEntry]) -> PushReply:
-    """Raises ProtocolError if the answer acknowledges other deltas."""
+    """Decode the answer to a push. Raises ProtocolError, also if it acknowledges other deltas."""
     reply = _decode_json(body, PushReply)
     if [result.delta_id for result in reply.results] != [entry.delta_id.hex() for entry in entries]:
-        raise ProtocolError("the gateway acknowledges other deltas than those that were pushed")
+        raise ProtocolError("the gateway acknowledged other deltas than the pushed ones")
     return reply
 
 
 def decode_delta_page(body: bytes) -> DeltaPage[RowDelta]:
-    """Raises ProtocolError."""
+    """Decode the answer to a pull. Raises ProtocolError."""
     return decode_deltas(_decode_json(body, DeltaPage[Raw]))
 
 
@@ -189,28 +193,31 @@ def decode_deltas(page: DeltaPage[Raw]) -> DeltaPage[RowDelta]:
     try:
         deltas = tuple(decode_delta(bytes(body)) for body in page.deltas)
     except CanonicalError as error:
-        raise ProtocolError(f"the gateway has an invalid delta: {error}") from error
+        raise ProtocolError(f"the gateway sent an invalid delta: {error}") from error
     return DeltaPage(deltas, page.cursor, page.has_more, page.epoch, page.is_compacted)
 
 
 def decode_snapshot_page(body: bytes) -> SnapshotPage:
-    """Raises ProtocolError."""
+    """Decode a page of a snapshot. Raises ProtocolError."""
     page = _decode_json(body, _SnapshotJson)
     try:
         rows = tuple(row.to_snapshot_row() for row in page.rows)
         horizon = None if page.horizon is None else parse_hlc(page.horizon)
     except (CanonicalError, ValueError) as error:
-        raise ProtocolError(f"the gateway's snapshot has an invalid row: {error}") from error
+        raise ProtocolError(f"the gateway sent a snapshot with an invalid row: {error}") from error
     return SnapshotPage(rows, page.cursor, page.next, page.epoch, horizon)
 
 
 def decode_error(status: int, body: bytes, retry_after_ms: int) -> GatewayRefusedError:
-    """Decode an unsuccessful answer. The answer of a proxy is not JSON of the gateway: its status has the code."""
+    """Decode an unsuccessful answer.
+
+    A proxy answers without JSON of the gateway: then the code follows from the status.
+    """
     try:
         error = msgspec.json.decode(body, type=_ErrorJson).to_error()
     except _DECODE_ERRORS:
         code = TOO_LARGE if status == 413 else status_error(status).code
-        error = GatewayRefusedError(code, f"no gateway answers there (HTTP status {status})")
+        error = GatewayRefusedError(code, f"no gateway answers at this address (HTTP status {status})")
     error.retry_after_ms = max(error.retry_after_ms, retry_after_ms)
     return error
 
@@ -221,7 +228,10 @@ def decode_connected(text: str) -> str:
 
 
 def decode_live(text: str, epoch: str) -> DeltaPage[Raw]:
-    """Decode a message of a live connection to a history. Raises ProtocolError or GatewayRefusedError."""
+    """Decode a message of a live connection.
+
+    `epoch` is that of the connection. Raises ProtocolError or GatewayRefusedError.
+    """
     message = _decode_live_message(text, "deltas", "snapshot")
     is_compacted = message.type == "snapshot"
     return DeltaPage(message.deltas, message.cursor, is_compacted, epoch, is_compacted)

@@ -1,4 +1,4 @@
-"""Edits of local rows, which become deltas. Nothing here reads a file: rows are asked for by a function."""
+"""Edits of local rows, and the deltas that they create. A function loads the rows, so this module does no I/O."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -23,71 +23,71 @@ from oncelog.errors import CanonicalError, ClientError, LimitExceededError
 RowKey = tuple[str, str]
 """Table and row."""
 _NESTING_CHECK_MIN: Final = 256
-"""Arrays and objects in a delta; with fewer it cannot be nested too deep for a push."""
+"""Number of arrays and objects in a delta below which the nesting limit of a push cannot be exceeded."""
 
 
 class NewDelta(Struct, frozen=True):
-    """A delta that an edit came to."""
+    """A delta that an edit created."""
 
     delta_id: bytes
     body: bytes
 
 
 class OutboxUsage(Struct, frozen=True):
-    """What is in the outbox already."""
+    """Number and size of the deltas in the outbox."""
 
     deltas: int
     bytes: int
 
 
 class Edits(Struct):
-    """Edits that happen together, or not at all. Each sees what those before it did."""
+    """Edits of one transaction. Each edit sees the ones before it."""
 
     client_id: str
     hlc: int
-    """The clock's last reading."""
+    """Last reading of the clock."""
     wall_now_ms: int
     load: Callable[[str, str], Row]
     limits: DeltasLimits
     outbox_usage: OutboxUsage
     new_deltas: list[NewDelta] = field(default_factory=list)
     rows: dict[RowKey, tuple[Row, Row]] = field(default_factory=dict)
-    """Those that were looked at: as they were, and as they are."""
+    """Rows that the transaction has loaded: before and after its edits."""
     _bytes: int = 0
     _is_over: bool = False
 
     def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """The row as it stands in here; None if it does not exist."""
+        """Return the row with the edits of this transaction; None if it does not exist."""
         self._check_open()
         check_names(table, row_id)
         return parse_columns(get_visible_columns(self._get_row(table, row_id)))
 
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
-        """Sets columns, and leaves the others as they are. Makes the row if it does not exist.
+        """Set columns and keep the others. Create the row if it does not exist.
 
-        Gives the delta's id, or None where nothing changed. Raises CanonicalError that names what no gateway takes, or
-        LimitExceededError.
+        Returns the id of the delta, or None if nothing changed. Raises CanonicalError for a name or value that gateways
+        refuse, or LimitExceededError.
         """
         if not isinstance(columns, Mapping):
-            raise CanonicalError("$", f"columns must be given by their names, not as {type(columns).__name__}")
+            raise CanonicalError("$", f"columns must be a mapping from names to values, not {type(columns).__name__}")
         before = self.row(table, row_id)
         return self._apply_change(table, row_id, before, {**(before or {}), **columns})
 
     def delete(self, table: str, row_id: str) -> str | None:
-        """Removes the row. Gives the delta's id, or None if it does not exist."""
+        """Delete the row. Return the id of the delta, or None if the row does not exist."""
         return self._apply_change(table, row_id, self.row(table, row_id), None)
 
     def end(self) -> None:
-        """Whoever still has it must not use it."""
+        """Refuse further edits."""
         self._is_over = True
 
     def changes(self) -> list[Change]:
-        """What all of it came to."""
+        """Return the changes of all edits."""
         return list_changes(self.rows, is_local=True)
 
     def _check_open(self) -> None:
         if self._is_over:
-            raise ClientError("the transaction is over: edits belong into the function that it was given to")
+            raise ClientError("the transaction has ended: use its edits only inside of the function that got them")
 
     def _get_row(self, table: str, row_id: str) -> Row:
         found = self.rows.get((table, row_id))
@@ -107,7 +107,7 @@ class Edits(Struct):
             check_identifier(name, "column")
         hlc = tick(self.hlc, self.wall_now_ms)
         if isinstance(hlc, ClockExhausted):
-            raise ClientError("the clock of this client has come to its last reading: no edit can be made any more")
+            raise ClientError("the clock of this client has reached its last reading: no further edit is possible")
         delta = extract(before, after, client_id=self.client_id, hlc=hlc, table=table, row_id=row_id)
         if delta is None:
             return None
@@ -122,7 +122,7 @@ class Edits(Struct):
         return delta.delta_id.hex()
 
     def _check_acceptable(self, delta: RowDelta, row: Row, body: bytes) -> None:
-        """What a gateway would refuse would hold back everything behind it."""
+        """Raise an error for a delta that the gateway would refuse: it would block all deltas behind it."""
         limits = self.limits
         for name, value in delta.columns:
             if len(value) > limits.value_bytes_max:
@@ -144,15 +144,15 @@ class Edits(Struct):
 
 
 def check_names(table: str, row_id: str) -> None:
-    """Raises CanonicalError for names that no gateway takes."""
+    """Raise CanonicalError for a table or row id that gateways refuse."""
     check_identifier(table, "table")
     check_text(row_id, "rowId")
     if not 1 <= len(row_id) <= ROW_ID_CHARACTERS_MAX or "\0" in row_id:
-        raise CanonicalError("rowId", f"must have 1 to {ROW_ID_CHARACTERS_MAX} characters, and no U+0000")
+        raise CanonicalError("rowId", f"must have 1 to {ROW_ID_CHARACTERS_MAX} characters and no U+0000")
 
 
 def check_identifier(name: object, field: str) -> None:
-    """Raises CanonicalError for a name that no table or column can have. `field` names it in the error."""
+    """Raise CanonicalError for a name that no table or column can have. `field` is its name in the error."""
     if not isinstance(name, str) or not is_identifier(name):
         raise CanonicalError(
             field,
@@ -162,12 +162,12 @@ def check_identifier(name: object, field: str) -> None:
 
 
 def get_visible_columns(row: Row) -> dict[str, bytes] | None:
-    """What people see of a row: its columns in canonical form, or None if it does not exist."""
+    """Return the columns of a row in canonical form; None if the row does not exist."""
     return row.values if row.exists else None
 
 
 def list_changes(rows: Mapping[RowKey, tuple[Row, Row]], *, is_local: bool) -> list[Change]:
-    """Of rows as they were and as they are: those that look otherwise."""
+    """Return the visible changes of rows, given their states before and after."""
     changes: list[Change] = []
     for (table, row_id), (first, last) in rows.items():
         if first is last:

@@ -1,7 +1,7 @@
 """Protocol of reading from the gateway, without I/O: the next request, and the effect of its answer on the store.
 
-The puller takes `next_request`, gives the answer to `handle_answer`, applies the returned effect to the file, and calls
-`confirm`. The state changes only then: if the file cannot be written, the same request comes again.
+The puller takes `next_request`, passes the answer to `handle_answer`, applies the returned effect to the file, and
+calls `confirm`. The state changes only then: if the file cannot be written, the same request is made again.
 """
 
 from msgspec import Struct
@@ -17,7 +17,7 @@ from oncelog.errors import ClientError, ProtocolError
 
 
 class ReadDeltas(Struct, frozen=True):
-    """The deltas after a cursor: those that the gateway has, or those that it commits from now on."""
+    """Read the deltas after a cursor: the stored ones, or with `is_live` those that the gateway commits from now on."""
 
     since: int
     epoch: str
@@ -25,7 +25,7 @@ class ReadDeltas(Struct, frozen=True):
 
 
 class ReadSnapshot(Struct, frozen=True):
-    """A page of all rows."""
+    """Read a page of all rows."""
 
     page: str
 
@@ -43,23 +43,23 @@ class StageRows(Struct, frozen=True):
 
 
 class ResetRows(Struct, frozen=True):
-    """Replace all rows by those of the snapshot."""
+    """Start to replace all rows by those of a snapshot."""
 
     message: str
     is_compacted: bool = False
-    """The history is the same: the snapshot lacks deleted rows that the client may still have."""
+    """The history is the same, but the snapshot lacks deleted rows that the client may still have."""
 
 
 class RestartSnapshot(Struct, frozen=True):
-    """Read the snapshot from its first page on. The file does not change."""
+    """Read the snapshot again from its first page. The file does not change."""
 
 
 PullEffect = DeltaPage[RowDelta] | SnapshotPage | StageRows | ResetRows | RestartSnapshot
-"""A page is merged into the rows. With deltas, and with the last page of a snapshot, the cursor moves too."""
+"""A page is merged into the rows. Deltas, and the last page of a snapshot, also move the cursor."""
 
 
 class _SnapshotProgress(Struct, frozen=True):
-    """A snapshot that is being read."""
+    """How much of a snapshot has been read."""
 
     next: str = ""
     cursor: int | None = None
@@ -68,7 +68,7 @@ class _SnapshotProgress(Struct, frozen=True):
 
 
 class PullProtocol:
-    """How far one client has read its gateway."""
+    """Reading position of one client in its gateway."""
 
     def __init__(self, cursor: int, epoch: str) -> None:
         self.cursor = cursor
@@ -80,7 +80,7 @@ class PullProtocol:
         self._snapshot: _SnapshotProgress | None = None
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
-        """Return the next request. The file says whether all rows are to be replaced."""
+        """Return the next request. `is_reset_wanted` is stored in the file: all rows are to be replaced."""
         if is_reset_wanted and not self.is_resetting:
             self.is_resetting = True
             self._snapshot = _SnapshotProgress()
@@ -89,11 +89,13 @@ class PullProtocol:
         return ReadDeltas(self.cursor, self.epoch, self.is_caught_up)
 
     def pull_again(self) -> None:
-        """Ask for a page in between, although the live connection delivers all deltas."""
+        """Request a page, although the live connection delivers all deltas."""
         self.is_caught_up = False
 
     def on_acknowledged(self, epoch: str) -> None:
-        """A push was acknowledged in this history. Before the first page it is the one to read, as the file says too.
+        """Process the epoch of an acknowledged push.
+
+        Before the first page it is the epoch to read, which the file has too.
 
         A gateway that is restored before the first page may have lost the push: then all rows are to be replaced.
         """
@@ -102,7 +104,7 @@ class PullProtocol:
     def handle_answer(
         self, request: PullRequest, answer: DeltaPage[RowDelta] | SnapshotPage | ClientError
     ) -> PullEffect | RetryPause:
-        """Return what to do about an answer. Raises ProtocolError."""
+        """Return the effect of an answer, or the pause before the next request. Raises ProtocolError."""
         match answer:
             case DeltaPage():
                 return self._handle_delta_page(request, answer)
@@ -110,13 +112,13 @@ class PullProtocol:
                 return self._handle_snapshot_page(answer)
             case ClientError():
                 self.last_error = describe_failure(answer)
-                self.is_caught_up = False  # before the next live connection the client pulls what there is
+                self.is_caught_up = False  # the client pulls the stored deltas before it goes live
                 return (
                     self._handle_refusal(request, answer) if isinstance(answer, GatewayRefusedError) else RetryPause()
                 )
 
     def confirm(self, effect: PullEffect) -> None:
-        """The effect is saved."""
+        """Continue after the effect has been saved."""
         self.last_error = None
         self.is_authorized = True
         match effect:
@@ -124,7 +126,9 @@ class PullProtocol:
                 self.cursor, self.epoch, self.is_caught_up = effect.cursor, effect.epoch, not effect.has_more
             case SnapshotPage():
                 self._advance_snapshot(effect)
-                self.epoch = effect.epoch  # the file has rows of this history: rows of another one must replace them
+                self.epoch = (
+                    effect.epoch
+                )  # the file has rows of this history, which rows of another history must replace
             case StageRows():
                 self._advance_snapshot(effect.page)
             case ResetRows():
@@ -138,10 +142,10 @@ class PullProtocol:
         if page.is_compacted:
             return RestartSnapshot()
         if not isinstance(request, ReadDeltas) or (page.cursor < request.since and not request.is_live):
-            raise ProtocolError(f"the gateway's page ends at {page.cursor}, before it begins")
+            raise ProtocolError(f"the gateway sent a page that ends at {page.cursor}, before its start")
         if page.has_more and page.cursor == request.since:
-            raise ProtocolError(f"the gateway's page is empty, and yet there is more after {page.cursor}")
-        return replace(page, cursor=max(page.cursor, self.cursor))  # a pull in between may have gone further
+            raise ProtocolError(f"the gateway sent an empty page and says that more follows after {page.cursor}")
+        return replace(page, cursor=max(page.cursor, self.cursor))  # another pull may have moved it further
 
     def _handle_snapshot_page(self, page: SnapshotPage) -> PullEffect:
         snapshot = self._snapshot
@@ -149,7 +153,7 @@ class PullProtocol:
             raise ProtocolError("the gateway sent a snapshot that the client did not request")
         is_first = snapshot.cursor is None
         if not is_first and (page.cursor, page.epoch) != (snapshot.cursor, snapshot.epoch):
-            return RestartSnapshot()  # a backup was restored in between
+            return RestartSnapshot()  # a backup was restored in the meantime
         if self.is_resetting:
             return StageRows(page, is_first)
         if self._is_of_other_history(page.epoch):

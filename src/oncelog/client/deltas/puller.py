@@ -1,4 +1,4 @@
-"""The task that reads the gateway: pages until it has caught up, then what is live."""
+"""The task that reads the gateway: pages until it has caught up, then live messages."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from oncelog.errors import ClientError, LostError, ProtocolError
 
 
 class Puller(RetryTask[DeltasRuntime]):
-    """Makes one request, or takes one live message, after the other."""
+    """Makes one request, or receives one live message, at a time."""
 
     def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport) -> None:
         super().__init__(runtime)
@@ -34,9 +34,9 @@ class Puller(RetryTask[DeltasRuntime]):
         self._rounds_requested = 0
         self._rounds_done = 0
         self._snapshot_restarts = 0
-        """How often in a row a snapshot was restarted."""
+        """Consecutive restarts of a snapshot."""
         self._lost_history: tuple[str, int] | None = None
-        """Epoch and cursor of a history that is not the gateway's any more."""
+        """Epoch and cursor of a history that the gateway does not have any more."""
         sync_state = runtime.store.sync_state
         self.protocol = PullProtocol(sync_state.cursor, sync_state.epoch)
         self.history_change: HistoryChange | None = None
@@ -47,14 +47,14 @@ class Puller(RetryTask[DeltasRuntime]):
         return self._live_stream is not None and self.protocol.is_caught_up
 
     def check_epoch(self, epoch: str) -> None:
-        """A push was acknowledged in this history: if it is another one, read the gateway at once."""
+        """Process the epoch of an acknowledged push: if it is another one, read the gateway at once."""
         self.protocol.on_acknowledged(epoch)
         if self.protocol.epoch != epoch:
             self._rounds_requested += 1
             self.skip_pause()
 
     async def run_round(self) -> None:
-        """Wait until all deltas that the gateway has at this moment have arrived."""
+        """Wait until all deltas that the gateway has now have arrived."""
         self._rounds_requested += 1
         round_number = self._rounds_requested
         self.skip_pause()
@@ -68,7 +68,7 @@ class Puller(RetryTask[DeltasRuntime]):
             await self._disconnect()
 
     async def _step(self) -> RetryPause | None:
-        """Make one request, or take one live message."""
+        """Make one request, or receive one live message."""
         protocol = self.protocol
         rounds_requested = self._rounds_requested
         if rounds_requested > self._rounds_done:
@@ -100,7 +100,7 @@ class Puller(RetryTask[DeltasRuntime]):
         return None
 
     async def _send_request(self, request: PullRequest) -> DeltaPage[RowDelta] | SnapshotPage | None:
-        """Return the answer; None if a skipped pause has interrupted the wait for a live message."""
+        """Return the answer; None if a skipped pause interrupted the wait for a live message."""
         limits = self._runtime.limits
         if isinstance(request, ReadSnapshot):
             await self._disconnect()
@@ -143,7 +143,7 @@ class Puller(RetryTask[DeltasRuntime]):
                     await self._replace(page)
             case ResetRows():
                 if effect.is_compacted:
-                    runtime.logger.info("all rows are read again: %s", effect.message)
+                    runtime.logger.info("reading all rows again: %s", effect.message)
                 else:
                     runtime.logger.warning("the history of the gateway has changed: %s", effect.message)
                     self._lost_history = (protocol.epoch, protocol.cursor)
@@ -166,13 +166,13 @@ class Puller(RetryTask[DeltasRuntime]):
             lost_history = (protocol.epoch, protocol.cursor)
         if lost_history is not None:
             self.history_change = HistoryChange(lost_history[0], page.epoch, lost_history[1], page.cursor)
-            runtime.logger.warning("the rows of the gateway have replaced all rows: %s", self.history_change)
+            runtime.logger.warning("all rows were replaced by those of the gateway: %s", self.history_change)
         self._lost_history = None
 
     async def _disconnect(self) -> None:
         live, self._live_stream = self._live_stream, None
         if live is not None and time.monotonic() - self._live_since_s > self._runtime.limits.pause_ms_max / 1000:
-            self._backoff.reset()  # the connection was in use: the next pause is a short one again
+            self._backoff.reset()  # the connection was in use, so the next pause is a short one
         receive_task, self._receive_task = self._receive_task, None
         if receive_task is not None:
             receive_task.cancel()

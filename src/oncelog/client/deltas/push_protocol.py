@@ -1,7 +1,8 @@
-"""What is pushed next, and what follows from the answer. Decides, and does nothing itself.
+"""Protocol of pushing, without I/O: the bounds of the next push, and the effect of each answer.
 
-The outbox is pushed from its head, always: after a failure nobody knows what has arrived, so all of it goes again. A
-push is taken as a whole or not at all, so a delta that is refused is kept from those before it: they go without it.
+Every push begins at the head of the outbox. After a failure nothing is known about the pushed deltas, so all of them
+are pushed again. A gateway accepts or refuses a push as a whole, so the deltas before a refused one are pushed without
+it.
 """
 
 from collections.abc import Sequence
@@ -28,22 +29,22 @@ _DELTA_ERROR_CODES: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN
 
 
 class PushBounds(Struct, frozen=True):
-    """Of the next push."""
+    """Limits of the next push."""
 
     before: int | None
-    """Only what is before this number in the outbox."""
+    """Only deltas whose number in the outbox is below this one."""
     deltas_max: int
 
 
 class _HeldDelta(Struct, frozen=True):
-    """A delta that is not to be pushed for now."""
+    """A delta that is not pushed before a pause has passed."""
 
     number: int
     pause: RetryPause
 
 
 class PushProtocol:
-    """The state of one outbox's way to its gateway."""
+    """State of pushing one outbox."""
 
     def __init__(self, deltas_max: int) -> None:
         self._configured_max = deltas_max
@@ -56,23 +57,23 @@ class PushProtocol:
         self.last_error: str | None = None
         self.is_authorized = True
         self.discards = 0
-        """How often deltas were taken out of the outbox: an answer to a push of before may be about one of them."""
+        """Number of withdrawals. A failed push from before a withdrawal may be about a withdrawn delta."""
 
     @property
     def bounds(self) -> PushBounds:
-        """What may be pushed."""
+        """Limits of the next push."""
         return PushBounds(None if self._held is None else self._held.number, self._deltas_max)
 
     def get_held_pause(self) -> RetryPause | None:
-        """All within the bounds is pushed. None if there was no more to push, else how long the held one waits."""
+        """Return the pause of a held delta when everything before it is pushed; None without a held delta."""
         return None if self._held is None else self._held.pause
 
     def release(self) -> None:
-        """What was held may be tried again."""
+        """Allow a held delta to be pushed."""
         self._held = None
 
     def on_discarded(self) -> None:
-        """Deltas were taken out of the outbox, and perhaps the one that was refused."""
+        """Reset the refusal after deltas, perhaps the refused one, were taken out of the outbox."""
         self.discards += 1
         self._held = None
         self.clock_wait_ms = 0
@@ -89,17 +90,17 @@ class PushProtocol:
         self.is_authorized = True
         rejected_entry = _find_rejected_entry(batch, answer)
         if answer.code == CLOCK_DRIFT:
-            # The clocks of deltas rise: the deltas before the rejected one may be in time.
+            # The clocks of deltas in the outbox rise, so the gateway may accept the deltas before the rejected one.
             self.clock_wait_ms = max(answer.retry_after_ms, 1)
             self._held = _HeldDelta((rejected_entry or batch[0]).number, RetryPause(answer.retry_after_ms))
             return None
         if rejected_entry is not None and answer.code in _DELTA_ERROR_CODES:
             self._handle_refusal(rejected_entry, answer)
             return None
-        if answer.code == TOO_LARGE:  # without an index: the push as a whole is too large
+        if answer.code == TOO_LARGE:  # without an index the push as a whole is too large
             self._ceiling = self._deltas_max = len(batch) // 2
             return None
-        if answer.code in (RATE_LIMITED, SERVER_BUSY):  # a smaller push finds room sooner
+        if answer.code in (RATE_LIMITED, SERVER_BUSY):  # the gateway can accept a smaller push sooner
             self._deltas_max = max(1, len(batch) // 2)
         if answer.is_transient:
             return RetryPause(answer.retry_after_ms)
@@ -116,7 +117,7 @@ class PushProtocol:
             self._forget_refusal()
 
     def _forget_refusal(self) -> None:
-        """The refused delta may have been the reason for small pushes, so the next one may be large again."""
+        """Forget the refusal. It may have been the reason for small pushes, so the next push may be large again."""
         self.refusal, self.refused_number = None, 0
         self._ceiling = self._configured_max
 
@@ -128,7 +129,10 @@ class PushProtocol:
 
 
 def _find_rejected_entry(batch: Sequence[OutboxEntry], error: GatewayRefusedError) -> OutboxEntry | None:
-    """Return the delta that the gateway refuses. Without an index that is a delta pushed alone that is too large."""
+    """Return the delta that the gateway refuses.
+
+    Without an index, it is a delta that is too large and was pushed alone.
+    """
     if error.index is not None:
         return batch[error.index] if 0 <= error.index < len(batch) else None
     return batch[0] if error.code == TOO_LARGE and len(batch) == 1 else None

@@ -12,7 +12,7 @@ from oncelog.errors import ClientError, LostError, ProtocolError
 
 
 class Pusher(RetryTask[DeltasRuntime]):
-    """Pushes one batch after the other."""
+    """Pushes one batch at a time."""
 
     def __init__(
         self, runtime: DeltasRuntime, transport: DeltasTransport, on_acknowledged: Callable[[str], None]
@@ -24,26 +24,26 @@ class Pusher(RetryTask[DeltasRuntime]):
         self.protocol = PushProtocol(runtime.limits.push_deltas_max)
 
     def notify(self) -> None:
-        """There is something in the outbox."""
+        """Wake the task: the outbox may have a new delta."""
         self._work_event.set()
 
     def skip_pause(self) -> None:
-        """Try at once what waits."""
+        """End the pause, and push a held delta too."""
         self.protocol.release()
         super().skip_pause()
         self._work_event.set()
 
     def on_discarded(self) -> None:
-        """Deltas were taken out of the outbox."""
+        """Process the withdrawal of deltas."""
         self.protocol.on_discarded()
         self.skip_pause()
 
     async def _step(self) -> RetryPause | None:
-        """Make one push. With nothing to push, wait for a new delta, or for the pause of one that is held."""
+        """Make one push. If there is nothing to push, wait for a new delta, or return the pause of a held one."""
         runtime, protocol = self._runtime, self.protocol
         self._work_event.clear()
         bounds = protocol.bounds
-        # Read before the batch: an application may withdraw deltas while the store lists them.
+        # Read before the batch: the application may withdraw deltas while the store lists them.
         discards, refusal = protocol.discards, protocol.refusal
         batch = await runtime.call_store(
             runtime.store.list_pending, bounds.before, bounds.deltas_max, runtime.limits.push_bytes_max

@@ -1,4 +1,4 @@
-"""What the tasks of one client share: the file with its thread, who waits for something, and who is told of changes."""
+"""State that the tasks of a deltas client share, and the readers of its changes."""
 
 import logging
 import random
@@ -14,7 +14,7 @@ logger: Final = logging.getLogger("oncelog.client.deltas")
 
 
 class ChangeStream(BoundedStream[Change]):
-    """`async for change in stream`: every change from the moment on that it was made. `aclose` ends it."""
+    """Reader of changes, from its creation on: `async for change in stream`. `aclose` ends it."""
 
     def __init__(self, table: str | None, limits: DeltasLimits, on_close: Callable[["ChangeStream"], None]) -> None:
         super().__init__(
@@ -39,13 +39,13 @@ class DeltasRuntime(ClientRuntime[DeltasStore, DeltasLimits]):
             stream.finish(self.failure_error)
 
     def publish_changes(self, changes: list[Change]) -> None:
-        """To all who read changes, and all who wait for something."""
+        """Give changes to all readers, and wake callers that wait."""
         for stream in list(self.streams):
             stream.put(changes)
         self.wake_waiters()
 
     def publish_replacement(self, changes: list[Change] | None) -> None:
-        """Give the changes of a reset to all readers. None is too many changes: the readers end with an error."""
+        """Give the changes of a reset to all readers. None means too many changes: the readers end with an error."""
         if changes is None:
             for stream in list(self.streams):
                 stream.overflow("changes_max", self.limits.changes_max)

@@ -1,6 +1,6 @@
-"""What a client of rows keeps: its rows with all that a merge needs, its outbox, its clock, and how far it has read.
+"""The file of a deltas client: its rows with the state that a merge needs, its outbox, its clock and its cursor.
 
-All of it lies in one SQLite file of its own. Everything here blocks, and is called by one thread at a time.
+It is an SQLite file. All methods block, and one thread at a time calls them.
 """
 
 import sqlite3
@@ -30,7 +30,7 @@ _ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
 
 
 class SyncState(Struct):
-    """What is needed often, as it lies in the file. Other threads may look at it."""
+    """Copy of frequently used values of the file. Other threads read it."""
 
     hlc: int = 0
     cursor: int = 0
@@ -39,9 +39,9 @@ class SyncState(Struct):
     pending: int = 0
     pending_bytes: int = 0
     oldest_number: int = 0
-    """Of what is pending; 0 if nothing is."""
+    """Number of the oldest delta in the outbox; 0 if the outbox is empty."""
     newest_number: int = 0
-    """Of all that has ever been in the outbox."""
+    """Highest number that a delta in the outbox ever had."""
 
 
 class DeltasStore:
@@ -56,7 +56,10 @@ class DeltasStore:
     # --- opening and closing
 
     def open(self, client_id: str, gateway: str) -> None:
-        """Raises StoreInUseError, SettingsError if the file is another client's or gateway's, or a StoreError."""
+        """Open the file.
+
+        Raises StoreInUseError, SettingsError if it belongs to another client or gateway, or a StoreError.
+        """
         with self._file.open() as (connection, is_new):
             if is_new:
                 connection.execute(SQL["make_client"], (client_id, gateway))
@@ -80,18 +83,18 @@ class DeltasStore:
         return SyncState(int(hlc), cursor, epoch, bool(is_reset_wanted), pending, pending_bytes, oldest, newest)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._file.close()
 
     # --- rows
 
     def load_row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """The columns of a row; None if it does not exist."""
+        """Return the columns of a row; None if it does not exist."""
         with self._file.translate_errors(), self._file.translate_damage():
             return parse_columns(get_visible_columns(self._load_state(self._file.connection, table, row_id)))
 
     def list_rows(self, table: str, after: str, limit: int) -> list[LocalRow]:
-        """Those that exist, by `row_id` in the order of code points."""
+        """Return the rows that exist, by `row_id` in code point order."""
         with self._file.translate_errors(), self._file.translate_damage():
             found = self._file.connection.execute(SQL["rows_after"], (table, after, limit)).fetchall()
             return [LocalRow(row_id, parse_columns(_ROW_DECODER.decode(state).values) or {}) for row_id, state in found]
@@ -106,7 +109,7 @@ class DeltasStore:
     # --- edits
 
     def transact(self, function: Callable[[Edits], T], wall_now_ms: int) -> tuple[T, list[Change]]:
-        """Calls the function with edits that it can make, and saves what they came to. On return it is on the disk."""
+        """Call the function with edits, and save what they changed. On return it is on the disk."""
         before = self.sync_state
         with self._file.transaction(is_durable=True) as connection:
             edits = Edits(
@@ -139,10 +142,10 @@ class DeltasStore:
             )
         return result, edits.changes()
 
-    # --- the outbox
+    # --- outbox
 
     def list_pending(self, before: int | None, deltas_max: int, bytes_max: int) -> list[OutboxEntry]:
-        """The oldest of what is pending, in order; one at least, however large it is."""
+        """Return the oldest deltas in the outbox, in order: at least one, whatever its size."""
         batch: list[OutboxEntry] = []
         size = 0
         with self._file.translate_errors():
@@ -155,11 +158,11 @@ class DeltasStore:
         return batch
 
     def acknowledge(self, number: int, answer: PushReply) -> bool:
-        """The gateway has everything up to this number. False, and nothing is changed, if that was another history.
+        """Remove the deltas up to this number. Return False, without a change, if another history acknowledged them.
 
-        A late answer may be of a history that a restore has ended: what it acknowledges may be lost. So the gateway's
-        history must be the one that the client knows, or continue it. An ended history does not continue the one that
-        has replaced it, however often it answers. During a reset `replace` decides.
+        A late answer may come from a history that a restore has ended, which may have lost the deltas. So the history
+        of the gateway must be the one that the client knows, or continue it. An ended history never continues the one
+        that has replaced it. During a reset `replace` decides.
         """
         epoch = answer.epoch
         if self.sync_state.epoch not in ("", epoch, *answer.previous_epochs) and not self.sync_state.is_reset_wanted:
@@ -174,7 +177,10 @@ class DeltasStore:
         return True
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
-        """Removes them, and has all rows read anew: nobody knows what they would be without. Gives how many it were."""
+        """Remove deltas from the outbox, and request a reset, because the rows without them are unknown.
+
+        Return their number.
+        """
         with self._file.transaction(is_durable=True) as connection:
             count = sum(connection.execute(SQL["discard"], (delta_id,)).rowcount for delta_id in delta_ids)
             if count:
@@ -183,11 +189,11 @@ class DeltasStore:
         self.sync_state = after
         return count
 
-    # --- from the gateway
+    # --- data of the gateway
 
     def apply(self, deltas: Sequence[RowDelta], cursor: int, epoch: str) -> list[Change]:
-        """Merges deltas and moves the cursor, in one transaction."""
-        # If a crash loses it, all of it is lost together, and comes again from the gateway.
+        """Merge deltas and move the cursor, in one transaction."""
+        # A crash may lose the transaction as a whole. Then the gateway sends the deltas again.
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._file.transaction(is_durable=False) as connection:
             for delta in deltas:
@@ -203,7 +209,7 @@ class DeltasStore:
         return list_changes(rows, is_local=False)
 
     def join(self, snapshot: Sequence[SnapshotRow], cursor: int | None, epoch: str) -> list[Change]:
-        """Merges a page of a snapshot; the cursor comes with the last one."""
+        """Merge a page of a snapshot. The last page has the cursor."""
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._file.transaction(is_durable=False) as connection:
             for snapshot_row in snapshot:
@@ -216,14 +222,14 @@ class DeltasStore:
         return list_changes(rows, is_local=False)
 
     def request_reset(self) -> None:
-        """All rows are to be read anew."""
+        """Record that all rows are to be read again."""
         with self._file.transaction(is_durable=True) as connection:
             connection.execute(SQL["want_reset"])
             after = self._load_sync_state(connection)
         self.sync_state = after
 
     def stage(self, snapshot: Sequence[SnapshotRow], is_first: bool, horizon: int | None = None) -> None:
-        """Lays a page of a snapshot aside. It is not in the file: who crashes reads it again."""
+        """Stage a page of a snapshot. Staged rows are temporary: after a crash the snapshot is read again."""
         with self._file.transaction(is_durable=False) as connection:
             if is_first:
                 connection.execute(SQL["clear_staged"])
@@ -241,7 +247,7 @@ class DeltasStore:
                 with self._file.translate_damage():
                     delta = decode_delta(body)
                 staged = self._load_state(connection, delta.table, delta.row_id, "staged_row")
-                if staged.is_empty:  # an own delta that is older than the gateway's tombstones has lost there
+                if staged.is_empty:  # the gateway has dropped the row, so an older delta of this client has lost there
                     staged = build_row_without_state(horizon, delta.table, delta.row_id)
                 _stage(connection, [((delta.table, delta.row_id), merge(staged, delta))])
             replaced = self._compute_replacement(connection, changes_max)
@@ -255,10 +261,10 @@ class DeltasStore:
         return replaced
 
     def _compute_clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
-        """With nothing left in the outbox no reading of ours is anywhere but in the rows, so it goes on from those.
+        """Return the clock after a reset: with an empty outbox, the highest clock of the rows.
 
-        So a clock that was far ahead once does not stay so when what it stamped has been discarded. An edit at or below
-        the tombstone horizon would lose, so the clock is not below it.
+        A clock that was far ahead is thus corrected once its deltas are withdrawn. The clock is not below the tombstone
+        horizon, because an edit below it would lose.
         """
         pending, *_ = connection.execute(SQL["outbox_counts"]).fetchone()
         if pending:
@@ -280,7 +286,7 @@ class DeltasStore:
         return changes
 
     def _save_cursor(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> SyncState:
-        """Our clock is never behind one that we have seen, however far that one is ahead of ours (DE-8)."""
+        """Move the cursor, and the clock to the highest received one, however far it is ahead (DE-8)."""
         hlc = max(self.sync_state.hlc, max(clocks, default=0))
         connection.execute(SQL["save_cursor"], (str(hlc), cursor, epoch))
         return msgspec.structs.replace(self.sync_state, hlc=hlc, cursor=cursor, epoch=epoch)
@@ -300,9 +306,9 @@ def _encode_row(name: RowKey, row: Row) -> tuple[Any, ...]:
 
 
 def join_rows(first: Row, second: Row) -> Row:
-    """What both together have seen. The same row, if the other one adds nothing.
+    """Return the join of two states of a row; the first one itself if the second adds nothing.
 
-    Every part is a maximum, as in `merge`: so it does not matter how often, and in which order, rows are joined.
+    Every part is a maximum, as in `merge`. The result does not depend on the number and the order of joins.
     """
     deleted = max(first.deleted, second.deleted)
     columns = dict(first.columns)
@@ -315,6 +321,6 @@ def join_rows(first: Row, second: Row) -> Row:
 
 
 def get_newest_hlc(row: Row) -> int:
-    """The highest clock of a row; below 0 for an empty one."""
+    """Return the highest clock of a row; a negative number for an empty row."""
     stamps: Iterable[Stamp] = (row.written, row.deleted, *(stamp for _, stamp in row.columns.values()))
     return max(stamps, default=NEVER)[0]

@@ -53,7 +53,7 @@ class LiveStream:
         self.epoch = decode_connected(await self._socket.receive())
 
     async def receive(self) -> DeltaPage[RowDelta]:
-        """Return the next message. After an error there is none."""
+        """Return the next message. The connection cannot be used after an error."""
         return decode_deltas(await self.receive_encoded())
 
     async def receive_encoded(self) -> DeltaPage[Raw]:
@@ -61,12 +61,12 @@ class LiveStream:
         return decode_live(await self._socket.receive(), self.epoch)
 
     async def close(self) -> None:
-        """Never raises."""
+        """Close the connection. Never raises."""
         await self._socket.close()
 
 
 class DeltasTransport:
-    """A gateway of a server. Tests subclass it."""
+    """Connection to a gateway. Tests subclass it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a client of rows gives its application: rows, changes, refusals, and how it stands."""
+"""Types of the deltas client's public API: rows, changes, refusals, status and limits."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -13,7 +13,7 @@ from oncelog.errors import ClientError
 
 
 class Deletion(Enum):
-    """What the function of `edit` returns to delete the row."""
+    """Result of the function of `edit` that deletes the row."""
 
     DELETE = "delete"
 
@@ -29,48 +29,51 @@ class LocalRow(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What happened to a row, by one edit or by one page from the gateway."""
+    """The effect of one edit, or of one page from the gateway, on a row."""
 
     table: str
     row_id: str
     before_forms: Mapping[str, bytes] | None
-    """In canonical JSON; None for a row that did not exist."""
+    """Columns in canonical JSON; None if the row did not exist."""
     after_forms: Mapping[str, bytes] | None
     is_local: bool
-    """Made here; else by what came from the gateway."""
+    """Whether an edit of this client made the change."""
 
     @property
     def before(self) -> dict[str, JsonValue] | None:
-        """The columns before; None for a row that did not exist."""
+        """The columns before the change; None if the row did not exist."""
         return parse_columns(self.before_forms)
 
     @property
     def after(self) -> dict[str, JsonValue] | None:
-        """The columns after; None for a row that exists no more."""
+        """The columns after the change; None if the row does not exist any more."""
         return parse_columns(self.after_forms)
 
     @property
     def bytes(self) -> int:
-        """Of all values in it."""
+        """Size of the values in the change."""
         forms = (self.before_forms or {}, self.after_forms or {})
         return sum(len(name) + len(form) for values in forms for name, form in values.items())
 
 
 def parse_columns(forms: Mapping[str, bytes] | None) -> dict[str, JsonValue] | None:
-    """Columns as values."""
+    """Decode columns."""
     return None if forms is None else {name: parse(form) for name, form in forms.items()}
 
 
 class PendingDelta(Struct, frozen=True):
-    """A delta that no gateway has acknowledged."""
+    """A delta that the gateway has not acknowledged."""
 
     delta_id: str
     body: bytes
-    """As it goes over the wire, in canonical JSON."""
+    """The delta as it is sent, in canonical JSON."""
 
 
 class Refusal(Struct, frozen=True):
-    """A delta that the gateway does not take. It and all behind it wait, for `discard` or for another answer."""
+    """A delta that the gateway refuses.
+
+    It blocks the deltas behind it until `withdraw`, or until the gateway accepts it.
+    """
 
     delta_id: str
     table: str
@@ -80,7 +83,7 @@ class Refusal(Struct, frozen=True):
 
 
 class DeltaRefusedError(ClientError):
-    """The gateway does not take a delta, and what is behind it waits. `discard` lets go of it."""
+    """The gateway refuses a delta, which blocks the deltas behind it. `withdraw` takes it out of the outbox."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(
@@ -90,9 +93,10 @@ class DeltaRefusedError(ClientError):
 
 
 class HistoryChange(Struct, frozen=True):
-    """The gateway's history was another one than this client had followed: a backup was restored, or the log was cut.
+    """The gateway has another history than this client had followed, because a backup was restored or the log was cut.
 
-    The rows are the gateway's again, with what waits in the outbox over them; what the gateway has lost is lost here.
+    The local rows are those of the gateway, with the outbox applied to them. Changes that the gateway has lost are lost
+    here too.
     """
 
     known_epoch: str
@@ -102,48 +106,48 @@ class HistoryChange(Struct, frozen=True):
 
 
 class Status(BaseStatus, frozen=True, kw_only=True):
-    """For a user interface."""
+    """Status of the client, for a user interface."""
 
     pending_bytes: int = 0
     cursor: int = 0
-    """Everything up to this number of the gateway's has arrived."""
+    """Sequence of the gateway up to which everything has arrived."""
     epoch: str = ""
-    """Of the gateway's history; empty before the first answer."""
+    """Epoch of the gateway's history; empty before the first answer."""
     refusal: Refusal | None = None
-    """The delta that holds back those behind it."""
+    """The delta that blocks the deltas behind it."""
     clock_wait_ms: int = 0
-    """Not 0 while the gateway says that our clock is ahead of its own: so long it told us to wait."""
+    """Pause that the gateway has asked for because the clock of this client is ahead; 0 without one."""
     is_resetting: bool = False
-    """The rows are to be replaced by the gateway's."""
+    """Whether the rows of the gateway are going to replace all local rows."""
     history_change: HistoryChange | None = None
-    """The last one since the client was opened."""
+    """The last change of the history since the client was opened."""
 
 
 class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """What a client holds at most, and how long it waits."""
+    """Limits and timeouts of a deltas client. Every field can be set."""
 
     outbox_deltas_max: int = 100_000
-    """Deltas without an acknowledgement. Beyond it an edit raises LimitExceededError, and nothing is changed."""
+    """Deltas without an acknowledgement. Beyond it an edit raises LimitExceededError and changes nothing."""
     outbox_bytes_max: int = 256 * MIB
-    """Of all of them together."""
+    """Total size of the outbox."""
     value_bytes_max: int = 256 * 1024
-    """Of the value of one column in JSON. A gateway's own limit is the same unless it was told otherwise."""
+    """Size of the value of a column in JSON. It is also the default of servers."""
     delta_bytes_max: int = 3 * MIB
-    """Of one delta in JSON. A gateway takes requests of 4 MiB unless it was told otherwise."""
+    """Size of a delta in JSON. Servers accept requests of 4 MiB by default."""
     push_deltas_max: int = PUSH_DELTAS_MAX
-    """Deltas of one push. More than 10,000 no gateway takes."""
+    """Deltas of a push. Servers accept at most 10,000."""
     push_bytes_max: int = 3_500_000
-    """Of one push; a delta that is larger goes alone."""
+    """Size of a push. A larger delta is pushed alone."""
     page_deltas: int = 500
-    """Deltas that are asked for at a time."""
+    """Deltas to request at a time."""
     page_rows: int = 500
-    """Rows of a snapshot that are asked for at a time."""
+    """Rows of a snapshot to request at a time."""
     changes_max: int = 10_000
-    """Changes that wait for one reader of `changes`. Beyond it the reader gets UpdatesLostError."""
+    """Changes in the queue of one reader of `changes`. Beyond it the reader gets UpdatesLostError."""
     changes_bytes_max: int = 64 * MIB
-    """Of the values in them."""
+    """Size of the values in these changes."""
     answer_timeout_ms: int = 60_000
-    """A request without an answer for so long is given up, and made again."""
+    """Time without an answer after which a request is made again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

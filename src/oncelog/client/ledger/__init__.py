@@ -1,4 +1,4 @@
-"""Ledger client: commits each write once and in order, also after crashes. See docs/guides/ledger-client.md."""
+"""Client of the ledger: each write survives crashes and commits once, in order. See docs/guides/ledger-client.md."""
 
 from typing import TYPE_CHECKING
 

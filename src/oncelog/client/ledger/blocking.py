@@ -60,43 +60,49 @@ class BlockingLedgerScope(BlockingStatusSource):
     ) -> Outcome:
         """As `LedgerScope.write`.
 
-        Commits the operations as one transaction, all or none, and once. Waits for what became of it.
+        Commit operations as one atomic transaction, exactly once, and wait for the outcome.
 
-        They are on the disk before they are sent, and sent until there is an outcome: whoever is cancelled or gets a
-        TimeoutError does not take the write back. The same key with the same operations is the same write.
+        The write is on the disk before it is sent, and is sent until it has an outcome. Cancellation and TimeoutError
+        do not withdraw it. The same key with the same operations is the same write.
 
-        Raises CanonicalError for what cannot be written, LimitExceededError, IdReusedError if another write waits
-        under this key, StoreError if the file cannot be written; then nothing was sent. Raises ServerRefusedError
-        where the server does not let us write, ForgottenError, UnverifiedError, and ClosedError.
+        Raises:
+            CanonicalError: an operation is invalid.
+            LimitExceededError: a limit of the client would be exceeded.
+            IdReusedError: a write with other operations is pending under this key.
+            StoreError: the file cannot be written; nothing was sent.
+            ServerRefusedError: the server denies access.
+            ForgottenError: the server has lost the state of this client; see `resume`.
+            UnverifiedError: the proof of the write does not verify.
+            ClosedError: the client is not open.
         """
         return self._portal.call(self._scope.write, operations, key=key, timeout_s=timeout_s)
 
     def recovered(self) -> list[Recovered]:
         """As `LedgerScope.recovered`.
 
-        The writes of an earlier run whose outcomes were not known, each with its outcome by now, in their order.
+        Wait for the outcomes of the writes that were pending in an earlier run. Return the writes in their order.
 
-        Waits until all of them are known. Raises ForgottenError where that can never be, ServerRefusedError.
+        Raises ForgottenError if the outcomes cannot be known any more, or ServerRefusedError.
         """
         return self._portal.call(self._scope.recovered)
 
     def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
         """As `LedgerScope.resume`.
 
-        After a ForgottenError: says what becomes of the pending writes, and goes on.
+        Continue after a ForgottenError: choose which pending writes to send again. Return their outcomes.
 
-        True sends all of them again, as new ones under their old keys; False lets go of them; several keys send
-        those and let go of the others. Gives the outcomes of those that were sent.
+        `resend` is True for all writes, False for none, or a set of keys. The client sends them as new writes under
+        their old keys, and withdraws the others.
         """
         return self._portal.call(self._scope.resume, resend=resend)
 
     def withdraw(self, key: UUID | bytes) -> bool:
         """As `LedgerScope.withdraw`.
 
-        Stop sending a pending write, so that later writes of the scope go on. Return once that is saved.
+        Stop sending a pending write, so that later writes of the scope proceed. Return when that is saved.
 
-        True: the write was not committed and never will be. False: an earlier attempt may have committed it, or a
-        delayed copy of it still may; read the ledger to find out. Callers that wait for the write get a ClientError.
+        Returns True if the write was not committed and never will be. Returns False if an earlier attempt or a delayed
+        copy of it may still commit: read the ledger to find out. Callers that wait for the write get a ClientError.
         Raises ClientError if no pending write has this key.
         """
         return self._portal.call(self._scope.withdraw, key)
@@ -104,21 +110,21 @@ class BlockingLedgerScope(BlockingStatusSource):
     def pending(self) -> list[PendingWrite]:
         """As `LedgerScope.pending`.
 
-        Writes without an outcome, in their order, those of an earlier run too.
+        Return the writes without an outcome, in their order, with those of an earlier run.
         """
         return self._portal.call(self._scope.pending)
 
     def status(self) -> Status:
         """As `LedgerScope.status`.
 
-        How the scope stands, for a user interface.
+        Return the status of the scope, for a user interface.
         """
         return self._portal.run(self._scope.status)
 
     def reconnect_now(self) -> None:
         """As `LedgerScope.reconnect_now`.
 
-        End the pause before the next attempt: the application knows that the network is back.
+        End the pause before the next attempt. Call it when the network is back.
         """
         self._portal.run(self._scope.reconnect_now)
 
@@ -126,30 +132,32 @@ class BlockingLedgerScope(BlockingStatusSource):
     def last_error(self) -> str | None:
         """As `LedgerScope.last_error`.
 
-        Why pending writes have no outcome yet: what the server said of them last, or why it cannot be reached.
+        Why pending writes have no outcome yet: the last refusal, or the reason why the server cannot be reached.
 
-        None if it is not known, or all is well.
+        None without a known reason.
         """
         return self._scope.last_error
 
     def client_state(self) -> ClientState:
         """As `LedgerScope.client_state`.
 
-        Where this client stands, as the server says.
+        Return the state that the server stores for this client.
         """
         return self._portal.call(self._scope.client_state)
 
     def get_entity(self, key: str) -> LedgerEntity | None:
         """As `LedgerScope.get_entity`.
 
-        An entity as it stands; None where there is none.
+        Return an entity; None if it does not exist.
         """
         return self._portal.call(self._scope.get_entity, key)
 
     def list_entities(self, prefix: str = "", *, page_size: int = 0) -> Iterator[LedgerEntity]:
         """As `LedgerScope.list_entities`.
 
-        All entities whose keys begin with that, by key, page by page: not all of one moment.
+        Yield the entities whose keys begin with a prefix, by key.
+
+        The pages are read one after the other, so they do not show one moment.
         """
         return self._iterate(self._scope.list_entities(prefix, page_size=page_size))
 
@@ -158,7 +166,7 @@ class BlockingLedgerScope(BlockingStatusSource):
     ) -> Iterator[LedgerRelationship]:
         """As `LedgerScope.list_relationships`.
 
-        All relationships of this resource, relation, subject (empty is any), in their order, page by page.
+        Yield the relationships that match, in their order, page by page. An empty argument matches any value.
         """
         return self._iterate(
             self._scope.list_relationships(resource=resource, relation=relation, subject=subject, page_size=page_size)
@@ -167,28 +175,28 @@ class BlockingLedgerScope(BlockingStatusSource):
     def check_relationship(self, resource: str, relation: str, subject: str) -> bool:
         """As `LedgerScope.check_relationship`.
 
-        Whether there is this relationship.
+        Return whether a relationship exists.
         """
         return self._portal.call(self._scope.check_relationship, resource, relation, subject)
 
     def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
         """As `LedgerScope.get_transaction`.
 
-        A transaction of the scope; None where there is none.
+        Return a transaction of the scope; None if it does not exist.
         """
         return self._portal.call(self._scope.get_transaction, tx_id)
 
     def get_block(self, height: int) -> LedgerBlock | None:
         """As `LedgerScope.get_block`.
 
-        A block of the scope's lane; None where there is none.
+        Return a block of the scope's lane; None if it does not exist.
         """
         return self._portal.call(self._scope.get_block, height)
 
     def get_proof(self, tx_id: str) -> TransactionProof | None:
         """As `LedgerScope.get_proof`.
 
-        All that proves a transaction, which `is_valid` looks at; None where there is none.
+        Return the proof of a transaction; None if the transaction does not exist. Check it with `is_valid`.
         """
         return self._portal.call(self._scope.get_proof, tx_id)
 
@@ -197,11 +205,12 @@ class BlockingLedgerScope(BlockingStatusSource):
     ) -> Iterator[LedgerBlock]:
         """As `LedgerScope.watch_blocks`.
 
-        Every block of the scope's lane after a height, and those to come, each once and in order.
+        Yield the blocks of the scope's lane above a height, and then each new block, in order and once.
 
-        Goes on by itself after a lost connection. `check_chain` raises UnverifiedError for a block that does not
-        follow the one before; give its hash as `previous_hash` to have the first one looked at, too. After a restore
-        that lost the block before, its message names the restore and the block to go back to.
+        The iterator reconnects after a lost connection. With `check_chain` it raises UnverifiedError for a block that
+        does not follow the one before; pass the hash of block `after_height` as `previous_hash` to check the first
+        block too. After a restore that lost the previous block, the message names the restore and the block from which
+        to continue.
         """
         return self._iterate(
             self._scope.watch_blocks(after_height, check_chain=check_chain, previous_hash=previous_hash)
@@ -233,12 +242,13 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         limits: LedgerLimits | None = None,
         chance: random.Random | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the client.
 
-        `address` is HOST:PORT of the server's gRPC. `path` is a file of the client's own, made if it is missing;
-        ":memory:" is for writes that need not survive. `client_id` is that of the credential, and the file's for
-        ever. `token` is a text, or a function that gives one and is asked at every call. `tls` is True for the
-        machine's own roots, or a file of roots in PEM form. `verify` looks at the proof of every write.
+        `address` is HOST:PORT of the gRPC port of the server. `path` is the file of this client, which is created if it
+        is missing; ":memory:" is for writes that need not survive. `client_id` is the client id of the credential, and
+        belongs to the file permanently. `token` is a string, or a function that returns one and is called for every
+        call to the server. `tls` is True for the root certificates of the machine, or a PEM file of root certificates.
+        `verify` checks the proof of every write. Raises SettingsError for an invalid argument.
         """
         self._client = LedgerClient(
             address,
@@ -258,7 +268,7 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
     def scope(self, organization: str, vault: str = "") -> BlockingLedgerScope:
         """As `LedgerClient.scope`.
 
-        Another scope of the same client: its writes have a sequence of their own, in the same file.
+        Return another scope of the same client. Its writes have separate sequences in the same file.
         """
         portal = self._portal
         return BlockingLedgerScope(portal.run(self._client.scope, organization, vault), portal)

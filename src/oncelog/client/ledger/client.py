@@ -3,8 +3,8 @@
     async with LedgerClient("127.0.0.1:7271", path="billing.db", organization="acme", client_id="billing-1") as ledger:
         outcome = await ledger.write([set_entity("user:1", b"…", must_not_exist=True), relate("doc", "owner", "ann")])
 
-It is itself its first scope; `ledger.scope("acme", "main")` gives others, with streams of their own in the same file.
-The `protocol` decides, the `store` keeps, and a `write_stream` saves and sends.
+The client is its own first scope. `ledger.scope("acme", "main")` returns another scope, with a separate stream in the
+same file. The `protocol` decides, the `store` saves, and a `write_stream` for each scope does the I/O.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ _GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
 class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
-    """One client of one ledger, with a file of its own. `async with` opens and closes it."""
+    """One client of one ledger, with a separate file. `async with` opens and closes it."""
 
-    def __init__(  # noqa: PLR0913 - by name, and half of them may be left out
+    def __init__(  # noqa: PLR0913 - by name, and most have a default
         self,
         address: str,
         *,
@@ -48,21 +48,22 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         limits: LedgerLimits | None = None,
         chance: random.Random | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the client.
 
-        `address` is HOST:PORT of the server's gRPC. `path` is a file of the client's own, made if it is missing;
-        ":memory:" is for writes that need not survive. `client_id` is that of the credential, and the file's for
-        ever. `token` is a text, or a function that gives one and is asked at every call. `tls` is True for the
-        machine's own roots, or a file of roots in PEM form. `verify` looks at the proof of every write.
+        `address` is HOST:PORT of the gRPC port of the server. `path` is the file of this client, which is created if it
+        is missing; ":memory:" is for writes that need not survive. `client_id` is the client id of the credential, and
+        belongs to the file permanently. `token` is a string, or a function that returns one and is called for every
+        call to the server. `tls` is True for the root certificates of the machine, or a PEM file of root certificates.
+        `verify` checks the proof of every write. Raises SettingsError for an invalid argument.
         """
         if not isinstance(address, str) or not _ADDRESS_PATTERN.fullmatch(address):
-            raise SettingsError(f"address must be HOST:PORT of a server's gRPC, as 127.0.0.1:7271, not {address!r}")
+            raise SettingsError(f"address must be HOST:PORT of a gRPC port, such as 127.0.0.1:7271, not {address!r}")
         self.address = address
         self.limits = check_limits(limits, LedgerLimits)
         check_token(token)
         checked_id = check_client_id(client_id)
         if checked_id is None:
-            raise SettingsError("client_id must be given: sequences are a client's own")
+            raise SettingsError("client_id must be given: each client has separate sequences")
         self.client_id = checked_id
         roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
 
@@ -87,14 +88,14 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         await self._end_scopes()
 
     async def _release(self) -> None:
-        await self._end_scopes()  # not drained if opening was cancelled, and a scope may have opened since
+        await self._end_scopes()  # without `_drain` if opening was cancelled; a scope may have opened since
         await self._runtime.transport.close()
 
     async def _end_scopes(self) -> None:
         await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
 
     def scope(self, organization: str, vault: str = "") -> LedgerScope:
-        """Another scope of the same client: its writes have a sequence of their own, in the same file."""
+        """Return another scope of the same client. Its writes have separate sequences in the same file."""
         self._runtime.check_open()
         return self._add_scope(_check_name(organization, "organization"), _check_vault(vault))
 
@@ -106,12 +107,12 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
 
     @property
     def scopes(self) -> list[LedgerScope]:
-        """Those that are open: this one, those that `scope` gave, and all in which writes were pending."""
+        """All scopes that are open: this one, those that `scope` returned, and those with pending writes."""
         return list(self._scopes.values())
 
 
 def _build_transport(address: str, **options: Any) -> "LedgerTransport":
-    """Raises SettingsError if gRPC is not installed."""
+    """Create the transport. Raises SettingsError if gRPC is not installed."""
     try:
         module = import_module("oncelog.client.ledger.transport")
     except ModuleNotFoundError as error:
@@ -124,7 +125,7 @@ def _build_transport(address: str, **options: Any) -> "LedgerTransport":
 
 def _check_name(name: str, field: str) -> str:
     if not isinstance(name, str) or not 1 <= len(name) <= SCOPE_NAME_CHARACTERS_MAX or "\0" in name:
-        raise SettingsError(f"{field} must be a text of 1 to {SCOPE_NAME_CHARACTERS_MAX} characters, and no U+0000")
+        raise SettingsError(f"{field} must be a string of 1 to {SCOPE_NAME_CHARACTERS_MAX} characters without U+0000")
     return name
 
 

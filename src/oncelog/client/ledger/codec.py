@@ -1,4 +1,4 @@
-"""The messages of the ledger's gRPC service, as a client makes and reads them."""
+"""Encoding and decoding of the messages of the ledger's gRPC service."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,19 +23,19 @@ from oncelog.ledger.v1 import ledger_pb2 as pb
 
 REFUSAL_CODES: Final = frozenset(map(int, RefusalCode))
 
-# --- what is sent ------------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------
 
 
 def encode_operations(operations: Sequence[Operation]) -> list[pb.Operation]:
-    """Operations of a write."""
+    """Encode the operations of a write."""
     return [encode_operation(operation) for operation in operations]
 
 
-# --- what comes back ---------------------------------------------------------------------------------
+# --- answers -----------------------------------------------------------------------------------------
 
 
 def decode_refusal(error: pb.WriteError) -> Refused:
-    """A write that came to nothing."""
+    """Decode a refused write."""
     return Refused(
         RefusalCode(error.code),
         error.message,
@@ -47,25 +47,25 @@ def decode_refusal(error: pb.WriteError) -> Refused:
 
 
 def decode_client_state(state: pb.GetClientStateResponse) -> ClientState:
-    """Where a client stands."""
+    """Decode the state of a client."""
     return ClientState(
         state.last_committed_sequence, state.last_seen_ms, state.last_idempotency_key, state.last_request_hash
     )
 
 
 def decode_entity(found: pb.Entity) -> LedgerEntity:
-    """An entity."""
+    """Decode an entity."""
     expires_at_ms = found.expires_at_ms if found.HasField("expires_at_ms") else None
     return LedgerEntity(found.key, found.value, found.version, expires_at_ms, found.erased)
 
 
 def decode_relationship(found: pb.StoredRelationship) -> LedgerRelationship:
-    """A relationship."""
+    """Decode a relationship."""
     return LedgerRelationship(found.resource, found.relation, found.subject, found.version)
 
 
 def decode_transaction(found: pb.Transaction) -> LedgerTransaction:
-    """A transaction."""
+    """Decode a transaction."""
     return LedgerTransaction(
         found.tx_id,
         found.client_id,
@@ -85,12 +85,12 @@ def _decode_operations(messages: Sequence[pb.Operation]) -> tuple[Operation, ...
     try:
         return tuple([decode_operation(operation, index) for index, operation in enumerate(messages)])
     except CanonicalError as error:
-        message = f"the server has an operation that this client does not know, and may be of a newer version: {error}"
+        message = f"unknown operation; the server may be newer than this client: {error}"
         raise ProtocolError(message) from error
 
 
 def decode_header(header: pb.BlockHeader) -> Block:
-    """A block's header."""
+    """Decode the header of a block."""
     return Block(
         header.lane,
         header.height,
@@ -103,14 +103,14 @@ def decode_header(header: pb.BlockHeader) -> Block:
 
 
 def decode_block(block: pb.Block) -> LedgerBlock:
-    """A block with the scope's own transactions."""
+    """Decode a block and the ids of the scope's transactions in it."""
     return LedgerBlock(decode_header(block.header), block.header.hash, tuple(block.tx_ids), block.epoch)
 
 
 def decode_write_proof(
     success: pb.WriteSuccess, scope: str, client_id: str, key: bytes, *, request_hash: bytes, body: bytes
 ) -> TransactionProof:
-    """The proof that came with a write: of the record that we know it must be. `request_hash` is its request hash."""
+    """Decode the proof in the answer to a write, and build the record that it must prove."""
     proof, block_header = success.transaction_proof, decode_header(success.block_header)
     record = Record(
         lane=block_header.lane,
@@ -132,7 +132,7 @@ def decode_write_proof(
 
 
 def decode_proof(document: pb.ProofDocument) -> TransactionProof:
-    """All that proves a transaction."""
+    """Decode the proof of a transaction."""
     record_message = document.record
     erased = not document.HasField("body")
     record = Record(

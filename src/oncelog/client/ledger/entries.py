@@ -1,4 +1,4 @@
-"""The writes of a scope that have no outcome yet, what can be answered to one, and what becomes of it."""
+"""Pending writes of a scope, the possible answers to a call, and the content of a save."""
 
 import asyncio
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class QueuedWrite(Struct, eq=False):
     """A write without an outcome."""
 
     number: int
-    """Place in the order of the callers. The server does not see it."""
+    """Place in the order of submission. The server does not see it."""
     key: bytes
     operations: tuple[Operation, ...]
     body: bytes
@@ -32,27 +32,27 @@ class QueuedWrite(Struct, eq=False):
     is_recovered: bool = False
     """An earlier run of the client submitted the write."""
     is_probe: bool = False
-    """The server had passed its sequence: the writes behind it wait until it is known whether it was committed."""
+    """The server has used its sequence. The writes behind it wait until its outcome is known."""
     call: "WriteCall | None" = None
     gapped_turn: int = -1
     denied: ServerRefusedError | None = None
     waiter: "asyncio.Future[Outcome | None] | None" = None
-    """Callers that wait for the outcome."""
+    """Future of the callers that wait for the outcome."""
     is_reported: bool = False
     outcome: "Outcome | Exception | None" = None
-    """Reported outcome."""
+    """The outcome that was reported."""
 
     @property
     def is_certain(self) -> bool:
-        """Whether every call was answered. Only a call without an answer can have committed the write unnoticed."""
+        """Whether the outcome of every call is known. Only a call without an answer can have committed the write."""
         return self.lowest_unknown is None
 
     def mark_unknown(self, sequence: int) -> None:
-        """Record that a call under this sequence has no known outcome."""
+        """Record that the outcome of a call under this sequence is unknown."""
         self.lowest_unknown = min(sequence, self.lowest_unknown or sequence)
 
     def lowest_possible(self, sequence: int) -> int:
-        """Return the lowest sequence that may turn out to be committed if the client crashes while it has this one."""
+        """Return the lowest sequence under which the server may have committed the write, for the case of a crash."""
         in_flight = self.call.sequence if self.call is not None else sequence
         return min(sequence, in_flight, self.lowest_unknown or sequence)
 
@@ -61,7 +61,7 @@ class QueuedWrite(Struct, eq=False):
 
 
 class WriteCall(NamedTuple):
-    """A write to be sent, as it is now. `last` is what was known to be committed."""
+    """A call that sends a write under a sequence. `last` is the highest sequence that is known to be committed."""
 
     entry: QueuedWrite
     sequence: int
@@ -72,20 +72,20 @@ class WriteCall(NamedTuple):
 
 
 class ProofFailure(Struct, frozen=True):
-    """The server says that the write is committed, but its proof does not verify."""
+    """The server reports the write as committed, but its proof does not verify."""
 
     error: Exception
     sequence: int
 
 
 class SequenceGap(Struct, frozen=True):
-    """SEQUENCE_GAP."""
+    """The server answered SEQUENCE_GAP."""
 
     last: int
 
 
 class SequenceTaken(Struct, frozen=True):
-    """Another write has the sequence: SEQUENCE_REUSED, or an answer about another write."""
+    """Another write was committed under the sequence: the server answered SEQUENCE_REUSED, or named another write."""
 
     last: int
 
@@ -97,7 +97,7 @@ WriteAnswer = Written | Refused | ProofFailure | SequenceGap | SequenceTaken | L
 
 
 class SettledWrite(NamedTuple):
-    """A write and its outcome: an error where it was not looked at, None where the application has let go of it."""
+    """A write and its outcome: an error if the server refused to process it, None if the application withdrew it."""
 
     entry: QueuedWrite
     outcome: Outcome | Exception | None
@@ -120,11 +120,11 @@ class ScopeState(NamedTuple):
     freed: int = 0
     """Highest sequence of a write that was given up. A delayed copy of that write may still commit under it."""
     highest: int = 0
-    """Highest sequence that a write ever had."""
+    """Highest sequence that any write had."""
 
 
 class StoreChanges(NamedTuple):
-    """Content of one save: pending writes, writes that got their outcome, and the sequences of the scope."""
+    """Content of one save: pending writes, writes with an outcome, and the sequences of the scope."""
 
     entries: list[SavedEntry]
     settled: list[SettledWrite]
@@ -132,12 +132,15 @@ class StoreChanges(NamedTuple):
 
     @property
     def must_be_durable(self) -> bool:
-        """Whether it has to survive a loss of power. That one was written may be forgotten: then it is asked again."""
+        """Whether the save must survive a power failure.
+
+        A lost `Written` is harmless: the client sends the write again.
+        """
         return bool(self.entries) or any(not isinstance(settled.outcome, Written) for settled in self.settled)
 
 
 class ForgottenClient(NamedTuple):
-    """The server knows less of us than it did."""
+    """The server knows a lower sequence of this client than before."""
 
     last: int
     server_last: int

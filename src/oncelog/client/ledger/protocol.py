@@ -1,15 +1,15 @@
-"""What a client does about its writes in one scope: what to send next, what an answer means, which number is whose.
+"""Protocol of the writes of one scope, without I/O and without a clock.
 
-It does no I/O and reads no clock: the shell (`write_stream`) calls it, saves what it says and sends what it says. The
-rules:
+It decides which write is sent next and under which sequence, and the effect of each answer. The `write_stream` calls
+it, saves its changes and makes its calls. The rules:
 
-- The writes without an outcome stand in a queue, in their callers' order, and have dense numbers from `last` + 1 on,
-  where `last` is the highest that is known to be committed. One whose number has been passed keeps it until it is
-  known whether the number became its own: under an old number nothing is ever executed as new.
-- A write is sent under a number that is saved, and has one call at a time. Those behind it are sent before it is
-  answered; they may overtake it, and then SEQUENCE_GAP says nothing but that they have to be sent again.
-- Where one comes to nothing, those behind it move down. Their keys stay: however often the number changes, what has
-  been committed is known by its key.
+- Writes without an outcome form a queue in the order of submission. Their sequences are dense and begin at `last` + 1,
+  where `last` is the highest sequence that is known to be committed. A write whose sequence the server has used keeps
+  it until its outcome is known, because the server never executes a used sequence as a new write.
+- A write is sent under a saved sequence, and has one call at a time. Writes behind it are sent before its answer
+  arrives. They may overtake it; then SEQUENCE_GAP only means that they have to be sent again.
+- When a write is refused, the writes behind it move down by one sequence and keep their keys. The key identifies a
+  committed write, however often its sequence has changed.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -34,38 +34,39 @@ from oncelog.core.operations import Operation
 from oncelog.errors import LostError, ServerRefusedError
 
 CLOCK_CORRECTION_MS: Final = 60_000
-"""By so much a clock may be corrected."""
+"""Tolerance for corrections of the clock."""
 RETENTION_MS: Final = 23 * 3600 * 1000
-"""For so long a server has surely not forgotten a write: 24 hours, less one for clocks that disagree."""
+"""Age up to which the server cannot have evicted a write: 24 hours, less one hour for clock skew."""
 
 STATE_VALID_MS: Final = 60_000
-"""For so long it is believed where we stand, of a write that is older than that."""
+"""How long an answer about the client state counts as current when older writes are sent."""
 WINDOW_MIN: Final = 4
-"""So many are sent ahead however often writes are refused."""
+"""Writes that are sent ahead even if writes are often refused."""
 
 
 class LedgerProtocol:
-    """The writes of one client in one scope."""
+    """The pending writes of one client in one scope."""
 
     def __init__(self, state: ScopeState, entries: Sequence[QueuedWrite], *, in_flight_max: int) -> None:
-        """Continue with the state and the pending writes of the file, in their order. Each may have been sent."""
+        """Continue with the stored state and pending writes, in their order. Each of them may have been sent."""
         self.last = state.last
         self.forgotten: ForgottenClient | None = None
         self.refusal: ServerRefusedError | None = None
-        """Why the server does not say where we stand."""
+        """Why the server refuses to return the client state."""
         self.is_paused = False
-        """Nothing is sent until `release`. The shell sets a clock for it."""
+        """Nothing is sent until `release`, which the write stream calls after a pause."""
         self.is_refused = False
-        """The pause is because the server does not let us in."""
+        """The reason for the pause is that the server denies access."""
         self.was_adopted = False
-        """The server had forgotten us, and nothing was at stake."""
+        """The server had evicted the client, and no write could be executed twice because of it."""
         self._queue: dict[int, QueuedWrite] = {}
         self._next_number = 1
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
         self._probes = 0
         self._freed = state.freed
-        """See `ScopeState.freed`. Until another write has this sequence or a higher one, one is sent at a time."""
+        """See `ScopeState.freed`. Until a write with this sequence or a higher one commits, one write is sent at a
+        time."""
         self._highest = state.highest
         self._turn = 0
         self._wants_state = True
@@ -74,11 +75,11 @@ class LedgerProtocol:
         self._requested_from: int | None = None
         self._state_at_ms = 0
         self._unsaved: dict[int, QueuedWrite] = {}
-        """What is to be saved whenever something is."""
+        """Writes to save with the next save."""
         self._settled: list[SettledWrite] = []
         self._unsaved_removals = 0
-        """Writes that left the queue without being written, and whose removal is not saved yet. Nothing is sent
-        meanwhile: after a crash they are pending again, and no later write may have been committed before them."""
+        """Removals of uncommitted writes that are not saved yet. Nothing is sent before they are: after a crash these
+        writes would be pending again, and no later write may have been committed before them."""
         self._reports: list[SettledWrite] = []
         self._saved_last = state.last
         for entry in entries:
@@ -90,28 +91,28 @@ class LedgerProtocol:
             self._next_number = entry.number + 1
 
     def __len__(self) -> int:
-        """Writes without an outcome."""
+        """Return the number of writes without an outcome."""
         return len(self._queue)
 
     @property
     def entries(self) -> Iterable[QueuedWrite]:
-        """Them, in order."""
+        """The writes without an outcome, in order."""
         return self._queue.values()
 
     @property
     def in_flight(self) -> int:
-        """Those that are sent and not answered."""
+        """Number of calls without an answer."""
         return self._in_flight
 
     @property
     def needs_state(self) -> bool:
-        """The server has not said yet where we stand."""
+        """Whether the client state is still to be requested or answered."""
         return self._wants_state or self._requested_from is not None
 
-    # --- taking in
+    # --- submitting
 
     def submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes, now_ms: int) -> QueuedWrite:
-        """Puts a write behind all others. It is sent once it is saved."""
+        """Append a write to the queue. It is sent after it is saved."""
         entry = QueuedWrite(self._next_number, key, operations, body, now_ms)
         self._next_number += 1
         entry.sequence = self._get_next_sequence()
@@ -120,20 +121,24 @@ class LedgerProtocol:
         return entry
 
     def _get_next_sequence(self) -> int:
-        """That of one behind the queue."""
+        """Return the sequence of a write that is appended."""
         newest = next(reversed(self._queue.values()), None)
         return max(self.last, newest.sequence if newest is not None else 0) + 1
 
     def request_state(self) -> None:
-        """Nothing has been written for long: asks where we stand before anything is sent. Only with an empty queue."""
+        """Request the client state before the next write, after a long idle time. Ignored unless the queue is empty."""
         if not self._queue and self._requested_from is None:
             self._wants_state = True
 
     # --- saving
 
     def take_changes(self) -> StoreChanges | None:
-        """What must be saved now; None if all is. Then `confirm_saved` or `revert_unsaved`."""
-        # One that moves down is saved when its turn comes near: else each refusal would write the whole queue anew.
+        """Return the content of the next save; None if everything is saved.
+
+        Call `confirm_saved` or `revert_unsaved` afterwards.
+        """
+        # A write that moved down is saved shortly before it is sent. Otherwise each refusal would save the whole queue
+        # again.
         for entry in islice(self._queue.values(), 2 * self._in_flight_max):
             if entry.saved_sequence != entry.sequence:
                 self._unsaved[entry.number] = entry
@@ -148,14 +153,14 @@ class LedgerProtocol:
         return changes
 
     def confirm_saved(self, changes: StoreChanges) -> None:
-        """They are on the disk."""
+        """Record that changes are saved."""
         for entry, sequence, _ in changes.entries:
             entry.saved_sequence = sequence
         self._saved_last = changes.state.last
         self._unsaved_removals -= sum(not isinstance(settled.outcome, Written) for settled in changes.settled)
 
     def revert_unsaved(self, changes: StoreChanges) -> list[QueuedWrite]:
-        """They are not. New writes leave the queue, and are given back; what else there is waits for the next time."""
+        """Keep unsaved changes for the next save, but remove new writes from the queue and return them."""
         withdrawn = []
         for entry, _, _ in changes.entries:
             if entry.saved_sequence == 0:
@@ -164,7 +169,7 @@ class LedgerProtocol:
                 self._unsaved.pop(entry.number, None)
             elif entry.number in self._queue:
                 self._unsaved[entry.number] = entry
-        # (What is settled stays so: nothing is told of it before it is saved, but that it was written.)
+        # Settled writes stay settled: only committed ones were reported before the save.
         self._settled = changes.settled + self._settled
         self._renumber()
         return withdrawn
@@ -172,8 +177,8 @@ class LedgerProtocol:
     def take_reports(self) -> list[SettledWrite]:
         """Return what callers can learn before it is saved.
 
-        A committed write: after a crash the client asks for it again. An error of a pending write, which the server
-        refuses to look at.
+        This is a committed write, which the client would request again after a crash, or the error of a pending write
+        that the server refuses to process.
         """
         reports, self._reports = self._reports, []
         return reports
@@ -181,7 +186,7 @@ class LedgerProtocol:
     # --- sending
 
     def next_calls(self, now_ms: int) -> list[WriteCall]:
-        """What is to be sent now, in this order. Each call ends with `handle_answer`."""
+        """Return the calls to make now, in this order. Report the end of each with `handle_answer`."""
         if self.is_paused or self.needs_state or self.forgotten is not None or self._unsaved_removals:
             return []
         calls: list[WriteCall] = []
@@ -195,11 +200,13 @@ class LedgerProtocol:
                     break
                 continue
             if entry.saved_sequence != entry.sequence or entry.gapped_turn == self._turn:
-                break  # those behind it would only leave a gap
+                break  # later writes would only leave a gap
             if (
                 self._is_old(entry, now_ms) and abs(now_ms - self._state_at_ms) > STATE_VALID_MS
             ):  # a clock can be set back
-                self._wants_state = True  # the server may have forgotten us by now, and would take it for a new one
+                self._wants_state = (
+                    True  # the server may have evicted the client, and would accept the write as a new one
+                )
                 break
             call = WriteCall(entry, entry.sequence, self.last)
             entry.call = call
@@ -212,19 +219,20 @@ class LedgerProtocol:
         return calls
 
     def release(self) -> None:
-        """The pause is over."""
+        """End the pause."""
         self.is_paused = self.is_refused = False
 
-    def handle_answer(self, call: WriteCall, answer: WriteAnswer) -> None:  # noqa: C901 - one case an answer
-        """What came of a call."""
+    def handle_answer(self, call: WriteCall, answer: WriteAnswer) -> None:  # noqa: C901 - one case for each answer
+        """Process the answer to a call."""
         entry = call.entry
         entry.call = None
         self._in_flight -= 1
         if entry.number not in self._queue:
-            return  # the application has let go of it
+            return  # the application withdrew it
         match answer:
             case Written(tx_id=None) if entry.is_certain:
-                # Another write used the sequence, since this one was never sent before. The server has forgotten which.
+                # Another write was committed under this sequence, since this one was never sent. The server has evicted
+                # which one.
                 self._handle_taken(call, call.sequence)
                 self._wants_state = True
             case Written(sequence=sequence):
@@ -239,9 +247,9 @@ class LedgerProtocol:
                 self._mark_used(sequence)
                 self._renumber()
             case Refused(code):
-                if code in CONDITION_CODES:  # the server checks conditions only of the write that is the next
+                if code in CONDITION_CODES:  # the server checks conditions only for the write that is next
                     self._advance(call.sequence - 1)
-                # Each write that was sent behind it was sent in vain: where that is frequent, less is sent ahead.
+                # Every write behind it was sent in vain. If refusals are frequent, fewer writes are sent ahead.
                 self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
                 self._handle_refusal(entry, answer)
             case SequenceGap(last):
@@ -265,8 +273,8 @@ class LedgerProtocol:
                 self._end_probe(entry)
 
     def _handle_refusal(self, entry: QueuedWrite, outcome: Refused | ServerRefusedError) -> None:
-        # A copy of it that is late may still take its number. The next one would find that out, and those behind it
-        # would have overtaken it by then.
+        # A delayed copy of this write may still be committed under the freed sequence. The next write would find out,
+        # but the writes behind that one would have overtaken it by then.
         self._freed = max(self._freed, entry.highest_sequence)
         self._settle(entry, outcome)
         self._renumber()
@@ -281,40 +289,41 @@ class LedgerProtocol:
 
     def _handle_gap(self, call: WriteCall, last: int) -> None:
         if last < call.last:
-            # The server knew more when this was sent. Whether it has forgotten us it says when it is asked.
+            # The server knew a higher sequence when the write was sent. The client state will show whether it evicted
+            # the client.
             self._wants_state = self.is_paused = True
             return
         if last > self.last:
             self._advance(last)
             self._renumber()
         if self.last < call.entry.sequence - 1:
-            call.entry.gapped_turn = self._turn  # it comes again when more is known of those before it
+            call.entry.gapped_turn = self._turn  # sent again when more is known about the writes before it
 
     def _handle_denial(self, entry: QueuedWrite, error: ServerRefusedError) -> None:
         if entry.is_certain:
             self._handle_refusal(entry, error)
             return
-        # An earlier call may have committed it. What the server says now is about the caller, or about its own
-        # limits, and not about that; but where we stand says it.
+        # An earlier call may have committed the write. The refusal is about the caller or the limits of the server; the
+        # client state shows whether the write was committed.
         entry.denied = error
         self._wants_state = True
 
-    # --- where we stand
+    # --- client state
 
     def take_state_request(self) -> bool:
-        """Return whether to ask the server for its state now.
+        """Return whether to request the client state now.
 
-        `on_state_received` or `on_state_failed` takes the answer.
+        Pass the answer to `on_state_received` or `on_state_failed`.
         """
         if not self._wants_state or self._requested_from is not None or self.is_paused or self.forgotten is not None:
             return False
         if not self._queue and not self._is_first_question:
-            return False  # nobody waits for it
+            return False  # no write waits for it
         self._requested_from = self.last
         return True
 
     def on_state_failed(self, error: LostError | ServerRefusedError) -> None:
-        """The server gave no answer, or refuses to give its state to this client."""
+        """Process a failed request for the client state."""
         self._requested_from = None
         if isinstance(error, LostError) or error.is_transient:
             self.is_paused = True
@@ -329,9 +338,9 @@ class LedgerProtocol:
         self.is_paused = self.is_refused = bool(self._queue)
 
     def on_state_received(self, state: ClientState, now_ms: int) -> None:
-        """Where we stand."""
+        """Process the client state."""
         requested_from, self._requested_from = self._requested_from, None
-        assert requested_from is not None  # noqa: S101 - it is told to who has asked
+        assert requested_from is not None  # noqa: S101 - only a request is answered
         self._wants_state = self._is_first_question = False
         self.refusal = None
         self._state_at_ms = now_ms
@@ -340,7 +349,7 @@ class LedgerProtocol:
             self._adopt_sequence(last)
         elif last < requested_from or (last == 0 and self._has_old(now_ms)):
             if last == 0 and not any(entry.was_sent for entry in self._queue.values()):
-                self.was_adopted = True  # nothing was sent that could be sent again
+                self.was_adopted = True  # no write was sent that could be executed twice
                 self._adopt_sequence(last)
             else:
                 self.forgotten = ForgottenClient(self.last, last)
@@ -351,7 +360,9 @@ class LedgerProtocol:
                 if entry.sequence <= last and entry.sent_sequence == entry.sequence and not entry.is_probe:
                     entry.is_probe = True
                     self._probes += 1
-                    if entry.saved_sequence != entry.sequence:  # others wait for it, wherever it is in the queue
+                    if (
+                        entry.saved_sequence != entry.sequence
+                    ):  # other writes wait for it, so its place in the queue does not matter
                         self._unsaved[entry.number] = entry
             self._renumber()
 
@@ -360,7 +371,10 @@ class LedgerProtocol:
 
     @staticmethod
     def _is_old(entry: QueuedWrite, now_ms: int) -> bool:
-        """By its age; of one that was made long after now, by a clock that was set back since, nobody knows it."""
+        """Whether the server may have evicted the write.
+
+        A write whose creation time is far in the future, because the clock was set back, counts as old.
+        """
         age_ms = now_ms - entry.made_at_ms
         return not entry.is_certain and not -CLOCK_CORRECTION_MS <= age_ms <= RETENTION_MS
 
@@ -387,7 +401,7 @@ class LedgerProtocol:
         self._renumber()
 
     def resume(self, resend: Collection[bytes]) -> None:
-        """The application has decided: those with these keys are sent, as new ones; the others are let go of."""
+        """Send the pending writes with these keys as new writes, and withdraw the others."""
         if self.forgotten is None:
             return
         self.forgotten = None
@@ -414,7 +428,7 @@ class LedgerProtocol:
             self._turn += 1
 
     def _mark_used(self, sequence: int) -> None:
-        """By whom is known, and so is what became of the one that was sent under it."""
+        """Record a committed sequence whose write is known."""
         self._advance(sequence)
         if sequence >= self._freed:
             self._freed = 0
@@ -440,12 +454,12 @@ class LedgerProtocol:
         sequence = self.last
         for entry in self._queue.values():
             if entry.sequence <= self.last and entry.sent_sequence == entry.sequence:
-                continue  # it may have become its own
+                continue  # it may have been committed under this sequence
             sequence += 1
             if entry.sequence == sequence:
                 continue
             if entry.sequence < sequence:
-                # The file must not have it under a number that another write gets.
+                # The file must not have it under the sequence of another write.
                 self._unsaved[entry.number] = entry
             entry.sequence = sequence
             self._turn += 1

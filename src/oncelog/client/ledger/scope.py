@@ -1,4 +1,4 @@
-"""One scope of a ledger: what is written there, and what is read."""
+"""One scope of a ledger: writes and reads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class LedgerScope(StatusSource[LedgerRuntime, Status]):
-    """An organization, or a vault of one, as one client sees it. Made by `LedgerClient.scope`."""
+    """One scope of a ledger: an organization, or a vault of an organization. Created by `LedgerClient.scope`."""
 
     def __init__(self, runtime: LedgerRuntime, organization: str, vault: str) -> None:
         self.organization = organization
@@ -51,52 +51,58 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         key: UUID | bytes | None = None,
         timeout_s: float | None = None,
     ) -> Outcome:
-        """Commits the operations as one transaction, all or none, and once. Waits for what became of it.
+        """Commit operations as one atomic transaction, exactly once, and wait for the outcome.
 
-        They are on the disk before they are sent, and sent until there is an outcome: whoever is cancelled or gets a
-        TimeoutError does not take the write back. The same key with the same operations is the same write.
+        The write is on the disk before it is sent, and is sent until it has an outcome. Cancellation and TimeoutError
+        do not withdraw it. The same key with the same operations is the same write.
 
-        Raises CanonicalError for what cannot be written, LimitExceededError, IdReusedError if another write waits
-        under this key, StoreError if the file cannot be written; then nothing was sent. Raises ServerRefusedError
-        where the server does not let us write, ForgottenError, UnverifiedError, and ClosedError.
+        Raises:
+            CanonicalError: an operation is invalid.
+            LimitExceededError: a limit of the client would be exceeded.
+            IdReusedError: a write with other operations is pending under this key.
+            StoreError: the file cannot be written; nothing was sent.
+            ServerRefusedError: the server denies access.
+            ForgottenError: the server has lost the state of this client; see `resume`.
+            UnverifiedError: the proof of the write does not verify.
+            ClosedError: the client is not open.
         """
         operation_tuple = tuple(operations) if isinstance(operations, Iterable) else (operations,)
         encoded_key = _encode_key(key)
-        # Not in the time that is given: who hears that it is over must find the write kept, and in a stream it is.
+        # The time limit does not include opening the stream: after a TimeoutError the write must be pending.
         stream = await self._get_stream()
         async with asyncio.timeout(timeout_s):
             return await stream.write(operation_tuple, encoded_key)
 
     async def recovered(self) -> list[Recovered]:
-        """The writes of an earlier run whose outcomes were not known, each with its outcome by now, in their order.
+        """Wait for the outcomes of the writes that were pending in an earlier run. Return the writes in their order.
 
-        Waits until all of them are known. Raises ForgottenError where that can never be, ServerRefusedError.
+        Raises ForgottenError if the outcomes cannot be known any more, or ServerRefusedError.
         """
         return await (await self._get_stream()).wait_recovered()
 
     async def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
-        """After a ForgottenError: says what becomes of the pending writes, and goes on.
+        """Continue after a ForgottenError: choose which pending writes to send again. Return their outcomes.
 
-        True sends all of them again, as new ones under their old keys; False lets go of them; several keys send
-        those and let go of the others. Gives the outcomes of those that were sent.
+        `resend` is True for all writes, False for none, or a set of keys. The client sends them as new writes under
+        their old keys, and withdraws the others.
         """
         return await (await self._get_stream()).resume(resend)
 
     async def withdraw(self, key: UUID | bytes) -> bool:
-        """Stop sending a pending write, so that later writes of the scope go on. Return once that is saved.
+        """Stop sending a pending write, so that later writes of the scope proceed. Return when that is saved.
 
-        True: the write was not committed and never will be. False: an earlier attempt may have committed it, or a
-        delayed copy of it still may; read the ledger to find out. Callers that wait for the write get a ClientError.
+        Returns True if the write was not committed and never will be. Returns False if an earlier attempt or a delayed
+        copy of it may still commit: read the ledger to find out. Callers that wait for the write get a ClientError.
         Raises ClientError if no pending write has this key.
         """
         return await (await self._get_stream()).withdraw(_encode_key(key))
 
     async def pending(self) -> list[PendingWrite]:
-        """Writes without an outcome, in their order, those of an earlier run too."""
+        """Return the writes without an outcome, in their order, with those of an earlier run."""
         return (await self._get_stream()).list_pending()
 
     def status(self) -> Status:
-        """How the scope stands, for a user interface."""
+        """Return the status of the scope, for a user interface."""
         runtime, stream = self._runtime, self._stream
         if not runtime.is_open:
             pending = 0 if stream is None else stream.pending_count
@@ -106,52 +112,58 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return Status(state=stream.state, pending=stream.pending_count, last_error=stream.last_error)
 
     def reconnect_now(self) -> None:
-        """End the pause before the next attempt: the application knows that the network is back."""
+        """End the pause before the next attempt. Call it when the network is back."""
         self._runtime.check_open()
         if self._stream is not None:
             self._stream.skip_pause()
 
     @property
     def last_error(self) -> str | None:
-        """Why pending writes have no outcome yet: what the server said of them last, or why it cannot be reached.
+        """Why pending writes have no outcome yet: the last refusal, or the reason why the server cannot be reached.
 
-        None if it is not known, or all is well.
+        None without a known reason.
         """
         return None if self._stream is None else self._stream.last_error
 
-    async def open(self) -> WriteStream:
-        """Load the pending writes, and send them. For the client alone."""
+    async def open(self) -> None:
+        """Load the pending writes and send them. For the client alone."""
+        await self._load_stream()
+
+    async def _get_stream(self) -> WriteStream:
+        if self._stream is not None:
+            return self._stream
+        self._runtime.check_open()
+        return await self._load_stream()
+
+    async def _load_stream(self) -> WriteStream:
         runtime, names = self._runtime, (self.organization, self.vault)
         async with self._open_lock:
             if self._stream is None:
                 self._stream = WriteStream(runtime, names, await runtime.call_store(runtime.store.load_scope, *names))
         return self._stream
 
-    async def _get_stream(self) -> WriteStream:
-        if self._stream is not None:
-            return self._stream
-        self._runtime.check_open()
-        return await self.open()
-
     async def end(self) -> None:
         """Close the stream of writes. For the client alone."""
-        async with self._open_lock:  # it may be opening
+        async with self._open_lock:  # the stream may be opening
             if self._stream is not None:
                 await self._stream.close()
 
-    # --- reading
+    # --- reads
 
     async def client_state(self) -> ClientState:
-        """Where this client stands, as the server says."""
+        """Return the state that the server stores for this client."""
         return await self._runtime.transport.get_client_state(self.organization, self.vault)
 
     async def get_entity(self, key: str) -> LedgerEntity | None:
-        """An entity as it stands; None where there is none."""
+        """Return an entity; None if it does not exist."""
         response = await self._call("GetEntity", key=key)
         return self._codec.decode_entity(response.entity) if response.HasField("entity") else None
 
     async def list_entities(self, prefix: str = "", *, page_size: int = 0) -> AsyncGenerator[LedgerEntity, None]:
-        """All entities whose keys begin with that, by key, page by page: not all of one moment."""
+        """Yield the entities whose keys begin with a prefix, by key.
+
+        The pages are read one after the other, so they do not show one moment.
+        """
         async for page in self._iterate_pages("ListEntities", prefix=prefix, page_size=page_size):
             for entity in page.entities:
                 yield self._codec.decode_entity(entity)
@@ -159,37 +171,38 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     async def list_relationships(
         self, *, resource: str = "", relation: str = "", subject: str = "", page_size: int = 0
     ) -> AsyncGenerator[LedgerRelationship, None]:
-        """All relationships of this resource, relation, subject (empty is any), in their order, page by page."""
+        """Yield the relationships that match, in their order, page by page. An empty argument matches any value."""
         names = {"resource": resource, "relation": relation, "subject": subject}
         async for page in self._iterate_pages("ListRelationships", **names, page_size=page_size):
             for relationship in page.relationships:
                 yield self._codec.decode_relationship(relationship)
 
     async def check_relationship(self, resource: str, relation: str, subject: str) -> bool:
-        """Whether there is this relationship."""
+        """Return whether a relationship exists."""
         response = await self._call("CheckRelationship", resource=resource, relation=relation, subject=subject)
         return bool(response.exists)
 
     async def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
-        """A transaction of the scope; None where there is none."""
+        """Return a transaction of the scope; None if it does not exist."""
         return await self._find("GetTransaction", self._codec.decode_transaction, tx_id=tx_id)
 
     async def get_block(self, height: int) -> LedgerBlock | None:
-        """A block of the scope's lane; None where there is none."""
+        """Return a block of the scope's lane; None if it does not exist."""
         return await self._find("GetBlock", self._codec.decode_block, height=height)
 
     async def get_proof(self, tx_id: str) -> TransactionProof | None:
-        """All that proves a transaction, which `is_valid` looks at; None where there is none."""
+        """Return the proof of a transaction; None if the transaction does not exist. Check it with `is_valid`."""
         return await self._find("GetProof", self._codec.decode_proof, tx_id=tx_id)
 
     async def watch_blocks(
         self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
     ) -> AsyncGenerator[LedgerBlock, None]:
-        """Every block of the scope's lane after a height, and those to come, each once and in order.
+        """Yield the blocks of the scope's lane above a height, and then each new block, in order and once.
 
-        Goes on by itself after a lost connection. `check_chain` raises UnverifiedError for a block that does not
-        follow the one before; give its hash as `previous_hash` to have the first one looked at, too. After a restore
-        that lost the block before, its message names the restore and the block to go back to.
+        The iterator reconnects after a lost connection. With `check_chain` it raises UnverifiedError for a block that
+        does not follow the one before; pass the hash of block `after_height` as `previous_hash` to check the first
+        block too. After a restore that lost the previous block, the message names the restore and the block from which
+        to continue.
         """
         runtime, height, epoch = self._runtime, after_height, ""
         previous = NO_HASH if after_height == 0 else previous_hash
@@ -210,7 +223,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
             except LostError:
                 pass
             except ServerRefusedError as error:
-                # A stream ends with its token; a function that gave it may have a new one.
+                # The server ends a stream when its token expires. A token function may have a new token.
                 may_renew_token = error.code == AUTH_FAILED and has_come and runtime.transport.may_renew_token
                 if not error.is_transient and not may_renew_token:
                     raise
@@ -250,12 +263,15 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 
 
 def _check_next_block(found: LedgerBlock, height: int, previous: bytes | None, epoch: str = "") -> None:
-    """Raise UnverifiedError for a block that does not follow the last one, whose epoch is given if it is known."""
+    """Raise UnverifiedError for a block that does not follow the previous one.
+
+    `epoch` is that of the previous block, if known.
+    """
     block = found.block
     if block.height != height + 1 and not (block.may_follow_gap and block.height > height):
-        raise UnverifiedError(f"behind block {height} the server has sent block {block.height}")
+        raise UnverifiedError(f"the server sent block {block.height} after block {height}")
     if block.hash != found.hash:
-        raise UnverifiedError(f"the hash of block {block.height} is not the one that its header has")
+        raise UnverifiedError(f"the hash of block {block.height} does not match its header")
     if previous is None or block.previous == previous:
         return
     if epoch not in ("", found.epoch) or block.height != height + 1:

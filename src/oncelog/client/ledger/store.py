@@ -1,6 +1,6 @@
-"""What a client of the ledger keeps: for each scope the writes without an outcome, and the last sequence.
+"""The file of a ledger client: for each scope the pending writes and the sequences.
 
-All of it lies in one SQLite file of its own. Everything here blocks, and is called by one thread at a time.
+It is an SQLite file. All methods block, and one thread at a time calls them.
 """
 
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ _BODY_DECODER: Final = msgspec.json.Decoder(_Body)
 
 
 class StoredScope(NamedTuple):
-    """What the file has of a scope."""
+    """A scope, as the file has it."""
 
     id: int
     state: ScopeState
@@ -39,16 +39,16 @@ class LedgerStore:
         self._file = StoreFile(path, SCHEMA)
 
     def open(self, client_id: str) -> list[tuple[str, str]]:
-        """Return the scopes in which writes wait for their outcomes.
+        """Open the file. Return the scopes with pending writes.
 
-        Raises StoreInUseError, SettingsError if the file is another client's, or a StoreError.
+        Raises StoreInUseError, SettingsError if the file belongs to another client, or another StoreError.
         """
         with self._file.open() as (connection, is_new):
             if is_new:
                 connection.execute(SQL["make_client"], (client_id,))
             (known,) = connection.execute(SQL["client"]).fetchone()
             if known != client_id:
-                # Its numbers are those of that client; under another one they would mean other writes.
+                # The stored sequences belong to that client. Under another client id they would identify other writes.
                 raise SettingsError(f"{self._file.path} belongs to the client {known!r}, not to {client_id!r}")
             return connection.execute(SQL["scopes_pending"]).fetchall()
 
@@ -59,7 +59,7 @@ class LedgerStore:
     # --- scopes
 
     def load_scope(self, organization: str, vault: str) -> StoredScope:
-        """What the file has of a scope; nothing of a new one."""
+        """Return a scope. A new scope has no pending writes."""
         with self._file.transaction(is_durable=False) as connection:
             found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
             if found is None:
@@ -69,7 +69,7 @@ class LedgerStore:
             return StoredScope(found[0], ScopeState(*found[1:]), [self._decode_entry(*row) for row in rows])
 
     def save(self, scope_id: int, changes: StoreChanges) -> None:
-        """On return it is on the disk."""
+        """Save changes. On return they are in the file."""
         with self._file.transaction(is_durable=changes.must_be_durable) as connection:
             connection.executemany(
                 SQL["save"],

@@ -1,6 +1,6 @@
-"""Calls to a ledger's server over gRPC. A call that fails raises LostError or ServerRefusedError.
+"""Calls to the gRPC service of a ledger. A call that fails raises LostError or ServerRefusedError.
 
-For an answer to a write, the transport also checks whether it is about this write, and whether its proof verifies.
+The transport also checks whether the answer to a write is about this write, and whether its proof verifies.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ _REFUSED_STATUSES: Final = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
     }
 )
-"""What says that the call was not looked at. Everything else leaves open what became of it."""
+"""Statuses of calls that the server did not process. After any other status the effect of a call is unknown."""
 TOO_LARGE: Final = "too_large"
 UNREADABLE_CODES: Final = frozenset({error_codes.FORBIDDEN, error_codes.NOT_FOUND})
 
 
 class LedgerTransport:
-    """One channel to one server. `open` and `close` it in the loop that uses it."""
+    """One channel to one server. `open` and `close` it in the event loop that uses it."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class LedgerTransport:
         self._stub: Any = None
 
     def open(self) -> None:
-        """Makes the channel; it connects when it is used."""
+        """Create the channel. It connects at the first call."""
         limits = self.limits
         options = (
             ("grpc.max_receive_message_length", limits.message_bytes_max),
@@ -76,7 +76,7 @@ class LedgerTransport:
             ("grpc.max_reconnect_backoff_ms", min(limits.reconnect_ms_max, limits.pause_ms_max)),
             ("grpc.keepalive_time_ms", limits.heartbeat_ms),
             ("grpc.keepalive_timeout_ms", limits.heartbeat_ms),
-            ("grpc.use_local_subchannel_pool", 1),  # its pauses are its own
+            ("grpc.use_local_subchannel_pool", 1),  # reconnects independently of other channels
             ("grpc.enable_retries", 0),
         )
         if self._credentials is None:
@@ -87,12 +87,12 @@ class LedgerTransport:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection now. If not, the channel goes on trying to make one, at its own pace."""
+        """Whether the channel is connected. If not, it keeps trying to connect."""
         channel = self._channel
         return channel is not None and channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Close the channel, which ends the calls under way."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -100,7 +100,7 @@ class LedgerTransport:
     # --- calls
 
     async def call(self, method: str, request: Any, *, waits: bool = True) -> Any:
-        """Make a call with one answer; `waits` waits for a connection. Raises LostError or ServerRefusedError."""
+        """Make a call with one answer. `waits` waits for a connection. Raises LostError or ServerRefusedError."""
         metadata = await self._build_metadata()
         with self._translate_errors():
             return await getattr(self._stub, method)(
@@ -108,7 +108,7 @@ class LedgerTransport:
             )
 
     async def iterate(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
-        """Make a call with many answers. Raises LostError or ServerRefusedError."""
+        """Make a call with a stream of answers. Raises LostError or ServerRefusedError."""
         call = getattr(self._stub, method)(request, metadata=await self._build_metadata(), wait_for_ready=True)
         try:
             with self._translate_errors():
@@ -128,16 +128,16 @@ class LedgerTransport:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            # Not the caller but the call was cancelled: its channel was closed.
+            # The call was cancelled, not the caller: the channel was closed.
             raise LostError(f"{self.address}: the client was closed") from None
 
     async def get_client_state(self, organization: str, vault: str, *, waits: bool = True) -> ClientState:
-        """Where the client stands."""
+        """Return the state that the server stores for this client."""
         request = pb.GetClientStateRequest(organization=organization, vault=vault, client_id=self._client_id)
         return codec.decode_client_state(await self.call("GetClientState", request, waits=waits))
 
     async def get_proof(self, organization: str, vault: str, tx_id: str, *, waits: bool = True) -> TransactionProof:
-        """All that proves a transaction."""
+        """Return the proof of a transaction."""
         request = pb.GetProofRequest(organization=organization, vault=vault, tx_id=tx_id)
         return codec.decode_proof(await self.call("GetProof", request, waits=waits))
 
@@ -157,11 +157,11 @@ class LedgerTransport:
             return ServerRefusedError(code, message, _parse_ms(metadata.get("retry-after-ms")))
         return LostError(f"{self.address}: {status.name}: {message}")
 
-    # --- writing
+    # --- writes
 
     @staticmethod
     def compute_size(operations: Sequence[Operation]) -> int:
-        """Bytes of a transaction on the wire, but for the little that says whose it is."""
+        """Return the size of a transaction on the wire, without the fields that identify the write."""
         return pb.WriteRequest(operations=codec.encode_operations(operations)).ByteSize()
 
     async def write(self, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
@@ -199,7 +199,8 @@ class LedgerTransport:
         is_named = tx_id == format_tx_id(record.lane, record.position)
         if is_named and proof.is_valid and proof.block.hash == success.block_header.hash:
             return written
-        # An old number with equal operations is answered with the write that has the number: it may be another one.
+        # The server answers a used sequence with equal operations like the write that used it, which may be another
+        # write.
         proof_failure = await self._check_committed(organization, vault, call, tx_id, sequence)
         return proof_failure if isinstance(proof_failure, SequenceTaken) else _build_proof_failure(tx_id, sequence)
 
@@ -222,18 +223,18 @@ class LedgerTransport:
             case code if int(code) in codec.REFUSAL_CODES:
                 return codec.decode_refusal(error)
             case code:
-                raise LostError(f"the server answers with the code {code}: it may be of a newer version")
+                raise LostError(f"unknown code {code} in an answer; the server may be newer than this client")
 
     async def _check_committed(
         self, organization: str, vault: str, call: WriteCall, tx_id: str, sequence: int
     ) -> WriteAnswer | None:
-        """What the ledger itself has as this transaction; None for a client that may not read it."""
+        """Return what the ledger has stored as this transaction; None if the client may not read it."""
         try:
             proof = await self.get_proof(organization, vault, tx_id, waits=False)
         except ServerRefusedError as error:
             if error.code in UNREADABLE_CODES:
                 return None
-            raise LostError(str(error)) from error  # that is not said of the write
+            raise LostError(str(error)) from error  # the refusal is not about the write
         record = proof.record
         if record.key != call.entry.key or record.client != self._client_id:
             return SequenceTaken(max(sequence, record.client_sequence))
@@ -250,7 +251,7 @@ class LedgerTransport:
 
 
 def _build_proof_failure(tx_id: str, sequence: int) -> ProofFailure:
-    message = f"the server says that the write was committed as {tx_id}, but the proof of it does not verify"
+    message = f"the server reports the write as committed as {tx_id}, but its proof does not verify"
     return ProofFailure(UnverifiedError(message, tx_id), sequence)
 
 

@@ -1,4 +1,4 @@
-"""What a client of the ledger is asked and told. Outcomes of a write are values; bytes are bytes here."""
+"""Types of the ledger client's public API: operations, outcomes of writes, results of reads, errors and limits."""
 
 from enum import IntEnum
 from typing import Final
@@ -12,7 +12,7 @@ from oncelog.core.proof import Block, Proof, verify, verify_header
 from oncelog.core.values import Record
 from oncelog.errors import CanonicalError, ClientError
 
-# --- what is written ---------------------------------------------------------------------------------
+# --- operations --------------------------------------------------------------------------------------
 
 
 def set_entity(
@@ -25,9 +25,10 @@ def set_entity(
     version_is: int | None = None,
     value_equals: bytes | None = None,
 ) -> Operation:
-    """Sets an entity, on one condition at most. Raises CanonicalError for what is none.
+    """Return an operation that sets an entity, under at most one condition.
 
-    From `expires_at_ms` (log time, milliseconds since 1970) on it counts as absent.
+    `expires_at_ms` is a log time in milliseconds since 1970, from which the entity counts as absent. Raises
+    CanonicalError for an invalid argument.
     """
     for name, condition_value in (("value", value), ("value_equals", value_equals)):
         if not isinstance(condition_value, bytes) and (name == "value" or condition_value is not None):
@@ -48,17 +49,17 @@ def set_entity(
 
 
 def delete_entity(key: str) -> Operation:
-    """Deletes an entity; one that is not there stays so."""
+    """Return an operation that deletes an entity. It has no effect if the entity does not exist."""
     return DeleteEntity(_check_text(key, "key"))
 
 
 def relate(resource: str, relation: str, subject: str) -> Operation:
-    """Creates a relationship; one that is there stays as it is."""
+    """Return an operation that creates a relationship. It has no effect if the relationship exists."""
     return Relate(_check_text(resource, "resource"), _check_text(relation, "relation"), _check_text(subject, "subject"))
 
 
 def unrelate(resource: str, relation: str, subject: str) -> Operation:
-    """Deletes a relationship; one that is not there stays so."""
+    """Return an operation that deletes a relationship. It has no effect if the relationship does not exist."""
     return Unrelate(
         _check_text(resource, "resource"), _check_text(relation, "relation"), _check_text(subject, "subject")
     )
@@ -70,11 +71,11 @@ def _check_text(text: str, name: str) -> str:
     return text
 
 
-# --- what becomes of it ------------------------------------------------------------------------------
+# --- outcomes of writes ------------------------------------------------------------------------------
 
 
 class RefusalCode(IntEnum):
-    """Why a write came to nothing. The numbers are those of the wire (LG-20)."""
+    """Reason for refusing a write. The numbers are those of the wire protocol (LG-20)."""
 
     KEY_EXISTS = 1
     KEY_NOT_FOUND = 2
@@ -84,28 +85,32 @@ class RefusalCode(IntEnum):
 
 
 class Written(Struct, frozen=True):
-    """The transaction is in the ledger, once."""
+    """The transaction is committed, exactly once."""
 
     tx_id: str | None
-    """None where the server has forgotten what it said; then nothing but the sequence is known."""
+    """None if the server has evicted its answer: then only the sequence is known."""
     sequence: int
-    """The client's own, that it was committed under."""
+    """Client sequence of the transaction."""
     version: int | None = None
-    """Of every entity that it set. None, as the next two, where this client may write and not read, and the answer
-    came after a restart of the server."""
+    """Version of every entity that the transaction set.
+
+    `version`, `height` and `timestamp_ms` are None if the client may write but not read, and the server has restarted
+    before it answered."""
     height: int | None = None
     timestamp_ms: int | None = None
     is_replay: bool = False
-    """The server said ALREADY_COMMITTED. (A retry that it answers from memory looks as the first answer did.)"""
+    """The server answered ALREADY_COMMITTED. A retry that the server answers from its cache looks like the first
+    answer."""
 
 
 class Refused(Struct, frozen=True):
-    """Nothing was written, and no sequence was used."""
+    """The write was refused: nothing was written, and the sequence is still free."""
 
     code: RefusalCode
     message: str
     key: str = ""
-    """The entity of a failed condition, and how it stands: both None where it does not exist."""
+    """Entity of the failed condition. `current_version` and `current_value` describe it; both are None if it does not
+    exist."""
     current_version: int | None = None
     current_value: bytes | None = None
     operation_index: int | None = None
@@ -115,11 +120,11 @@ Outcome = Written | Refused
 
 
 class Status(BaseStatus, frozen=True, kw_only=True):
-    """How a scope stands, for a user interface. A scope is live as long as its writes are answered."""
+    """Status of a scope, for a user interface. A scope is live while the server answers its writes."""
 
 
 class PendingWrite(Struct, frozen=True):
-    """A write whose outcome is not known yet."""
+    """A write without a known outcome."""
 
     key: UUID
     sequence: int
@@ -127,30 +132,31 @@ class PendingWrite(Struct, frozen=True):
 
 
 class Recovered(Struct, frozen=True):
-    """A write of an earlier run, and what became of it: an error where the server would not look at it."""
+    """A write of an earlier run and its outcome, which is an error if the server refused to process the write."""
 
     key: UUID
     operations: tuple[Operation, ...]
     outcome: Outcome | Exception | None
-    """None if the application gave the write up (`resume`, `withdraw`)."""
+    """None if the application withdrew the write (`resume`, `withdraw`)."""
 
 
 class ForgottenError(ClientError):
-    """The server has forgotten this client, or was restored from a backup. Nothing is sent until `resume`.
+    """The server has lost the state of this client, by eviction or by the restore of a backup.
 
-    `pending` may have been committed or not: the server cannot tell any more, and would take each as a new one.
+    The client sends nothing until `resume`. The server cannot tell whether the `pending` writes were committed, and
+    would accept each as a new write.
     """
 
     def __init__(self, last_sequence: int, server_sequence: int, pending: tuple[PendingWrite, ...]) -> None:
         if last_sequence == 0:
-            why = "may have forgotten this client: its first write has no answer, and was made too long ago"
+            why = "may have evicted this client: its first write has no answer and is too old"
         elif server_sequence == 0:
-            why = f"has forgotten this client, whose last sequence was {last_sequence}"
+            why = f"has evicted this client, whose last sequence was {last_sequence}"
         else:
-            why = f"knows less of this client than it did: its last sequence is {server_sequence}, was {last_sequence}"
+            why = f"has an older state of this client: its last sequence is {server_sequence}, but was {last_sequence}"
         super().__init__(
-            f"the server {why}. {len(pending)} writes are pending of which it cannot say whether they were committed; "
-            "nothing is sent until resume(resend=…) says what becomes of them"
+            f"the server {why}. It cannot tell whether the {len(pending)} pending writes were committed; "
+            "the client sends nothing until resume(resend=…) is called"
         )
         self.last_sequence = last_sequence
         self.server_sequence = server_sequence
@@ -158,18 +164,18 @@ class ForgottenError(ClientError):
 
 
 class UnverifiedError(ClientError):
-    """What the server says does not verify. Of a write it says that it has been committed, as `tx_id`."""
+    """A proof or a chain of blocks does not verify. For a write, `tx_id` is the transaction that the server names."""
 
     def __init__(self, message: str, tx_id: str | None = None) -> None:
         super().__init__(message)
         self.tx_id = tx_id
 
 
-# --- what is read ------------------------------------------------------------------------------------
+# --- results of reads --------------------------------------------------------------------------------
 
 
 class ClientState(Struct, frozen=True):
-    """Where the client stands in a scope; all zero and empty for one never seen, or forgotten."""
+    """State that the server stores for the client in a scope. All fields are zero or empty for an unknown client."""
 
     last_sequence: int = 0
     last_seen_ms: int = 0
@@ -178,18 +184,18 @@ class ClientState(Struct, frozen=True):
 
 
 class LedgerEntity(Struct, frozen=True):
-    """An entity as it stands."""
+    """Current state of an entity."""
 
     key: str
     value: bytes
     version: int
     expires_at_ms: int | None = None
     erased: bool = False
-    """The value was erased with the transaction that set it, and is empty."""
+    """The value was erased together with the transaction that set it; it is empty here."""
 
 
 class LedgerRelationship(Struct, frozen=True):
-    """A relationship, and the version that made it."""
+    """A relationship, and the version that created it."""
 
     resource: str
     relation: str
@@ -198,7 +204,7 @@ class LedgerRelationship(Struct, frozen=True):
 
 
 class LedgerTransaction(Struct, frozen=True):
-    """A transaction as it was committed. Of an erased one the operations are gone."""
+    """A committed transaction. An erased transaction has no operations."""
 
     tx_id: str
     client_id: str
@@ -214,29 +220,32 @@ class LedgerTransaction(Struct, frozen=True):
 
 
 class LedgerBlock(Struct, frozen=True):
-    """A block of the scope's lane, with the ids of the scope's own transactions."""
+    """A block of the scope's lane, and the ids of the transactions of this scope in it."""
 
     block: Block
     hash: bytes
-    """As the server says it; `block.hash` is what it must be."""
+    """Hash that the server sent. A valid block has `block.hash` equal to it."""
     tx_ids: tuple[str, ...]
     epoch: str = ""
     """Epoch of the log when the server sent the block."""
 
 
 class TransactionProof(Struct, frozen=True):
-    """All that proves a transaction; `oncelog.proof.proof_document` makes a document of it."""
+    """The proof of a transaction. `oncelog.proof.proof_document` makes a document of it."""
 
     record: Record
     salt: bytes
-    """Empty of an erased one."""
+    """Empty for an erased transaction."""
     body_hash: bytes
     proof: Proof
     block: Block
 
     @property
     def is_valid(self) -> bool:
-        """Whether the record stands in the block where it says. Whether the block can be trusted, nothing here says."""
+        """Whether the record is in the block at its position.
+
+        The result does not show that the block itself can be trusted.
+        """
         if self.record.erased:
             return verify_header(self.record, self.body_hash, self.proof, self.block)
         return verify(self.record, self.salt, self.proof, self.block)
@@ -253,24 +262,24 @@ CONDITION_CODES: Final = frozenset(
 
 
 class LedgerLimits(BaseLimits, frozen=True, kw_only=True):
-    """What a client holds at most, and how long it waits."""
+    """Limits and timeouts of a ledger client. Every field can be set."""
 
     pending_writes_max: int = 10_000
     """Writes of a scope without an outcome. Beyond it `write` raises LimitExceededError."""
     pending_bytes_max: int = 256 * MIB
-    """Of all of them together; they are kept in memory too."""
+    """Total size of these writes, which are in memory too."""
     transaction_bytes_max: int = 4_000_000
-    """Of one transaction on the wire. A server takes messages of 4 MiB unless it was told otherwise."""
+    """Size of a transaction on the wire. Servers accept messages of 4 MiB by default."""
     value_bytes_max: int = MIB
-    """Of the value of one entity. The server's own limit is the same unless it was told otherwise."""
+    """Size of the value of an entity. It is also the default of servers."""
     in_flight_max: int = 64
-    """Writes of a scope that are sent before the first of them is answered."""
+    """Writes of a scope that wait for an answer at a time."""
     close_timeout_ms: int = 5000
-    """How long `close` waits for the answers of what has been sent."""
+    """How long `close` waits for the answers to sent writes."""
     idle_ms: int = 3_600_000
-    """After so long without a write, the server is asked where the client stands before the next one is sent."""
+    """Idle time after which the client requests its state from the server before it sends the next write."""
     pause_ms_min: int = 100
-    """Before something is sent again; each further pause is twice as long."""
+    """Pause before the first retry. Each further pause is twice as long."""
     pause_ms_max: int = 10_000
     reconnect_ms_max: int = 1000
-    """Between attempts to reach a server that is away. When it is back the pause is over, however long it was to be."""
+    """Interval between attempts to connect. A pause before a retry ends as soon as the connection is back."""

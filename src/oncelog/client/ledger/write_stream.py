@@ -1,7 +1,7 @@
-"""The writes of one scope, in asyncio: saves and sends what the protocol says, and gives callers their outcomes.
+"""The writes of one scope, with asyncio: saves what the protocol changes, makes its calls, and reports outcomes.
 
-One task saves, and while it does others gather for the next time. Another one waits before the next attempt. Each call
-to the server is a task of its own.
+One task saves; submissions that arrive during a save are part of the next one. Another task waits before a retry. Each
+call to the server is a separate task.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("oncelog.client.ledger")
 
 CONNECTION_POLL_S: Final = 0.1
-"""Interval at which the stream checks whether a server that was away is back. Nothing is sent for that."""
+"""Interval at which the stream checks for a connection. A check sends nothing."""
 
 
 class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
-    """State of one ledger client."""
+    """State that the scopes of one ledger client share: a store, and a channel to the server."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         self._bytes = sum(len(entry.body) for entry in stored.pending)
         self._recovered = stored.pending
         self._recovering = len(stored.pending)
-        """Recovered writes without an outcome."""
+        """Number of recovered writes without an outcome."""
         self._has_recovered = False
         self._denied: dict[int, ServerRefusedError] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -84,7 +84,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         self._answered_at = time.monotonic()
         self._is_done = False
         self.last_error: str | None = None
-        """Why the last call failed, as long as none has succeeded since."""
+        """Reason for the last failed call; None after a successful one."""
         self._save_task = runtime.start_task("save", self._save_changes)
         self._pause_task = runtime.start_task("pause", self.run)
         runtime.end_calls.append(self._fail_waiters)
@@ -93,7 +93,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
     # --- writing
 
     async def write(self, operations: tuple[Operation, ...], key: bytes) -> Outcome:
-        """Waits for the outcome, however long that takes. Who gives up waiting does not take it back."""
+        """Submit a write and wait for its outcome. A cancelled caller does not withdraw the write."""
         self._runtime.check_open()
         body = self._encode_body(operations)
         self._check_remembered()
@@ -101,14 +101,14 @@ class WriteStream(RetryTask[LedgerRuntime]):
         if entry is None:
             entry = self._submit(key, operations, body)
         elif entry.body != body:
-            raise IdReusedError(f"another write waits under the key {UUID(bytes=key)}")
+            raise IdReusedError(f"a write with other operations is pending under the key {UUID(bytes=key)}")
         outcome = await asyncio.shield(self._get_waiter(entry))
         if outcome is None:
             raise ClientError(f"the application withdrew the write {UUID(bytes=key)}")
         return outcome
 
     def _encode_body(self, operations: tuple[Operation, ...]) -> bytes:
-        """Raises CanonicalError, or LimitExceededError."""
+        """Check and encode operations. Raises CanonicalError or LimitExceededError."""
         limits = self._limits
         for index, operation in enumerate(operations):
             if not isinstance(operation, Operation):
@@ -139,16 +139,16 @@ class WriteStream(RetryTask[LedgerRuntime]):
             entry.waiter = asyncio.get_running_loop().create_future()
         return entry.waiter
 
-    # --- how it stands
+    # --- status
 
     @property
     def pending_count(self) -> int:
-        """Writes without an outcome."""
+        """Number of writes without an outcome."""
         return len(self._protocol)
 
     @property
     def state(self) -> ConnectionState:
-        """How the client stands to the server, by the last answer."""
+        """State of the connection, by the last answer."""
         if self._protocol.is_refused:
             return ConnectionState.REFUSED
         if self.last_error is not None and not self._transport.is_connected:
@@ -156,7 +156,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return ConnectionState.LIVE
 
     def list_pending(self) -> list[PendingWrite]:
-        """Writes without an outcome, in their order."""
+        """Return the writes without an outcome, in their order."""
         return [_to_pending_write(entry) for entry in self._protocol.entries]
 
     async def wait_recovered(self) -> list[Recovered]:
@@ -176,7 +176,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return [_to_recovered(entry, entry.outcome) for entry in self._recovered]
 
     async def resume(self, resend: bool | Collection[UUID]) -> list[Recovered]:
-        """The application has decided what becomes of the pending writes. Gives what became of those sent again."""
+        """Send selected pending writes again after a ForgottenError and withdraw the others. Return the outcomes."""
         self._runtime.check_open()
         if self._protocol.forgotten is None:
             return []
@@ -194,14 +194,14 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return [_to_recovered(entry, outcome) for entry, outcome in zip(selected, outcomes, strict=True)]
 
     async def withdraw(self, key: bytes) -> bool:
-        """Take a pending write back; see `LedgerScope.withdraw`."""
+        """Withdraw a pending write; see `LedgerScope.withdraw`."""
         self._runtime.check_open()
         entry = self._by_key.get(key)
         if entry is None or entry.is_reported:
             raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
         waiter = self._get_waiter(entry)
         is_final = self._protocol.withdraw(entry)
-        self.skip_pause()  # it may have been for this write
+        self.skip_pause()  # the pause may be for this write
         self._advance()
         await asyncio.shield(waiter)
         return is_final
@@ -213,7 +213,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return ForgottenError(forgotten.last, forgotten.server_last, tuple(self.list_pending()))
 
     def _check_remembered(self) -> None:
-        """Raises ForgottenError."""
+        """Raise ForgottenError if the server has lost the state of this client."""
         error = self._build_forgotten_error()
         if error is not None:
             raise error
@@ -262,13 +262,13 @@ class WriteStream(RetryTask[LedgerRuntime]):
     def _forget(self, entry: QueuedWrite) -> None:
         entry.is_reported = True
         self._bytes -= len(entry.body)
-        if self._by_key.get(entry.key) is entry:  # its key may have been used again since
+        if self._by_key.get(entry.key) is entry:  # a later write may use its key again
             del self._by_key[entry.key]
 
     # --- sending
 
     def _advance(self) -> None:
-        """Something has come, or has changed: does what is to be done now."""
+        """Make the next calls, report outcomes and wake the save task, after any change of the protocol."""
         if not self._runtime.is_ended:
             self._send_all()
         protocol = self._protocol
@@ -283,7 +283,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             self._fail_all(forgotten_error)
         if protocol.was_adopted:
             protocol.was_adopted = False
-            logger.warning("the server had forgotten this client in %s: its sequence begins anew", self._names)
+            logger.warning("the server had evicted this client in %s: its sequence starts again", self._names)
         self._save_event.set()
         self._runtime.wake_waiters()
 
@@ -311,7 +311,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             case LostError() | ServerRefusedError(is_transient=True):
                 self._record_no_answer(answer)
             case SequenceGap() if self.last_error is not None:
-                pass  # while the server does not take one write, the writes sent behind it find a gap
+                pass  # the server refuses an earlier write for now, so the writes behind it find a gap
             case _:
                 self._record_answer()
         self._protocol.handle_answer(call, answer)
@@ -331,14 +331,14 @@ class WriteStream(RetryTask[LedgerRuntime]):
 
     def _record_answer(self) -> None:
         if self.last_error is not None:
-            logger.info("answered again")
+            logger.info("the server answers again")
         self.last_error = None
         self._backoff.reset()
         self._answered_at = time.monotonic()
 
     def _record_no_answer(self, error: LostError | ServerRefusedError) -> None:
         if self.last_error is None:
-            logger.warning("not answered, and to be sent again: %s", error)
+            logger.warning("no answer; the write is sent again: %s", error)
         self._record_error(str(error))
         if isinstance(error, ServerRefusedError):
             self._retry_after_ms = max(self._retry_after_ms, error.retry_after_ms)
@@ -362,9 +362,10 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return RetryPause(min(retry_after_ms, self._limits.retry_after_ms_max), is_long=self._protocol.is_refused)
 
     async def _wait(self, pause: RetryPause) -> None:
-        """Wait until the next attempt. If the server is away, that comes as soon as it is back.
+        """Wait until the next attempt. The pause ends early when a lost connection is back.
 
-        But not at once: a server that ends whenever it is asked would be asked all the time.
+        It lasts at least until the next attempt to connect, because a server that ends each connection would be called
+        without any pause.
         """
         loop, backoff, reconnect_ms_max = asyncio.get_running_loop(), self._backoff, self._limits.reconnect_ms_max
         pause_s = poll_s = backoff.next_pause_s(pause)
@@ -380,7 +381,10 @@ class WriteStream(RetryTask[LedgerRuntime]):
     # --- ending
 
     async def close(self) -> None:
-        """Wait for the answers to what was sent, at most `close_timeout_ms`. Writes without one stay in the file."""
+        """Wait for the answers to sent writes, at most `close_timeout_ms`.
+
+        Writes without an outcome stay in the file.
+        """
         await self._runtime.cancel_tasks([self._pause_task])
         if self._calls:
             await asyncio.wait(self._calls, timeout=self._limits.close_timeout_ms / 1000)
@@ -400,13 +404,13 @@ class WriteStream(RetryTask[LedgerRuntime]):
 
 
 def _give_outcome(entry: QueuedWrite, outcome: Outcome | Exception | None) -> None:
-    """Give an outcome, or an error, to the callers that wait for a write. Later callers can wait again."""
+    """Give an outcome or an error to the callers that wait for a write. A write can have new callers afterwards."""
     waiter, entry.waiter = entry.waiter, None
     if waiter is None or waiter.done():
         return
     if isinstance(outcome, Exception):
         waiter.set_exception(outcome)
-        waiter.exception()  # the callers may have gone
+        waiter.exception()  # the callers may be gone
     else:
         waiter.set_result(outcome)
 
