@@ -378,7 +378,7 @@ def test_restore_keeps_the_replaced_log(log: Path, tmp_path: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["restore", str(copy), str(log), "--force"])
     assert done.exit_code == 0, done.stderr
     kept = tmp_path / "log.db.before-restore-1"
-    assert f"what was there is kept as {kept}\n" in done.stdout
+    assert f"the previous log is kept as {kept}\n" in done.stdout
     assert verified(kept) == newer
     assert verified(log).records == newer.records - 1 + LANES
     again = restore(str(copy), str(log), silent, force=True)

@@ -55,7 +55,7 @@ def test_epoch_is_printed_and_renewed(log: str) -> None:
     assert (renewed["old_epoch"], renewed["above"]) == (second, 987654321)
     assert above.startswith("numbers continue above ")
     refused = RUNNER.invoke(COMMAND, ["epoch", log, "--above=5"])
-    assert (refused.exit_code, "--above goes with --renew" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "--above needs --renew" in refused.stderr) == (2, True)
 
 
 @pytest.mark.rule("CO-40")

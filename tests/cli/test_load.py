@@ -58,7 +58,7 @@ def test_load_figures_match_the_log(tmp_path: Path) -> None:
         latency = figures["latency_ms"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
         assert figures["events_per_s"] == pytest.approx(figures["events"] / figures["took_s"], rel=0.01)
-        said = f"This writes real events into {served.url}, in the partitions load/0 to load/1.\n"
+        said = f"Writing real events to {served.url}, into the partitions load/0 to load/1.\n"
         assert done.stderr.startswith(said)
         command = ["tail", "--url", served.url, "--partition", "load/0", "--partition", "load/1", "--limit"]
         events = [json.loads(line) for line in oncelog(*command, str(figures["events"])).stdout.splitlines()]
@@ -205,7 +205,7 @@ def test_load_detects_a_retry_with_another_number() -> None:
         status, figures = figures_of(url, "--retries", "100")
     assert status == 1
     assert figures["differing"] == figures["retried"] > 0
-    assert re.fullmatch(r"[0-9a-f-]{36} is \d+, and at a retry \d+", figures["problems"][0])
+    assert re.fullmatch(r"[0-9a-f-]{36} has the number \d+, and \d+ after a retry", figures["problems"][0])
 
 
 def test_load_detects_two_events_with_one_number() -> None:

@@ -108,14 +108,12 @@ def test_move_prints_what_was_moved_and_where_to(log: Path, database: str) -> No
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [
         f"{records} records in 5 lanes moved from {log} to {redact_address(database)} (epoch {epoch})",
-        f"{log} can still be read, and takes no more writes: open {redact_address(database)}",
-        f"tables that are not the log's stay in {log}: accounts",
+        f"{log} can still be read, but accepts no more writes: open {redact_address(database)}",
+        f"other tables stay in {log}: accounts",
     ]
     again = moved(log, database)
     assert again.exit_code == 0
-    assert again.stdout == (
-        f"{log} has been moved to {redact_address(database)} (epoch {epoch}) already; nothing is left to do\n"
-    )
+    assert again.stdout == (f"{log} has already been moved to {redact_address(database)} (epoch {epoch})\n")
 
 
 def test_reading_commands_work_on_a_moved_file(log: Path, database: str, tmp_path: Path) -> None:
@@ -152,7 +150,7 @@ def test_restored_copy_of_a_moved_file_can_be_opened(log: Path, database: str, t
 def test_interrupted_move_prints_how_to_resume(log: Path, database: str, how: str) -> None:
     done = oncelog(how, "move", str(log), database, program=INTERRUPTED)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
-    assert done.stderr == "oncelog: interrupted. Run the same command again, and it goes on.\n"
+    assert done.stderr == "oncelog: interrupted. Run the same command again to continue.\n"
     assert done.stdout == ""
     assert 0 < query(database, "SELECT count(*) FROM oncelog_records")[0][0] < 40
     assert moved(log, database).exit_code == 0
@@ -197,7 +195,7 @@ async def continue_move(log: Path, database: str) -> None:
 async def test_silent_database_does_not_keep_the_file_locked(log: Path, database: str) -> None:
     status, said = await stalled(log, database, limit_ms=1_000)
     assert status == 2
-    assert said == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again, and it goes on.\n"
+    assert said == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again to continue.\n"
     check_unlocked(log)
     await continue_move(log, database)
 
@@ -209,7 +207,7 @@ async def test_interrupted_move_does_not_wait_for_the_database(
 ) -> None:
     status, said = await stalled(log, database, limit_ms=3_600_000, number=number, where=where)
     assert status == 128 + signal.SIGINT
-    assert said == "oncelog: interrupted. Run the same command again, and it goes on.\n"
+    assert said == "oncelog: interrupted. Run the same command again to continue.\n"
     check_unlocked(log)
     await continue_move(log, database)
 
@@ -218,7 +216,7 @@ async def test_interrupted_move_does_not_wait_for_the_database(
 def test_repeated_interrupts_end_a_move_once(log: Path, database: str, number: int) -> None:
     """The command does not close the file while a thread reads it."""
     done = oncelog("move", str(log), database, program=IMPATIENT, NUMBER=str(int(number)))
-    assert done.stderr == "oncelog: interrupted. Run the same command again, and it goes on.\n"
+    assert done.stderr == "oncelog: interrupted. Run the same command again to continue.\n"
     assert done.returncode == 128 + signal.SIGINT
     assert done.stdout == ""
     check_unlocked(log)
@@ -235,7 +233,7 @@ def refused(log: Path | str, address: Path | str) -> str:
 
 def test_move_to_or_from_anything_else_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     for one, other in ((log, tmp_path / "other.db"), (database, log), (database, database)):
-        assert "move goes from a file to a database" in refused(one, other)
+        assert "a log moves from a file to a database" in refused(one, other)
     assert not (tmp_path / "other.db").exists()
 
 

@@ -141,7 +141,7 @@ def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
     )
     status, said = checked(data, "--block-hash", after.block.hash)
     assert status == 0
-    assert "body:           not there: only the header is proven" in said
+    assert "body:           erased: only the header is proven" in said
     # The other records of the block keep their bodies and proofs.
     assert verify(decode(proven(log, "0:1"))).is_valid
     assert decode(proven(log, "0:3")).body == an_event(3).body
@@ -222,7 +222,7 @@ def test_proof_of_a_missing_record_is_refused(tmp_path: Path) -> None:
     assert refused(log, "0:0", status=1) == "no record: lane 0 has positions 1 to 1"
     for lane in ("99", str(2**70)):
         assert f"lane {lane} does not exist" in refused(log, "--lane", lane, "--position", "1", status=1)
-    assert "the record there is of the policy 'events'; to see it, ask for 0:1" in refused(
+    assert "the record there has the policy 'events'; to see it, use the ID 0:1" in refused(
         log, format_tx_id(0, 1), status=1
     )
     assert "As the id of a transaction: no record: lane 65535 " in refused(log, "f" * 16, status=1)
@@ -231,14 +231,14 @@ def test_proof_of_a_missing_record_is_refused(tmp_path: Path) -> None:
 WRONG: list[tuple[list[str], str]] = [
     ([], "name a log and a record in it, or a document with --check"),
     (["log.db"], "which record?"),
-    (["log.db", "--lane", "0"], "--lane and --position go together"),
-    (["log.db", "--position", "1"], "--lane and --position go together"),
+    (["log.db", "--lane", "0"], "--lane and --position must be given together"),
+    (["log.db", "--position", "1"], "--lane and --position must be given together"),
     (["log.db", "0:1", *PLACE], "--lane and --position name a record by its place"),
     (["log.db", *PLACE, "--scope", "s"], "--lane and --position name a record by its place"),
-    (["log.db", "0:1", "--client", "c"], "0:1 names a record by its place"),
-    (["log.db", "nonsense", "--hex"], "'nonsense' is not a UUID or a key in hex"),
-    (["log.db", "msg_1"], "'msg_1' is not a message's id"),
-    (["log.db", "0:1", "--all"], "0:1 names a record by its place: --all goes with a key"),
+    (["log.db", "0:1", "--client", "c"], "0:1 is the place of a record"),
+    (["log.db", "nonsense", "--hex"], "'nonsense' is neither a UUID nor a key in hex"),
+    (["log.db", "msg_1"], "'msg_1' is not the id of a message"),
+    (["log.db", "0:1", "--all"], "0:1 is the place of a record: --all needs a key"),
     (["log.db", *PLACE, "--text"], "--lane and --position name a record by its place"),
     (["--check", "x", "--hex"], "--hex does not go with --check"),
     (["log.db", "0:1", "--block-hash", "00"], "--block-hash does not go with a log"),
@@ -280,12 +280,12 @@ def test_damaged_record_is_not_proven(tmp_path: Path) -> None:
         connection.close()
 
     change("UPDATE oncelog_records SET actor = 'another' WHERE height = 1 AND actor = ''")
-    assert refused(log, "0:2") == "lane 0, position 2: it is not what its block says; see `oncelog verify`"
+    assert refused(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
     change("UPDATE oncelog_records SET actor = ''")
     assert verify(decode(proven(log, "0:2"))).is_valid
     change("UPDATE oncelog_blocks SET count = 2")
-    assert refused(log, "0:2") == "lane 0, position 2: it is not what its block says; see `oncelog verify`"
-    assert refused(log, "0:3") == "lane 0, position 3: it does not stand in its block; see `oncelog verify`"
+    assert refused(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
+    assert refused(log, "0:3") == "lane 0, position 3: the record is not in its block; see `oncelog verify`"
     change("DELETE FROM oncelog_blocks")
     assert refused(log, "0:2") == "lane 0, position 2: its block is missing; see `oncelog verify`"
     change("DELETE FROM oncelog_records")
@@ -350,7 +350,7 @@ def test_output_file_must_not_exist(log: str, document: bytes, tmp_path: Path) -
     assert invoked("--check", str(path)).exit_code == 0
     before = Path(log).read_bytes()
     for there in (log, str(path)):
-        assert refused(log, "0:1", "--output", there) == f"{there} is there already."
+        assert refused(log, "0:1", "--output", there) == f"{there} already exists."
     assert Path(log).read_bytes() == before
     assert path.read_bytes() == document
     nowhere = str(tmp_path / "no" / "proof.json")
@@ -377,7 +377,7 @@ def test_document_is_checked_from_a_pipe(log: str) -> None:
     made = oncelog_process("proof", log, "0:1")
     done = oncelog_process("proof", "--check", "-", given=made.stdout)
     assert (made.returncode, done.returncode) == (0, 0)
-    assert done.stdout.startswith("the record stands in the document's block\n")
+    assert done.stdout.startswith("the record is in the document's block\n")
 
 
 # --- the check ----------------------------------------------------------------------------------------
@@ -395,22 +395,22 @@ def test_check_prints_what_is_proven(log: str, tmp_path: Path) -> None:
     done = invoked("--check", str(path), "--block-hash", found.block.hash.upper())
     assert (done.exit_code, done.stderr) == (0, "")
     for line in (
-        "proven: the record stands in the block",
+        "proven: the record is in the block",
         f"place:          lane {lane}, position 2",
         f"sequence:       2 of {SCOPE}",
         "policy:         ledger",
         f"key:            {key(2).hex()}",
         "actor:          user:zoë",
         "client:         till-ä, sequence 2",
-        f"body:           {size} bytes, as they were committed; the operations are those of the fingerprint",
+        f"body:           {size} bytes, as committed; the operations match the fingerprint",
         f"block:          height 1, {found.block.hash}",
-        "                it is the one that was given",
+        "                it has the given hash",
     ):
         assert line in done.stdout.splitlines()
     status, said = checked(data)
     assert status == 0
-    assert said.startswith("the record stands in the document's block\n")
-    assert "not compared: hold its hash against one from whom you trust (--block-hash, --head)" in said
+    assert said.startswith("the record is in the document's block\n")
+    assert "not compared: compare its hash with one from a trusted source (--block-hash, --head)" in said
     assert "partitions:     größe, orders/7" in checked(proven(log, "0:3"))[1]
 
 
@@ -428,17 +428,19 @@ def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path:
     status, said = checked(newest, "--head", str(head))
     assert status == 0
     assert said.startswith("proven: ")
-    assert "it is the head's" in said
+    assert "it is the block of the head" in said
     status, said = checked(older, "--head", str(head))
     assert status == 1
     assert "proven: " not in said
-    words = "it is older than the head, and they cannot be compared without the chain between them (heights 1 and 2)"
+    words = (
+        "it is older than the block of the head, and only the chain between them would connect them (heights 1 and 2)"
+    )
     assert f"not confirmed: {words}" in said
     exported = json.loads(head.read_text())
     mark = exported["lanes"][0]
     for change, words in (
         ({"block_hash": "ab" * 32}, f"not proven:\n- the block is not the one with the hash {'ab' * 32}"),
-        ({"height": 1}, "not confirmed: it is newer than the head, which has height 1"),
+        ({"height": 1}, "not confirmed: it is newer than the block of the head, which has height 1"),
         ({"lane": 77}, "not confirmed: the head has no lane 0"),
     ):
         head.write_text(json.dumps({**exported, "lanes": [{**mark, **change}]}))
@@ -447,7 +449,7 @@ def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path:
         assert words in said
     head.write_text("{}")
     assert refused("--check", "-", "--head", str(head), given=newest).startswith("not an exported head: ")
-    assert "--head: each says" in refused("--check", "-", "--head", str(head), "--block-hash", "00" * 32, given=newest)
+    assert "--head: each names" in refused("--check", "-", "--head", str(head), "--block-hash", "00" * 32, given=newest)
     missing = invoked("--check", "-", "--head", str(tmp_path / "none.json"), given=newest)
     assert missing.exit_code == 2
 

@@ -135,7 +135,7 @@ def test_gap_before_an_ordinary_block_is_not_accepted() -> None:
     previous = bytes(32)
     for count, position in ((2, 9), (1, 8)):
         block = Block(1, 9, position, count, 0, previous, bytes(32))
-        with pytest.raises(UnverifiedError, match="behind block 3"):
+        with pytest.raises(UnverifiedError, match="after block 3"):
             _check_next_block(_found(block), 3, previous)
     leap = Block(1, 9, 9, 1, 0, previous, bytes(32))
     _check_next_block(_found(leap), 3, previous)
@@ -143,7 +143,7 @@ def test_gap_before_an_ordinary_block_is_not_accepted() -> None:
         _check_next_block(_found(leap), 3, bytes([1]) * 32)
     with pytest.raises(UnverifiedError, match=r"block 9 does not follow the block before it$"):
         _check_next_block(_found(leap), 8, bytes([1]) * 32)
-    with pytest.raises(UnverifiedError, match="behind block 9"):
+    with pytest.raises(UnverifiedError, match="after block 9"):
         _check_next_block(_found(leap), 9, previous)
 
 

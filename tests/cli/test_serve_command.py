@@ -237,5 +237,5 @@ def test_printed_commands_name_the_program_as_it_was_called(
     monkeypatch.setattr(sys, "argv", [called, "serve"])
     told: Any = serve._format_examples("http://127.0.0.1:7171", "log.db")
     assert f"  {shown} tail --partition orders\n" in told  # the default is not repeated
-    assert "to be opened in two windows: http://127.0.0.1:7171/chat\n" in told
+    assert "open it in two windows: http://127.0.0.1:7171/chat\n" in told
     assert f"  {shown} load --url http://[::1]:80\n" in serve._format_examples("http://[::1]:80", "log.db")

@@ -185,7 +185,7 @@ def test_show_by_position_refuses_options_of_keys(log: Path | str, option: list[
     done = RUNNER.invoke(COMMAND, ["show", str(log), "0:1", *option])
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert f"0:1 names a record by its place: {option[0]} goes with a key." in done.stderr
+    assert f"0:1 is the place of a record: {option[0]} needs a key." in done.stderr
     assert done.stderr.endswith(" If it is the text of a key, add --text.\n")
 
 

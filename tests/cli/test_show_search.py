@@ -127,18 +127,18 @@ def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
     assert proven(log, id_text) == ("chat", key(MESSAGE).hex())
     done = RUNNER.invoke(COMMAND, ["proof", str(log), format_message_id(0, 1)])
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "no message: the record there is of the policy 'events'; to see it, ask for 0:1" in done.stderr
+    assert "no message: the record there has the policy 'events'; to see it, use the ID 0:1" in done.stderr
     status, said = show(log, format_message_id(0, 1))
     assert status == 1
-    assert "no message: the record there is of the policy 'events'; to see it, ask for 0:1. " in said
+    assert "no message: the record there has the policy 'events'; to see it, use the ID 0:1. " in said
     assert show(log, format_message_id(99, 1))[1].startswith("unknown: no record: lane 99 does not exist; ")
     for wrong in ("msg_", "msg_1", id_text.upper().replace("MSG", "msg") + "0", "msg_" + "g" * 26):
         done = RUNNER.invoke(COMMAND, ["show", str(log), wrong])
         assert done.exit_code == 2
-        assert "is not a message's id" in done.stderr
+        assert "is not the id of a message" in done.stderr
     done = RUNNER.invoke(COMMAND, ["show", str(log), id_text, "--scope", "chat/g"])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert f"{id_text} names a record by its place: --scope goes with a key." in done.stderr
+    assert f"{id_text} is the place of a record: --scope needs a key." in done.stderr
 
 
 @pytest.mark.usefixtures("way")
@@ -333,7 +333,7 @@ def test_show_names_the_option_for_a_text_with_the_form_of_a_place(calls: Path |
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        (["not hex", "--hex"], "'not hex' is not a UUID or a key in hex: --hex is for these."),
+        (["not hex", "--hex"], "'not hex' is neither a UUID nor a key in hex, as --hex requires."),
         (["k" * 256], "the ID cannot be a key: a key must have 1 to 255 bytes, not 256."),
         (["ab" * 200, "--text"], "the ID cannot be a key: a key must have 1 to 255 bytes, not 400."),
         ([""], "the ID cannot be a key: a key must have 1 to 255 bytes, not 0."),

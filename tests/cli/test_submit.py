@@ -133,7 +133,7 @@ def test_lines_are_submitted_in_batches_with_repeated_ids(server: ServerProcess)
 
 def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerProcess) -> None:
     for bad, sentence in [
-        ("nonsense", "line 3: is no JSON: "),
+        ("nonsense", "line 3: is not JSON: "),
         ("[1]", "line 3: must be an object"),
         ('{"name":"x"}', 'line 3: must be an event with a "type", or have the members id, partitions and event'),
         ('{"id":"x","event":{"type":"x"}}', "line 3: $.id: must be a UUID"),
@@ -204,7 +204,7 @@ def test_submit_retries_the_same_request_until_it_is_answered() -> None:
     assert status == 0
     assert received == [received[0]] * 4
     assert line == f"committed 17 {received[0]['events'][0]['id']}"
-    assert errors == ["oncelog: server_busy: too much; trying again"]
+    assert errors == ["oncelog: server_busy: too much; retrying"]
 
 
 def test_submit_gives_up_after_the_timeout_and_prints_the_id() -> None:
@@ -216,7 +216,7 @@ def test_submit_gives_up_after_the_timeout_and_prints_the_id() -> None:
     assert (status, lines, len(received)) == (2, [], 2)
     assert errors[1:] == [
         "oncelog: gave up after 600 s: server_busy: too much",
-        f"oncelog: the outcome is not known; send it again under the same id: {received[0]['events'][0]['id']}",
+        f"oncelog: the outcome is unknown; send it again under the same id: {received[0]['events'][0]['id']}",
     ]
 
 
@@ -240,7 +240,7 @@ def test_submit_to_a_silent_server_gives_up_after_the_timeout() -> None:
     assert errors[0] == f"oncelog: gave up after {timeout} s: {url} does not answer in time"
     ids = [one["id"] for one in received[0]["events"]]
     assert [error.rpartition(" ")[2] for error in errors[1:]] == ids
-    assert errors[2].startswith("oncelog: line 2: the outcome is not known")
+    assert errors[2].startswith("oncelog: line 2: the outcome is unknown")
 
 
 def test_submit_interrupted_during_retries_prints_the_id() -> None:
@@ -249,7 +249,7 @@ def test_submit_interrupted_during_retries_prints_the_id() -> None:
         start_command("submit", "--url", url, "--partition", "a", '{"type":"x"}') as process,
     ):
         assert process.stderr is not None
-        assert process.stderr.readline() == "oncelog: server_busy: too much; trying again\n"
+        assert process.stderr.readline() == "oncelog: server_busy: too much; retrying\n"
         process.send_signal(signal.SIGINT)
         status, said, errors = ended(process)
     assert (status, said) == (130, "")
@@ -263,7 +263,7 @@ def test_submit_waits_for_a_restarting_server(tmp_path: Path) -> None:
         with start_command("submit", "--url", served.url, "--partition", "a", '{"type":"x"}') as process:
             assert process.stderr is not None
             told = process.stderr.readline()
-            assert told == f"oncelog: {served.url} cannot be reached: Connection refused; trying again\n"
+            assert told == f"oncelog: {served.url} cannot be reached: Connection refused; retrying\n"
             served.start()
             status, said, errors = ended(process)
         assert (status, errors) == (0, "")
@@ -274,11 +274,11 @@ def test_malformed_answer_is_reported() -> None:
     with scripted(lambda handler, _: answer(handler, 200, b"<html>")) as (url, _):
         status, lines, [error] = submit(url, "--partition", "a", '{"type":"x"}')
     assert (status, lines) == (2, [])
-    assert "does not answer as an Oncelog server does" in error
+    assert "does not answer like an Oncelog server" in error
     with scripted(lambda handler, _: answer(handler, 200, {"results": []})) as (url, _):
         status, lines, [error] = submit(url, "--partition", "a", '{"type":"x"}')
     assert (status, lines) == (2, [])
-    assert "has answered 1 events with 0 results" in error
+    assert "answered 1 events with 0 results" in error
 
 
 # --- authorization and errors -------------------------------------------------------------------------
@@ -309,21 +309,21 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (['{"type":"x"}'], "the event: $.partitions: is missing; --partition says it for all"),
-        (["--partition", "a", "{"], "the event: is no JSON: "),
+        (['{"type":"x"}'], "the event: $.partitions: is missing; --partition sets it for all events"),
+        (["--partition", "a", "{"], "the event: is not JSON: "),
         (["--partition", "a", "--id", "7", '{"type":"x"}'], "the event: $.id: must be a UUID"),
-        (["--partition", "a", "--id", ID, "-"], "--id and --expected-committed-id go with one event"),
+        (["--partition", "a", "--id", ID, "-"], "--id and --expected-committed-id are for a single event"),
         (
             ["--id", ID, f'{{"id":"{ID}","partitions":["a"],"event":{{}}}}'],
-            "the event: --id: the event has an id already",
+            "the event: --id: the event already has an id",
         ),
         (["--url", "ftp://x", "--partition", "a", "{}"], "--url must be http://HOST:PORT or https://HOST:PORT"),
         (["--url", "http://u:secret@x", "--partition", "a", "{}"], "--url must be http://HOST:PORT"),
         (["--url", "http://x:99999", "--partition", "a", "{}"], "--url must be http://HOST:PORT"),
         (["--partition", "\udcff", '{"type":"x"}'], "--partition is not UTF-8"),
-        (["--token", "a", "--token-file", "b", "--partition", "a", "{}"], "--token and --token-file: one of them"),
+        (["--token", "a", "--token-file", "b", "--partition", "a", "{}"], "--token does not go with --token-file"),
         (["--token-file", "nowhere", "--partition", "a", "{}"], "nowhere cannot be read: No such file or directory"),
-        (["--token", "ä", "--partition", "a", "{}"], "the token has characters that no token has"),
+        (["--token", "ä", "--partition", "a", "{}"], "the token has invalid characters"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> None:

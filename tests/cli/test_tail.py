@@ -94,12 +94,12 @@ def test_tail_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
             assert counted([process.stdout.readline(), process.stdout.readline()]) == [1, 2]
             for number in (3, 6):
                 served.kill()
-                assert process.stderr.readline().endswith("; trying again\n")
+                assert process.stderr.readline().endswith("; retrying\n")
                 served.start()
                 submit(served.url, "a", number, number + 1, number + 2)
                 shown = counted([process.stdout.readline() for _ in range(3)])
                 assert shown == [number, number + 1, number + 2]
-                assert f"connected again, and going on after {number - 1}" in process.stderr.readline()
+                assert f"connected again; continuing after {number - 1}" in process.stderr.readline()
             assert ended(process) == (0, "", "")
 
 
@@ -157,7 +157,9 @@ def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
 def test_tail_since_beyond_the_log_is_refused(server: ServerProcess) -> None:
     done = oncelog("tail", "--url", server.url, "--partition", "a", "--since", "9000000")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("oncelog: the log has another history than that of 9000000: history_changed: ")
+    assert done.stderr.startswith(
+        "oncelog: the log has another history than that of the cursor 9000000: history_changed: "
+    )
 
 
 def test_tail_ends_when_its_output_pipe_is_closed(server: ServerProcess) -> None:
@@ -189,7 +191,7 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         assert done.stderr == "oncelog: forbidden: partitions: not all of them may be read\n"
         done = oncelog(*command, "a", "--client-id", "c", ONCELOG_TOKEN="wrong")  # noqa: S106
         assert (done.returncode, done.stdout) == (2, "")
-        hint = "the token is not good, or not of the client 'c' (--client-id)"
+        hint = "the token is invalid, or belongs to another client than 'c' (--client-id)"
         assert done.stderr == f"oncelog: auth_failed: {hint}\n"
         done = oncelog(*command, "a")
         assert (done.returncode, done.stderr) == (2, "oncelog: auth_failed: authentication failed\n")
@@ -206,7 +208,7 @@ def test_tail_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "--partition must be given, at least once"),
+        ([], "--partition must be given at least once"),
         (["--partition", "a", "--since", "-1"], "--since must be a committed_id or 'now', not '-1'"),
         (["--partition", "a", "--since", "then"], "--since must be a committed_id or 'now', not 'then'"),
     ],

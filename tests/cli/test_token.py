@@ -217,7 +217,7 @@ def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:
     assert "$.client_id" in refusal("apikey", "create", path, "--client-id", "", "--name", "n")
     assert "$.read[0]" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", "--read", "")
     run("apikey", "create", path, "--client-id", "a", "--name", "n")
-    assert "no key of that id" in refusal("apikey", "revoke", path, "0" * 16, status=1)
+    assert "no key with this id" in refusal("apikey", "revoke", path, "0" * 16, status=1)
     path.chmod(0o660)
     assert "chmod 600" in refusal("apikey", "list", path)
     assert "chmod 600" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n")

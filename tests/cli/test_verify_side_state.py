@@ -168,7 +168,7 @@ def test_many_damaged_entities_are_counted_and_some_are_named(tmp_path: Path) ->
     done = RUNNER.invoke(COMMAND, ["verify", str(path)])
     assert done.exit_code == 1
     first, *lines, last = done.stdout.splitlines()
-    assert first == "not whole: 400 entries differ from what the records make them:"
+    assert first == "not whole: 400 entries differ from what the records produce:"
     assert lines[0].endswith("entity 'e0/0' of 'ledger/acme' is missing: the record with sequence 1 set it")
     assert len(lines) == 20
     assert last == "  and 380 more"
@@ -366,4 +366,4 @@ def test_temporary_file_is_private_and_has_no_name(made: Path, tmp_path: Path) -
 
 def test_summary_has_the_rebuilt_entries(made: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["verify", str(made), "--quiet"])
-    assert "4 clients, 14 entities, 11 relationships, 6 rows as the records make them" in done.stdout
+    assert "4 clients, 14 entities, 11 relationships, 6 rows as the records produce them" in done.stdout

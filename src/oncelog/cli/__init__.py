@@ -43,7 +43,7 @@ def _print_version(is_wanted: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        # A callback, because without a command the function itself is not called.
+        # A callback, because Typer does not call the function without a command.
         typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`oncelog audit`: the administrative acts that a log has recorded."""
+"""`oncelog audit`: the administrative acts in a log."""
 
 import asyncio
 import sys
@@ -51,12 +51,12 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further acts, until interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Ask a server, which needs the grant audit, not a LOG.")
+        str | None, typer.Option(metavar="URL", help="Read from this server instead of a LOG. Needs the grant audit.")
     ] = None,
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Prints who did what to the log: erasures, members, quotas, keys, restores, read-only mode. Oldest first.
+    """Print the administrative acts of a log: erasures, members, quotas, keys, restores, read-only mode. Oldest first.
 
     All lanes are merged by log time. The exit status is 2 if the log or the server cannot be read.
 
@@ -87,7 +87,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
 
 
 def _parse_time_ms(text: str, option: str) -> int | None:
-    """Read a time, or how long ago it was. None if nothing was given."""
+    """Return the milliseconds of a time, or of a duration before now; None for an empty text."""
     if not text:
         return None
     ago_ms = find_duration_ms(text)
@@ -153,7 +153,7 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
 
 
 def _format_line(act: Act) -> bytes:
-    """`2026-11-18 12:03:11.250 UTC  user:ada  erase  orders  {"records":2}`."""
+    """Return `2026-11-18 12:03:11.250 UTC  user:ada  erase  orders  {"records":2}`."""
     columns = [
         format_utc(act["time_ms"]),
         f"{act['actor']:<24}",

@@ -18,7 +18,7 @@ CLI_ACTOR: Final = "system:cli"
 
 
 def get_cli_operator() -> Operator:
-    """Return the command line as the actor, with the name of the operating system's user."""
+    """Return the command line as the actor, with the user name of the operating system."""
     number = os.getuid()
     try:
         return Operator(CLI_ACTOR, pwd.getpwuid(number).pw_name)
@@ -30,7 +30,7 @@ Above = Annotated[
     int | None,
     typer.Option(
         "--above",
-        help="Continue all numbers above this one: at least the highest that was given out, at most 2^46.",
+        help="Continue all numbers above this one, which is at least the highest used one and at most 2^46.",
         metavar="N",
         min=1,
         show_default=False,
@@ -45,19 +45,19 @@ FileMode = Annotated[
 _LOST_COMMITS: Final = (
     "Commits after the backup are lost, and their numbers are not used again. Readers of the old epoch get "
     "history_changed: they drop records at positions that this log does not have, or start again from 0. "
-    "Writers may send again whatever they are not sure of, under the same identity."
+    "Writers may send writes with unknown outcomes again, under the same identity."
 )
 
 
 def backup(
     file: FileArgument,
-    destination: Annotated[str, typer.Argument(help="Where the copy goes.", metavar="DESTINATION", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    destination: Annotated[str, typer.Argument(help="File for the copy.", metavar="DESTINATION", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     file_mode: FileMode = "0600",
 ) -> None:
-    """Copies a log while it is in use: one file, of one moment, whole and on the disk when it has its name.
+    """Copy a log while it is in use, into one file that shows one moment. The file is complete when it gets its name.
 
-    For files. A database has tools of its own: pg_dump and pg_basebackup.
+    For files only. Databases have their own tools: pg_dump and pg_basebackup.
 
     Example:  oncelog backup orders.db backups/orders-monday.db
     """
@@ -69,22 +69,27 @@ def backup(
 
 
 def restore(
-    backup: Annotated[str, typer.Argument(help="What `oncelog backup` made.", metavar="BACKUP", show_default=False)],
+    backup: Annotated[
+        str, typer.Argument(help="A file that `oncelog backup` created.", metavar="BACKUP", show_default=False)
+    ],
     file: FileArgument,
-    full: Annotated[bool, typer.Option("--full", help="Verify all of the backup first, not only its newest.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Verify the whole backup first, not only its newest blocks.")
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a log that is there; it is kept as FILE.before-restore-N.")
+        bool, typer.Option("--force", help="Replace an existing log; it is kept as FILE.before-restore-N.")
     ] = False,
     above: Above = None,
     file_mode: FileMode = "0600",
 ) -> None:
-    """Makes a backup the log, under a new epoch. Stop everything that uses the log first.
+    """Restore a log from a backup, under a new epoch. Stop all programs that use the log first.
 
     Positions, sequences, block heights and fencing numbers continue above every number that may have been given out
     after the backup, so that no number is used twice. By default they continue 1,000,000 above the highest number of
     the backup, and 100,000 more for each second since its last commit.
 
-    For files. After restoring a database with its own tools give it a new epoch: `oncelog epoch ADDRESS --renew`.
+    For files only. After you restore a database with its own tools, give it a new epoch: `oncelog epoch ADDRESS
+    --renew`.
 
     Example:  oncelog restore backups/orders-monday.db orders.db
     """
@@ -96,7 +101,7 @@ def restore(
         )
     lines = [
         f"{restored.records} records, {restored.bytes} bytes in {file}",
-        "" if restored.kept is None else f"what was there is kept as {restored.kept}",
+        "" if restored.kept is None else f"the previous log is kept as {restored.kept}",
         f"old epoch: {restored.old_epoch}",
         f"new epoch: {restored.new_epoch}",
         f"numbers continue above {restored.above}",
@@ -109,17 +114,17 @@ def epoch(
     log: LogArgument,
     renew: Annotated[
         bool,
-        typer.Option("--renew", help="Start a new history after a restore. Stop everything that uses the log first."),
+        typer.Option("--renew", help="Start a new history after a restore. Stop all programs that use the log first."),
     ] = False,
     above: Above = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints the epoch of a log: the name of its history, which cursors carry.
+    """Print the epoch of a log, which names its history. Cursors contain it.
 
-    With --renew the log gets a new epoch, and readers whose cursors are of the old one get history_changed. Positions,
-    sequences, block heights and fencing numbers continue above every number that the lost history may have given
-    out. Do this after a database was restored from a dump or to a moment in the past, or a file by Litestream or by
-    a copy. `oncelog restore` does it by itself.
+    With --renew the log gets a new epoch, and readers with cursors of the old one get history_changed. Positions,
+    sequences, block heights and fencing numbers continue above every number that the lost history may have given out.
+    Use it after you restored a database from a dump or to an earlier moment, or a file with Litestream or by copying.
+    `oncelog restore` renews the epoch itself.
 
     Example:  oncelog epoch orders.db
 
@@ -136,7 +141,7 @@ def epoch(
             f"numbers continue above {renewed.above}",
         ]
     elif above is not None:
-        raise OncelogError("--above goes with --renew.")
+        raise OncelogError("--above needs --renew.")
     else:
         with inspector.open_view() as view:
             fields = {"epoch": view.metadata.epoch}
@@ -150,6 +155,6 @@ def _check_files(*logs: str) -> None:
     if any(map(is_address, logs)):
         raise OncelogError(
             "a log in a database is backed up with the database's own tools: pg_dump, or pg_basebackup and an archive "
-            "of the write-ahead log. After restoring it with them run `oncelog epoch ADDRESS --renew` before anybody "
-            "uses it, so that readers are told, and `oncelog verify ADDRESS`."
+            "of the write-ahead log. After the restore run `oncelog epoch ADDRESS --renew` before any program uses "
+            "the log, so that readers notice it, and `oncelog verify ADDRESS`."
         )

@@ -1,4 +1,4 @@
-"""`oncelog clock`: does the log believe the clock?"""
+"""`oncelog clock`: the clock of a log, and whether it has jumped."""
 
 from typing import Annotated
 
@@ -13,21 +13,21 @@ from oncelog.storage.inspect.inspector import ClockStatus
 
 def clock(
     log: LogArgument,
-    confirm: Annotated[bool, typer.Option("--confirm", help="Believe the clock as it is.")] = False,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Accept the current time of the clock.")] = False,
     jump_ms_max: Annotated[
         int,
         typer.Option(
             min=1,
             metavar="MILLISECONDS",
-            help="What is believed: `Limits.clock_jump_ms_max` of the application, where it has set it.",
+            help="Largest accepted jump: `Limits.clock_jump_ms_max` of the application, if it is set.",
         ),
     ] = JUMP_MS_MAX,
     as_json: AsJson = False,
 ) -> None:
-    """Shows the clock, the time of the newest commit, and whether the clock has jumped; exit status 1 if it has.
+    """Show the clock, the time of the newest commit, and whether the clock has jumped. The exit status is 1 if it has.
 
-    The clock is this machine's for a file, and the database's for a database. After a jump forward the log takes no
-    new writes, because it would forget identities too early. Set the clock right, or confirm it here if it is right.
+    The clock of a file is that of this machine; a database has its own. After a jump forward the log accepts no new
+    writes, because it would forget identities too early. Set the clock right, or confirm it here if it is right.
 
     Example:  oncelog clock orders.db --confirm
 
@@ -39,7 +39,7 @@ def clock(
     has_jumped, sentence = check_clock(status, jump_ms_max)
     if confirm:
         inspector.confirm_clock()
-        sentence = f"the {status.name} is believed from now on"
+        sentence = f"the time of the {status.name} is accepted"
     wall_ms = status.clock.wall_ms()
     width = len(status.name) + 2
     fields = {
@@ -61,17 +61,21 @@ def clock(
 
 
 def check_clock(status: ClockStatus, jump_ms_max: int) -> tuple[bool, str]:
-    """Whether the clock has jumped since the newest commit, and what that means."""
+    """Return whether the clock has jumped since the newest commit, and what that means."""
     try:
         status.mark.advance(status.clock, jump_ms_max)
     except ClockJumpedError as jumped:
         return True, (
-            f"the {status.name} is {jumped.ahead_ms} ms ahead of where the machine's steady clock says it must be "
-            f"(at most {jump_ms_max} are believed): no new write is taken until it is set right or confirmed"
+            f"the {status.name} is {jumped.ahead_ms} ms ahead of the time that the machine's steady clock predicts "
+            f"(at most {jump_ms_max} are accepted): the log accepts no new writes until the clock is set right or "
+            "confirmed"
         )
     behind_ms = status.newest_ms - status.clock.wall_ms()
     if behind_ms > 0:
-        return False, f"the {status.name} is {behind_ms} ms behind the log, whose time stands still until then"
+        return (
+            False,
+            f"the {status.name} is {behind_ms} ms behind the log, whose time stands still until the clock catches up",
+        )
     if status.newest_ms and status.mark.boot != status.clock.boot():
-        return False, f"no jump is seen, but {status.blind_reason}: it could not be"
-    return False, "no jump is seen"
+        return False, f"no jump was found, but {status.blind_reason}: it might go unnoticed"
+    return False, "no jump was found"

@@ -12,19 +12,23 @@ from oncelog.server.auth.api_keys import ApiKey, ApiKeys
 from oncelog.server.auth.grants import parse_grants
 from oncelog.storage.clock import SystemClock
 
-Read = Annotated[list[str] | None, typer.Option(metavar="PARTITION", help="May be read: a name, or `orders/*`.")]
+Read = Annotated[
+    list[str] | None, typer.Option(metavar="PARTITION", help="Partition that may be read: a name, or `orders/*`.")
+]
 Audit = Annotated[
     list[str] | None,
-    typer.Option(metavar="STREAM", help="Administrative acts that may be read: of a stream, or `*` for all."),
+    typer.Option(metavar="STREAM", help="Stream whose administrative acts may be read, or `*` for all."),
 ]
-Write = Annotated[list[str] | None, typer.Option(metavar="PARTITION", help="May be written: a name, or `orders/*`.")]
+Write = Annotated[
+    list[str] | None, typer.Option(metavar="PARTITION", help="Partition that may be written: a name, or `orders/*`.")
+]
 
 
 # --- tokens -----------------------------------------------------------------------------------------------
 
 
 class Algorithm(StrEnum):
-    """Those that tokens may be signed with."""
+    """Algorithms for the signature of a token."""
 
     HS256 = "HS256"
     RS256 = "RS256"
@@ -33,25 +37,25 @@ class Algorithm(StrEnum):
 
 
 def token(  # noqa: PLR0913, PLR0917 - each one is an option
-    key: Annotated[
-        str, typer.Option(metavar="FILE", help="A secret for HS256, a PEM private key for others, or JWKS.")
-    ],
-    alg: Annotated[Algorithm, typer.Option(help="The algorithm; the server must have it configured.")],
-    sub: Annotated[str, typer.Option(help="Who it is of: `user:SUB` is the actor of their writes.")],
+    key: Annotated[str, typer.Option(metavar="FILE", help="File with a secret (HS256), a PEM private key, or a JWKS.")],
+    alg: Annotated[Algorithm, typer.Option(help="Signature algorithm. The server must be configured for it.")],
+    sub: Annotated[str, typer.Option(help="Subject of the token. Its writes have the actor `user:SUB`.")],
     read: Read = None,
     write: Write = None,
     audit: Audit = None,
-    expires: Annotated[str, typer.Option(metavar="DURATION", help="For how long: 90s, 15m, 1h, 30d.")] = "1h",
-    client_id: Annotated[str | None, typer.Option(help="The only client they may connect as.")] = None,
+    expires: Annotated[str, typer.Option(metavar="DURATION", help="Validity: 90s, 15m, 1h, 30d.")] = "1h",
+    client_id: Annotated[str | None, typer.Option(help="The only client id that is allowed with the token.")] = None,
     issuer: Annotated[str | None, typer.Option(help="The claim `iss`.")] = None,
     audience: Annotated[str | None, typer.Option(help="The claim `aud`.")] = None,
-    kid: Annotated[str | None, typer.Option(help="The token's `kid`; in a key set (JWKS), the key that signs.")] = None,
+    kid: Annotated[
+        str | None, typer.Option(help="The token's `kid`; it also selects the key in a key set (JWKS).")
+    ] = None,
 ) -> None:
-    """Prints a signed token for development and tests. Grants may be given several times.
+    """Print a signed token for development and tests. Grant options may be repeated.
 
     Example:  oncelog token --key secret.txt --alg HS256 --sub ada --read 'orders/*' --write orders/1 --expires 1h
     """
-    # It takes a tenth of a second, which every other command would pay for too.
+    # Imported here, because it takes a tenth of a second that other commands need not spend.
     from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
     from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
 
@@ -73,8 +77,8 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
 
 apikey_app = CommandGroup(
     help=(
-        "API keys, in a file that servers read at their start and poll every second. The file has their hashes only. "
-        "Commands at the same time do not lose each other's changes."
+        "API keys, in a file that servers read at their start and poll every second. The file has only hashes. "
+        "Concurrent commands do not lose each other's changes."
     ),
 )
 
@@ -87,21 +91,22 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
     client_id: Annotated[
         str,
         typer.Option(
-            help="Whose it is: `client:ID` is the actor of its writes. Not with user:, client: or system: in front."
+            help="Client of the key, without user:, client: or system: in front. Its writes have the actor `client:ID`."
         ),
     ],
-    name: Annotated[str, typer.Option(help="What people call it.")],
+    name: Annotated[str, typer.Option(help="Name for people.")],
     read: Read = None,
     write: Write = None,
     audit: Audit = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="For how long it is valid: 12h, 90d; else until revoked.")
+        str | None, typer.Option(metavar="DURATION", help="Validity: 12h, 90d. By default until revoked.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Makes a key and prints it. This is the only time that it is shown.
+    """Create a key and print it. It cannot be shown again.
 
-    The file is made if it is not there, for its owner alone. Servers accept the key about a second later.
+    The file is created if it is missing, with permissions for its owner only. Servers accept the key about a second
+    later.
 
     Example:  oncelog apikey create keys.json --client-id billing --name 'nightly bills' --read 'orders/*' --expires 90d
     """
@@ -112,7 +117,7 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
 
 @apikey_app.command("list")
 def list_(file: KeysFile, as_json: AsJson = False) -> None:
-    """Prints the keys, revoked ones too, without their secrets: nobody has those.
+    """Print all keys, with the revoked ones. Their secrets are not stored.
 
     Example:  oncelog apikey list keys.json
     """
@@ -125,7 +130,7 @@ def revoke(
     file: KeysFile,
     id: Annotated[str, typer.Argument(help="The id, as `list` shows it.", metavar="ID", show_default=False)],  # noqa: A002
 ) -> None:
-    """Revokes a key for ever; its entry stays. The exit status is 1 if there is no such key.
+    """Revoke a key permanently; its entry stays. The exit status is 1 if there is no such key.
 
     Servers that use the file refuse the key about a second later, and end its open connections.
 
@@ -133,7 +138,7 @@ def revoke(
     """
     key = _open_keys(file).revoke(id)
     if key is None:
-        typer.echo("there is no key of that id", err=True)
+        typer.echo("there is no key with this id", err=True)
         raise typer.Exit(EXIT_FOUND_NOTHING)
     typer.echo(_format_key(key))
     typer.echo(

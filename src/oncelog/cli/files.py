@@ -32,9 +32,9 @@ def open_file(path: str) -> BufferedReader:
 
 
 def open_input(path: str, content: str = "") -> AbstractContextManager[BinaryIO]:
-    """Open a file, or standard input for `-`; ends the command if that is closed. Raises OncelogError.
+    """Open a file, or standard input for `-`; end the command if standard input is closed. Raises OncelogError.
 
-    `content` is what a command reads line by line, as a user at a terminal is told.
+    `content` names what the command reads line by line; a user at a terminal sees it.
     """
     if path != STANDARD_INPUT:
         return open_file(path)
@@ -91,4 +91,4 @@ def read_token_file(path: str, bytes_max: int) -> str:
     except OSError as error:
         raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise OncelogError(f"{path} has no token in it") from None
+        raise OncelogError(f"{path} does not contain a token") from None

@@ -1,4 +1,4 @@
-"""`oncelog key`: canonical forms and identities of values on standard input, one JSON value a line."""
+"""`oncelog key`: canonical forms and identities of the JSON values on standard input."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from oncelog.errors import CanonicalError
 app = CommandGroup(
     help=(
         "Canonical forms and identities: one JSON value a line on standard input, one JSON object a line on standard "
-        'output. A line that is refused gives {"error", "path"}, and the next one is read.'
+        'output. For an invalid line the answer is {"error", "path"}, and the command continues.'
     ),
 )
 
@@ -24,9 +24,9 @@ LineResult = dict[str, str]
 
 @app.command()
 def jcs() -> None:
-    """The canonical form (RFC 8785) of each value and its SHA-256: {"canonical", "sha256"}.
+    """Print the canonical form (RFC 8785) of each value and its SHA-256: {"canonical", "sha256"}.
 
-    Refused: integers that would become other numbers, lone surrogates, one key twice.
+    Refused: integers that JSON cannot represent exactly, lone surrogates, repeated keys.
 
     Example:  echo '{"b":1.0,"a":[]}' | oncelog key jcs
     """
@@ -35,9 +35,9 @@ def jcs() -> None:
 
 @app.command()
 def args() -> None:
-    """The strict form of run arguments and its SHA-256: {"canonical", "sha256"}.
+    """Print the strict form of run arguments and its SHA-256: {"canonical", "sha256"}.
 
-    Strings in NFC, null members left out, integers of 64 bits only.
+    Strings are in NFC, null members are left out, and integers have at most 64 bits.
 
     Example:  echo '{"sides":20,"note":null}' | oncelog key args
     """
@@ -46,7 +46,7 @@ def args() -> None:
 
 @app.command()
 def fingerprint() -> None:
-    """What an event says, as a hash: {"fingerprint"} for {partitions, event}.
+    """Print the fingerprint of an event: {"fingerprint"} for {partitions, event}.
 
     Example:  echo '{"partitions":["a"],"event":{"type":"x"}}' | oncelog key fingerprint
     """
@@ -55,7 +55,7 @@ def fingerprint() -> None:
 
 @app.command()
 def delta() -> None:
-    """The id of a row delta: {"deltaId"} for {clientId, hlc, table, rowId, columns}.
+    """Print the id of a row delta: {"deltaId"} for {clientId, hlc, table, rowId, columns}.
 
     Example:  echo '{"clientId":"c","hlc":"1","table":"t","rowId":"r","columns":[]}' | oncelog key delta
     """
@@ -64,7 +64,7 @@ def delta() -> None:
 
 @app.command()
 def run() -> None:
-    """The key (v2) of a tool run, in hex: {"key"}.
+    """Print the key (v2) of a tool run, in hex: {"key"}.
 
     Each line is {plan_id, campaign_id, event_type, tool_name, ruleset_version, args_json}.
 
@@ -82,7 +82,7 @@ def _make_identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable
 
 
 def _answer_lines(answer: Callable[[bytes], LineResult]) -> None:
-    """Answer each line as soon as it arrives, so that a program can use the command as a service."""
+    """Answer each line as soon as it arrives, so that a program can send the next line after an answer."""
     output = sys.stdout.buffer
     with open_input(STANDARD_INPUT, "JSON value") as source:
         for line in _iterate_lines(source):
@@ -100,7 +100,7 @@ def _answer_line(line: bytes | None, answer: Callable[[bytes], LineResult]) -> L
 
 
 def _iterate_lines(source: BinaryIO) -> Iterator[bytes | None]:
-    """The lines without their ends; None for one that is too long, which is skipped without being held."""
+    """Yield the lines without their ends; None for a line that is too long, which is skipped."""
     while line := source.readline(LINE_BYTES_MAX + 1):
         if line.endswith(b"\n") or len(line) <= LINE_BYTES_MAX:
             yield line.rstrip(b"\r\n")

@@ -1,4 +1,4 @@
-"""Lines of standard input or of a file, each as soon as it arrives, and the requests that commands send of them."""
+"""Reading of lines from standard input or a file, and their division into requests."""
 
 import asyncio
 import os
@@ -34,10 +34,10 @@ Item = TypeVar("Item", bound=InputItem)
 async def read_batches(
     descriptor: int, parse: Callable[[bytes, int], Iterable[Item]], items_max: int
 ) -> AsyncIterator[list[Item]]:
-    """Yield the requests of lines as they arrive; `parse` gets a line and its number.
+    """Yield requests with the items of lines as they arrive. `parse` gets a line and its number.
 
-    A request is not delayed until it is full: a user may be typing. Items before a malformed line are yielded before
-    its error is raised.
+    A request does not wait until it is full, because a user may be typing. Items before a malformed line are yielded
+    before its error is raised.
     """
     chunks = _start_reader(descriptor)
     items: list[Item] = []

@@ -1,4 +1,4 @@
-"""`oncelog load`: a quick load test of a server that runs, which also sees that retries commit nothing."""
+"""`oncelog load`: a quick load test of a running server, which also checks that retries commit nothing."""
 
 import asyncio
 import sys
@@ -36,7 +36,7 @@ from oncelog.errors import LostError, OncelogError, ServerRefusedError
 PREFIX: Final = "load/"
 SIZE_BYTES_MIN: Final = 64
 GRACE_S: Final = 10.0
-"""How long, after the time is over, answers are waited for. What has none by then is lost."""
+"""How long the command waits for answers after the test time. Events without an answer by then are lost."""
 PAUSE_S_MAX: Final = 1.0
 """Between attempts: a load test is not polite."""
 LOST_CODE: Final = "connection_lost"
@@ -48,26 +48,28 @@ def load(  # noqa: PLR0913 - each one is an option
     *,
     remote: Remote,
     client_id: ClientId = None,
-    connections: Annotated[int, typer.Option(min=1, max=1000, help="WebSockets at a time.")] = 16,
-    in_flight: Annotated[int, typer.Option(min=1, max=1000, help="Requests of one connection without answer.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events of one request.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0, help="For how long.")] = 10.0,
-    size: Annotated[int, typer.Option(min=SIZE_BYTES_MIN, max=1_000_000, help="Bytes of one event.")] = 300,
-    partitions: Annotated[int, typer.Option(min=1, max=1_000_000, help="Over how many they are spread.")] = 100,
+    connections: Annotated[int, typer.Option(min=1, max=1000, help="Number of WebSockets.")] = 16,
+    in_flight: Annotated[int, typer.Option(min=1, max=1000, help="Concurrent requests of a connection.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events per request.")] = 1,
+    seconds: Annotated[float, typer.Option(min=0, help="Duration of the test.")] = 10.0,
+    size: Annotated[int, typer.Option(min=SIZE_BYTES_MIN, max=1_000_000, help="Size of an event in bytes.")] = 300,
+    partitions: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of partitions.")] = 100,
     retries: Annotated[
-        float, typer.Option(metavar="PERCENT", min=0, max=100, help="How many events are sent a second time.")
+        float, typer.Option(metavar="PERCENT", min=0, max=100, help="Share of events that are sent twice.")
     ] = 5.0,
     as_json: AsJson = False,
 ) -> None:
-    """Keeps a server busy for a while and says how it did. This writes real events, into partitions load/0, load/1, ….
+    """Put load on a server for some time and print the figures.
 
-    Some events are sent twice, and must get the same committed_id again. The exit status is 1 if one got another, if
-    two events got the same, or if any was rejected or never answered.
+    It writes real events, into partitions load/0, load/1, ….
+
+    Some events are sent twice, and must get the same committed_id again. The exit status is 1 if an event got another
+    number, if two events got the same number, or if an event was rejected or never answered.
 
     Example:  oncelog load --connections 4 --seconds 5
     """
     plan = _LoadPlan(connections, in_flight, batch, seconds, size, partitions, retries)
-    warning = f"This writes real events into {remote.url}, in the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
+    warning = f"Writing real events to {remote.url}, into the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
     typer.echo(warning, err=True)
     tally = asyncio.run(_run_load(remote, choose_client_id(client_id, "load"), plan))
     figures = tally.to_json()
@@ -92,11 +94,11 @@ class _SentEvent(Struct):
     committed_id: int = 0
 
 
-# --- what was seen ----------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------
 
 
 class _Tally:
-    """All that is counted."""
+    """Counters of a load test."""
 
     def __init__(self) -> None:
         self.started_s = time.perf_counter()
@@ -104,7 +106,7 @@ class _Tally:
         self.committed = 0
         self.retried = 0
         self.latencies_s = array("d")
-        """Of every request that was answered at once, without its retries."""
+        """Latency of each request that was answered without a retry."""
         self.errors: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.lost = 0
@@ -118,22 +120,24 @@ class _Tally:
         return bool(self.lost or self.differing or self.rejected)
 
     def start(self, last_committed_id: int) -> None:
-        """New events have numbers above this one."""
+        """Set the number above which new events are committed."""
         if self._last_id_before is None:
             self._last_id_before = last_committed_id
 
     def commit(self, event: _SentEvent, committed_id: int) -> None:
-        """An event has its number. A number has one event, and an event one number."""
+        """Count a committed event, and check that events and numbers belong together one by one."""
         if event.committed_id:
             self.retried += 1
             if event.committed_id != committed_id:
-                self.count_difference(f"{event.id} is {event.committed_id}, and at a retry {committed_id}")
+                self.count_difference(
+                    f"{event.id} has the number {event.committed_id}, and {committed_id} after a retry"
+                )
             return
         event.committed_id = committed_id
         self.committed += 1
         place = committed_id - (self._last_id_before or 0) - 1
         if place < 0:
-            self.count_difference(f"{event.id} is {committed_id}, which was taken before it was sent")
+            self.count_difference(f"{event.id} has the number {committed_id}, which was used before it was sent")
             return
         if place >= len(self._used_ids):
             self._used_ids.extend(bytes(place + 65_536 - len(self._used_ids)))
@@ -142,17 +146,17 @@ class _Tally:
         self._used_ids[place] = 1
 
     def count_difference(self, problem: str) -> None:
-        """A number is not what it must be."""
+        """Count a wrong number."""
         self.differing += 1
         self.note_problem(problem)
 
     def note_problem(self, problem: str) -> None:
-        """Keeps what went wrong, the first few."""
+        """Keep a description of the first few problems."""
         if len(self.problems) < PROBLEMS_SHOWN_MAX:
             self.problems.append(problem)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the figures as JSON."""
         seconds = self.took_s or time.perf_counter() - self.started_s
         ordered = sorted(self.latencies_s)
         return {
@@ -193,7 +197,10 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
 
 
 class _Worker:
-    """A connection with several requests in flight. After a lost connection the next one sends them again."""
+    """A connection with several requests at a time.
+
+    After a reconnection the requests without an answer are sent again.
+    """
 
     def __init__(self, client: HttpClient, remote: Remote, client_id: str, plan: _LoadPlan, tally: _Tally) -> None:
         self._client = client
@@ -210,7 +217,7 @@ class _Worker:
         self._filler = b"x" * plan.size
 
     async def run(self, until_s: float) -> None:
-        """Submit until then. Raises OncelogError if the first connection fails, or the server refuses it."""
+        """Submit events until a time. Raises OncelogError if the first connection fails, or the server refuses it."""
         connection = await self._connect()
         self._tally.start(connection.last_committed_id)
         read_task = asyncio.create_task(self._read_all(connection))
@@ -227,7 +234,7 @@ class _Worker:
             await asyncio.gather(slots, read_task, return_exceptions=True)
 
     async def _read_all(self, connection: EventsConnection) -> None:
-        """Deliver answers to the requests that wait for them. Connects again after each lost connection."""
+        """Deliver answers to the waiting requests. Reconnects after each lost connection."""
         while True:
             async with connection:
                 self._connection = connection
@@ -257,13 +264,13 @@ class _Worker:
         return await connect(self._client, self._remote, self._client_id)
 
     async def _run_slot(self, until_s: float) -> None:
-        """One request after the other."""
+        """Submit one request after the other."""
         while time.perf_counter() < until_s:
             events = [self._build_event() for _ in range(self._plan.batch)]
             chosen = [event for event in events if self._should_retry()]
             deadline_s = until_s + GRACE_S
             if chosen and self._requests % 2:
-                # A retry of one whose answer is still on its way, and below one of an answer that has come.
+                # This retries events without an answer; below, events whose answer has arrived are retried.
                 await asyncio.gather(self._submit(events, deadline_s), self._submit(chosen, deadline_s))
             else:
                 await self._submit(events, deadline_s)
@@ -286,7 +293,7 @@ class _Worker:
         return _SentEvent(id_text, b'{"id":"%b","partitions":["%b"],"event":%b}' % (id_text.encode(), partition, event))
 
     async def _submit(self, events: Sequence[_SentEvent], deadline_s: float) -> None:
-        """Until there is an answer, or the time is over."""
+        """Submit events until they are answered or the deadline passes."""
         payload = b'{"events":[%b]}' % b",".join(event.text for event in events)
         outcome, is_first = "no answer", True
 
@@ -317,7 +324,7 @@ class _Worker:
 
     async def _request(self, payload: bytes) -> Envelope:
         await self._is_connected.wait()
-        assert self._connection is not None  # noqa: S101 - it is there
+        assert self._connection is not None  # noqa: S101 - set with the event
         self._requests += 1
         msg_id = str(self._requests)
         reply = asyncio.get_running_loop().create_future()
@@ -346,7 +353,7 @@ class _Worker:
                 self._tally.note_problem(f"{event.id} was rejected: {result.reason}")
 
 
-# --- all of them ------------------------------------------------------------------------------------------
+# --- load test --------------------------------------------------------------------------------------------
 
 
 async def _run_load(remote: Remote, client_id: str, plan: _LoadPlan) -> _Tally:
@@ -371,7 +378,7 @@ async def _run_load(remote: Remote, client_id: str, plan: _LoadPlan) -> _Tally:
 
 @contextmanager
 def _open_display() -> Iterator[tuple[float, Callable[[str], None]]]:
-    """Return the seconds between reports, and the function that shows one: in a live display, or on a line."""
+    """Return the interval between reports, and the function that shows one: in a live display, or on a line."""
     if not sys.stderr.isatty():
         yield 1.0, partial(typer.echo, err=True)
         return

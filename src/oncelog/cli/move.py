@@ -1,4 +1,4 @@
-"""`oncelog move`."""
+"""`oncelog move`: a log from a file into a database."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,39 +10,39 @@ from oncelog.cli.terminal import ProgressMeter, interrupt_on_sigterm
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.storage.address import import_with_driver, is_address, redact_address
 
-_RESUME_HINT = "Run the same command again, and it goes on."
+_RESUME_HINT = "Run the same command again to continue."
 
 
 def move(
-    source: Annotated[str, typer.Argument(help="The log, a file.", metavar="SOURCE", show_default=False)],
+    source: Annotated[str, typer.Argument(help="The log: a file.", metavar="SOURCE", show_default=False)],
     target: Annotated[
         str,
         typer.Argument(
-            help="Where it goes: postgresql://… of a database without a log.", metavar="TARGET", show_default=False
+            help="Address of a database without a log: postgresql://…", metavar="TARGET", show_default=False
         ),
     ],
 ) -> None:
-    """Moves a log from a file into a PostgreSQL database, with everything it knows: epoch, positions, keys, cursors.
+    """Move a log from a file into a PostgreSQL database, with everything in it: epoch, positions, keys, cursors.
 
-    The log may be in use until the end; then the file takes no more writes. What was interrupted goes on when the
-    command is run again.
+    The log may be in use until the end; then the file accepts no more writes. Run the same command again to continue
+    after an interruption.
 
     Example:  oncelog move orders.db postgresql://oncelog@db.example.org/orders
     """
     if is_address(source) or not is_address(target):
-        raise SettingsError("move goes from a file to a database: oncelog move FILE postgresql://…")
+        raise SettingsError("a log moves from a file to a database: oncelog move FILE postgresql://…")
     moving = import_with_driver("oncelog.storage.migrate.migration")
     moving.check_migration(source, target)
     with _explain_resume(), ProgressMeter() as meter:
         outcome = moving.migrate_log(source, target, meter)
     where = f"{redact_address(target)} (epoch {outcome.epoch})"
     if not outcome.is_new:
-        typer.echo(f"{source} has been moved to {where} already; nothing is left to do")
+        typer.echo(f"{source} has already been moved to {where}")
         return
     typer.echo(f"{outcome.records} records in {outcome.lanes} lanes moved from {source} to {where}")
-    typer.echo(f"{source} can still be read, and takes no more writes: open {redact_address(target)}")
+    typer.echo(f"{source} can still be read, but accepts no more writes: open {redact_address(target)}")
     if outcome.tables_left:
-        typer.echo(f"tables that are not the log's stay in {source}: {', '.join(outcome.tables_left)}")
+        typer.echo(f"other tables stay in {source}: {', '.join(outcome.tables_left)}")
 
 
 @contextmanager

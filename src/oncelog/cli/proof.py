@@ -1,4 +1,4 @@
-"""`oncelog proof`: a record's proof as a document, and the check of one that somebody has handed over."""
+"""`oncelog proof`: the proof of a record as a document, and the check of such a document."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -48,30 +48,30 @@ def proof(  # noqa: PLR0913 - each is an option
         ),
     ] = None,
     *,
-    lane: Annotated[int | None, typer.Option(help="The record's lane, with --position.", min=0)] = None,
-    position: Annotated[int | None, typer.Option(help="The record's place in the lane.", min=1)] = None,
+    lane: Annotated[int | None, typer.Option(help="Lane of the record, with --position.", min=0)] = None,
+    position: Annotated[int | None, typer.Option(help="Position of the record in the lane.", min=1)] = None,
     policy: PolicyOption = None,
     scope: ScopeOption = None,
     client: ClientOption = None,
     as_text: AsText = None,
     read_all: ReadAll = False,
     output: Annotated[
-        Path | None, typer.Option(help="Write the document to this file, which must not be there.", show_default=False)
+        Path | None, typer.Option(help="Write the document to this new file.", show_default=False)
     ] = None,
     check: Annotated[
         str | None,
         typer.Option(help="Check the document in this file ('-': standard input); needs no log.", metavar="FILE"),
     ] = None,
-    block_hash: Annotated[str | None, typer.Option(help="With --check: the hash that its block must have.")] = None,
+    block_hash: Annotated[str | None, typer.Option(help="With --check: the expected hash of the block.")] = None,
     head: Annotated[
         Path | None,
         typer.Option("--head", help="With --check: a head that `oncelog head` printed.", dir_okay=False, exists=True),
     ] = None,
 ) -> None:
-    """Prints the proof that a record stands in a log, as a document of JSON; or checks such a document.
+    """Print the proof that a record is in a log, as a JSON document, or check such a document.
 
-    The check needs the document alone, and a hash that you trust: --block-hash, or --head, which knows the newest block
-    of each lane. The exit status is 0 if all that was asked is proven, and 1 if not, or if there is no record.
+    The check needs only the document and a hash that you trust: --block-hash, or --head with the newest block of each
+    lane. The exit status is 0 if everything is proven, and 1 if not, or if there is no record.
 
     Example:  oncelog proof ledger.db 0003000000000011 > proof.json
 
@@ -87,7 +87,7 @@ def proof(  # noqa: PLR0913 - each is an option
         _check_not_given({**proof_options, **options.to_flags()}, "--check")
         _check_document(check, block_hash, head)
         return
-    _check_not_given({"--block-hash": block_hash, "--head": head}, "a log: it goes with --check")
+    _check_not_given({"--block-hash": block_hash, "--head": head}, "a log: it needs --check")
     if log is None:
         raise OncelogError("name a log and a record in it, or a document with --check; see `oncelog proof --help`.")
     record_id = _parse_record_id(id, lane, position, options)
@@ -106,17 +106,17 @@ def proof(  # noqa: PLR0913 - each is an option
         raise typer.Exit(EXIT_FOUND_NOTHING)
     if output is None:
         typer.echo(document.decode())
-    elif not write_new_file(output, [document, b"\n"]):  # never over a file: it might be the log
-        raise OncelogError(f"{output} is there already.")
+    elif not write_new_file(output, [document, b"\n"]):  # never overwrites: the file might be the log
+        raise OncelogError(f"{output} already exists.")
 
 
 def _parse_record_id(id: str | None, lane: int | None, position: int | None, options: KeyOptions) -> RecordId:  # noqa: A002
-    """Return the record that the arguments name. Raises OncelogError if they name nothing, or two things."""
+    """Return the record that the arguments name. Raises OncelogError if they name no record, or two."""
     if (lane is None) is not (position is None):
-        raise OncelogError("--lane and --position go together.")
+        raise OncelogError("--lane and --position must be given together.")
     if lane is not None and position is not None:
         if id is not None or options.find_first() is not None:
-            raise OncelogError("--lane and --position name a record by its place: nothing else is needed.")
+            raise OncelogError("--lane and --position name a record by its place, and do not go with other arguments.")
         return RecordId("", options, (lane, position))
     if id is None:
         raise OncelogError("which record? Give a transaction's id, a key, or --lane and --position.")
@@ -135,7 +135,7 @@ def _encode_proof(record: Record, view: LogView) -> bytes:
 
 
 def _prove_record(record: Record, view: LogView) -> Proven:
-    """As `Log.prove`. Raises CorruptError if the proof would not be valid."""
+    """Prove a record as `Log.prove` does. Raises CorruptError if the proof would not be valid."""
     place = f"lane {record.lane}, position {record.position}"
     try:
         block, evidence = view.run_query(load_block, record.lane, record.height)
@@ -143,9 +143,9 @@ def _prove_record(record: Record, view: LogView) -> Proven:
         raise CorruptError(f"{place}: its block is missing; see `oncelog verify`") from error
     proven = prove_position(block, evidence, record.position)
     if proven is None:
-        raise CorruptError(f"{place}: it does not stand in its block; see `oncelog verify`")
+        raise CorruptError(f"{place}: the record is not in its block; see `oncelog verify`")
     if proven.record != record or not verify_header(record, proven.body_hash, proven.proof, block):
-        raise CorruptError(f"{place}: it is not what its block says; see `oncelog verify`")
+        raise CorruptError(f"{place}: the record does not match its block; see `oncelog verify`")
     return proven
 
 
@@ -154,7 +154,7 @@ def _prove_record(record: Record, view: LogView) -> Proven:
 
 def _check_document(file: str, block_hash: str | None, head: Path | None) -> None:
     if block_hash is not None and head is not None:
-        raise OncelogError("--block-hash does not go with --head: each says which block it must be.")
+        raise OncelogError("--block-hash does not go with --head: each names the expected block.")
     expected_hash = None if block_hash is None else _parse_hash(block_hash)
     exported = None if head is None else decode_exported_head(head.read_bytes())
     try:
@@ -177,17 +177,17 @@ def _check_document(file: str, block_hash: str | None, head: Path | None) -> Non
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-_MATCHES_GIVEN: Final = "it is the one that was given"
-_NOT_COMPARED: Final = "not compared: hold its hash against one from whom you trust (--block-hash, --head)"
+_MATCHES_GIVEN: Final = "it has the given hash"
+_NOT_COMPARED: Final = "not compared: compare its hash with one from a trusted source (--block-hash, --head)"
 
 
 class _Anchor(Struct, frozen=True):
-    """What a document's block is held against."""
+    """Comparison of a document's block with a trusted hash."""
 
     block_hash: bytes | None
-    """None if there is nothing."""
+    """None without a trusted hash."""
     message: str
-    """What there is to say of it if the document is good."""
+    """Result of the comparison, for a valid document."""
 
 
 def _find_anchor(document: ProofDocument, head: ExportedHead) -> _Anchor:
@@ -196,11 +196,13 @@ def _find_anchor(document: ProofDocument, head: ExportedHead) -> _Anchor:
     if mark is None:
         return _Anchor(None, f"not confirmed: the head has no lane {block.lane}")
     if block.height > mark.height:
-        return _Anchor(None, f"not confirmed: it is newer than the head, which has height {mark.height}")
+        return _Anchor(None, f"not confirmed: it is newer than the block of the head, which has height {mark.height}")
     if block.height < mark.height:
-        message = "not confirmed: it is older than the head, and they cannot be compared without the chain between them"
+        message = (
+            "not confirmed: it is older than the block of the head, and only the chain between them would connect them"
+        )
         return _Anchor(None, f"{message} (heights {block.height} and {mark.height})")
-    return _Anchor(bytes.fromhex(mark.block_hash), "it is the head's")
+    return _Anchor(bytes.fromhex(mark.block_hash), "it is the block of the head")
 
 
 def _parse_hash(text: str) -> bytes:
@@ -211,20 +213,20 @@ def _parse_hash(text: str) -> bytes:
 
 
 def _read_document(file: str) -> bytes:
-    """No more than shows that it is too much."""
+    """Read a document, and at most one byte more than its limit."""
     with open_input(file) as opened:
         return opened.read(DOCUMENT_BYTES_MAX + 1)
 
 
 def _format_proof(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:
     record, block = document.record, document.block
-    body = f"{len(document.body or b'')} bytes, as they were committed"
+    body = f"{len(document.body or b'')} bytes, as committed"
     if result.is_erased:
-        body = "not there: only the header is proven, and that a body with the body hash stood there"
+        body = "erased: only the header is proven, and that the body had the body hash"
     elif record.policy == LEDGER.name:
-        body += "; the operations are those of the fingerprint"
-    first = "proven: the record stands in the block"
+        body += "; the operations match the fingerprint"
+    first = "proven: the record is in the block"
     if not anchor.block_hash:
-        first = "the record stands in the document's block"
+        first = "the record is in the document's block"
     more = [("body", body), ("block", f"height {block.height}, {block.hash}"), ("", anchor.message)]
     return [first, *format_fields(record, record.key, record.fingerprint, more)]

@@ -1,4 +1,4 @@
-"""IDs of records as `show` and `proof` accept them, and the search for the records that they name."""
+"""IDs of records for `show` and `proof`, and the search for the records."""
 
 import re
 from bisect import bisect_left
@@ -36,12 +36,13 @@ _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 Place = tuple[int, int]
 """Lane and position."""
 
-PolicyOption = Annotated[str | None, typer.Option("--policy", help="Look under this policy only.")]
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="Search under this policy only.")]
 ScopeOption = Annotated[
-    str | None, typer.Option("--scope", help="Look in this scope (or stream) only; '' is that of most events.")
+    str | None, typer.Option("--scope", help="Search in this scope (or stream) only. Most events have the scope ''.")
 ]
 ClientOption = Annotated[
-    str | None, typer.Option("--client", help="Look for a key of this client, where clients number their writes.")
+    str | None,
+    typer.Option("--client", help="Search for a key of this client, under policies whose clients number their writes."),
 ]
 AsText = Annotated[
     bool | None,
@@ -91,8 +92,7 @@ def parse_record_id(text: str, options: KeyOptions) -> RecordId:
     conflicting = options.find_first()
     if conflicting is not None:
         raise OncelogError(
-            f"{text} names a record by its place: {conflicting} goes with a key. "
-            "If it is the text of a key, add --text."
+            f"{text} is the place of a record: {conflicting} needs a key. If it is the text of a key, add --text."
         )
     return RecordId(text, options, place)
 
@@ -107,7 +107,7 @@ def parse_place(text: str) -> Place | None:
     found = parse_message_id(text)
     if found is None:
         raise OncelogError(
-            f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case. "
+            f"{text!r} is not the id of a message, which is msg_ and 26 lower-case hexadecimal digits. "
             "If it is the text of a key, add --text."
         )
     return found
@@ -118,7 +118,7 @@ def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
     key_bytes = parse_hex(text)
     if as_text is False:
         if key_bytes is None:
-            raise OncelogError(f"{text!r} is not a UUID or a key in hex: --hex is for these.")
+            raise OncelogError(f"{text!r} is neither a UUID nor a key in hex, as --hex requires.")
         return (key_bytes,)
     try:
         key = encode_key(text)
@@ -152,7 +152,7 @@ class Finding(msgspec.Struct, frozen=True):
 def find_records(view: LogView, record_id: RecordId, meter: ProgressMeter) -> list[Finding]:
     """Find the records that an ID names. Without a record the only finding says why.
 
-    A text that has the form of a ledger transaction's id can be a key too: the transaction comes first.
+    A text with the form of a ledger transaction's id may also be a key. The transaction is tried first.
     """
     lookup, options = _RecordLookup(view), record_id.options
     if record_id.place is not None:
@@ -196,7 +196,7 @@ def _build_unknown(text: str, query: KeyQuery, matches: KeyMatches, transaction:
 
 
 class _RecordLookup:
-    """Finds records under keys and at places of a log."""
+    """Reads records of a log by key and by place."""
 
     def __init__(self, view: LogView) -> None:
         self._view = view
@@ -225,7 +225,7 @@ class _RecordLookup:
             gap = find_gap(self._load_gaps(lane), position)
             if gap is not None:
                 passed_over = f"lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
-                return Finding(Outcome(Status.UNKNOWN, f"no record: a restore passed over {passed_over}"))
+                return Finding(Outcome(Status.UNKNOWN, f"no record: a restore skipped {passed_over}"))
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
         if is_internal(record):
             return self._describe_internal(record)
@@ -249,7 +249,7 @@ class _RecordLookup:
         return self._build_finding(Outcome(Status.COMMITTED, why, record), (record.policy, "", "", b""))
 
     def _build_finding(self, outcome: Outcome, identity: KeyIdentity) -> Finding:
-        """Add what else the log knows about the record of an outcome."""
+        """Return a finding with the block hash and the eviction of the record."""
         record = outcome.record
         if record is None:
             return Finding(outcome, identity)
@@ -277,13 +277,13 @@ class _RecordLookup:
         return find_eviction_record(numbers[first]) if first < len(numbers) else None
 
     def find_of_policy(self, place: Place, policy: Policy, kind: str) -> Finding:
-        """Return the record at a place if it has a policy. `kind` is what users call a record of the policy."""
+        """Return the record at a place if it has the policy. `kind` is what users call a record of the policy."""
         finding = self.find_at(*place)
         record = finding.outcome.record
         if record is None or record.policy == policy.name:
             return finding
         why = (
-            f"no {kind}: the record there is of the policy {record.policy!r}; to see it, ask for {place[0]}:{place[1]}"
+            f"no {kind}: the record there has the policy {record.policy!r}; to see it, use the ID {place[0]}:{place[1]}"
         )
         return Finding(Outcome(Status.UNKNOWN, why))
 
@@ -312,7 +312,7 @@ def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
 
 
 def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
-    """Return the options that choose each of several writes. The last of several keys is that of the text."""
+    """Return the options that choose each of several writes. The key of the text is the last of several keys."""
     are_of_both = len({key for *_, key in identities}) > 1
     lines = []
     for policy, scope, client, key in identities[:MATCHES_MAX]:

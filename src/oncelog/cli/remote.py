@@ -39,31 +39,33 @@ TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 CONNECT_TIMEOUT_S: Final = 10.0
 HEARTBEAT_MS: Final = 30_000
 MESSAGE_BYTES_MAX: Final = 1024 * MIB
-"""The server limits pages to fewer bytes."""
+"""Larger than any page: the server limits its pages."""
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
 _CONNECT_ID: Final = "connect"
 PAUSE_MS_MIN: Final = 100
 PAUSE_MS_MAX: Final = 5000
 T = TypeVar("T")
 
-Url = Annotated[str, typer.Option(metavar="URL", help="Where the server is.")]
+Url = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 Token = Annotated[
     str | None,
-    typer.Option(metavar="TOKEN", help="A token or API key. Others can see it while the command runs: prefer a file."),
+    typer.Option(
+        metavar="TOKEN", help="A token or API key. Other users can see it while the command runs: prefer a file."
+    ),
 ]
 TokenFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A file with the token; without either, ONCELOG_TOKEN has it.")
+    str | None, typer.Option(metavar="FILE", help="A file with the token. Without both options, ONCELOG_TOKEN is used.")
 ]
 Partitions = Annotated[
-    list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition; may be given several times.")
+    list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition; may be repeated.")
 ]
 ClientId = Annotated[
     str | None,
-    typer.Option(metavar="ID", help="Which client this is. API keys, and some tokens, are of one client alone."),
+    typer.Option(metavar="ID", help="Client id. API keys, and some tokens, belong to one client."),
 ]
 AsJsonLines = Annotated[
     bool | None,
-    typer.Option("--json/--pretty", help="An object a line, or a line for people, as is usual on a terminal."),
+    typer.Option("--json/--pretty", help="One JSON object a line, or lines for people (the default on a terminal)."),
 ]
 
 _SERVER_PARAMETERS: Final = (
@@ -112,21 +114,21 @@ def uses_server(command: Callable[..., None]) -> Callable[..., None]:
 
 def _load_credential(token: str | None, token_file: str | None) -> str | None:
     if token is not None and token_file is not None:
-        raise OncelogError("--token and --token-file: one of them, not both")
+        raise OncelogError("--token does not go with --token-file")
     if token_file is not None:
         token = read_token_file(token_file, TOKEN_FILE_BYTES_MAX)
     elif token is None:
         token = os.environ.get(TOKEN_VARIABLE)
     token = None if token is None else token.strip()
     if token and not (token.isascii() and token.isprintable()):
-        raise OncelogError("the token has characters that no token has")
+        raise OncelogError("the token has invalid characters")
     return token or None
 
 
 def check_partitions(partitions: list[str] | None) -> list[str]:
     """Return the partitions of an option. Raises OncelogError without a partition."""
     if not partitions:
-        raise OncelogError("--partition must be given, at least once")
+        raise OncelogError("--partition must be given at least once")
     return [check_text(partition, "--partition") for partition in partitions]
 
 
@@ -151,7 +153,7 @@ def translate_decode_errors(remote: Remote) -> Iterator[None]:
     try:
         yield
     except msgspec.MsgspecError as error:
-        raise OncelogError(f"{remote.url} does not answer as an Oncelog server does: {error}") from error
+        raise OncelogError(f"{remote.url} does not answer like an Oncelog server: {error}") from error
 
 
 def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
@@ -161,9 +163,9 @@ def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
 
 
 async def run_while_output_open(work: Awaitable[None]) -> None:
-    """Until the work is done, or whoever reads our output has gone: at a pipe that is seen before anything is written.
+    """Wait until the work is done.
 
-    Raises BrokenPipeError then.
+    Raises BrokenPipeError as soon as the reader of standard output, if a pipe, has closed it.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -178,7 +180,7 @@ async def run_while_output_open(work: Awaitable[None]) -> None:
 
     is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     if is_pipe:
-        loop.add_reader(descriptor, stop)  # nothing is ever to be read there, but that nobody reads is told so
+        loop.add_reader(descriptor, stop)  # a pipe becomes readable for its writer when the reader closes it
     try:
         await work
     except asyncio.CancelledError:
@@ -227,7 +229,7 @@ class EventsConnection:
         self._socket = socket
         self.epoch = hello.epoch
         self.last_committed_id = hello.server_last_committed_id
-        """At the moment of the connection."""
+        """Newest number when the connection was opened."""
 
     async def __aenter__(self) -> "EventsConnection":
         return self
@@ -266,7 +268,7 @@ async def _authenticate(remote: Remote, socket: WebSocket, client_id: str) -> co
     except ServerRefusedError as error:
         if error.code != AUTH_FAILED or remote.token is None:
             raise
-        hint = f"the token is not good, or not of the client {client_id!r} (--client-id)"
+        hint = f"the token is invalid, or belongs to another client than {client_id!r} (--client-id)"
         raise ServerRefusedError(AUTH_FAILED, hint) from error
     with translate_decode_errors(remote):
         return codec.decode_connected(message.payload)
@@ -285,7 +287,7 @@ async def _receive(remote: Remote, socket: WebSocket, msg_id: str | None) -> Env
 
 
 class CursorPrinter:
-    """Prints numbered items after a cursor, each once, until the limit."""
+    """Prints numbered items above a cursor, each once, up to a limit."""
 
     def __init__(
         self,
@@ -300,7 +302,8 @@ class CursorPrinter:
         """`number_name` is the member of an item that has its number. `as_json` is that of the option `AsJsonLines`."""
         self._remote = remote
         self.cursor = since
-        """The number of the last item that was written; it never goes back. None is an end that is not known yet."""
+        """Number of the last printed item, which never goes back. None means the end of the log, which is not known
+        yet."""
         self.remaining = limit
         """Items until the limit; None without a limit."""
         is_json = not sys.stdout.isatty() if as_json is None else as_json
@@ -327,13 +330,13 @@ class CursorPrinter:
         output.flush()
 
     def advance(self, cursor: int) -> None:
-        """Move the cursor over items that do not match. Items beyond the limit are not lost: the command ends."""
+        """Move the cursor over items that do not match. Items beyond the limit do not count: the command ends."""
         self.cursor = max(self.cursor or 0, cursor)
 
     def explain(self, error: ServerRefusedError) -> OncelogError:
         """Return the error to report for a refusal."""
         if error.code == HISTORY_CHANGED:
-            return OncelogError(f"the log has another history than that of {self.cursor}: {error}")
+            return OncelogError(f"the log has another history than that of the cursor {self.cursor}: {error}")
         return error
 
 
@@ -443,7 +446,7 @@ class Retrier:
     def _report_problem(self, problem: OncelogError) -> None:
         if not self._has_reported:
             self._has_reported = True
-            print_message(f"{problem}; trying again")
+            print_message(f"{problem}; retrying")
 
 
 def _is_permanent(error: LostError) -> bool:

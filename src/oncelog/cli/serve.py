@@ -23,52 +23,50 @@ if TYPE_CHECKING:
     from oncelog.server.settings import ServerSettings
 
 FORCE_AFTER_S: Final = 1.0
-"""From then on a second signal is meant."""
+"""A signal that is this much later than the first one ends the server at once."""
 SWITCH_INTERVAL_S: Final = 0.0005
-"""How long a thread waits for another before it asks for the interpreter. With Python's own 5 ms a commit that is
-durable, and every row that a reader reads, would wait that long while the event loop is busy."""
+"""How long a thread waits before it requests the interpreter from another one. With Python's default of 5 ms, each
+durable commit and each row of a read would wait that long while the event loop is busy."""
 # Python counts objects that were created against objects that were dropped. A server that caches the newest answers
 # drops an old one for each new one: the count hardly moves while 100,000 young objects accumulate, and the collection
 # that finally runs stops the server for 50 ms. With the default threshold of 700, collections take 9 % of the time.
 GC_THRESHOLD_OBJECTS: Final = 50_000
-"""By which Python itself looks, should the event loop be kept from it."""
+"""Threshold for automatic collections, in case the event loop cannot run the explicit ones."""
 COLLECT_PAUSE_S: Final = 0.1
 GENERATION_1_EVERY: Final = 20
 GENERATION_2_EVERY: Final = 6000
-"""Of the looks at the young: those that take in what is older, and everything."""
+"""Collections of the youngest generation for each one of the second generation, and for each one of all objects."""
 CLOSED_CONNECTIONS_MAX: Final = 500
-"""Closed connections after which everything is collected. Each leaves about 20 KiB in cycles, and one that was open for
-seconds is old: a client that opens and closes connections would use up the memory within ten minutes."""
+"""Closed connections after which everything is collected. Each leaves about 20 KiB in cycles, and old ones after a few
+seconds: a client that opens and closes connections would fill the memory within ten minutes."""
 logger: Final = logging.getLogger("oncelog.doors")
 
 
 def serve(  # noqa: PLR0913, PLR0917 - the options of a command
-    config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings, in TOML.")] = None,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="File with settings, in TOML.")] = None,
     store: Annotated[
         str | None,
-        typer.Option(metavar="LOG", help="The log: a file, or postgresql://… of a database; made if it is not there."),
+        typer.Option(metavar="LOG", help="The log: a file, or postgresql://…; created if it is missing."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless told otherwise.")] = None,
-    port: Annotated[int | None, typer.Option(help="Where to listen; 7171 unless told otherwise, 0 is any.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default 7171, 0 for any free port.")] = None,
     development: Annotated[
-        bool | None, typer.Option("--development", help="Let everybody on this machine do everything.")
+        bool | None, typer.Option("--development", help="Allow all callers on this machine everything.")
     ] = None,
     read_only: Annotated[
-        bool | None, typer.Option("--read-only", help="Take no new writes; answer what is known, and all who read.")
+        bool | None, typer.Option("--read-only", help="Accept no new writes; answer retries and reads.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any setting, e.g. limits.frame_bytes_max=1000000."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Any setting, such as limits.frame_bytes_max=1000000."),
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Do not say what to try, as it does in development mode.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not print example commands in development mode.")] = False,
 ) -> None:
-    """Serves a log: events, deltas and chats by WebSocket and HTTP, the ledger by HTTP and gRPC.
+    """Serve a log: events, deltas and chats by WebSocket and HTTP, the ledger by HTTP and gRPC.
 
-    Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
-    line; the later wins. SIGHUP reloads keys, grants, certificates and the settings read_only, disk and tenants;
-    files of keys are also polled every second. SIGTERM finishes accepted requests and exits.
+    Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command line;
+    later ones win. SIGHUP reloads keys, grants, certificates and the settings read_only, disk and tenants; files of
+    keys are also polled every second. SIGTERM finishes accepted requests and exits.
 
     Examples:
 
@@ -78,7 +76,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
 
       oncelog serve --config /etc/oncelog.toml --set log.format=json
     """
-    # Until the server has its own handlers: there is nothing to reload yet, and nothing to finish.
+    # Until the server installs its handlers, there is nothing to reload or to finish.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
@@ -88,7 +86,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
         raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
     flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
     overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
-    # The token is for clients, and not a setting of the server.
+    # The token belongs to clients, not to the settings of the server.
     environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     flag_settings = {**overrides, **dict(map(_parse_pair, set_ or []))}
     settings = load(config, environment, flag_settings)
@@ -116,7 +114,7 @@ def _run_server(
             if shows_examples:
                 try:
                     typer.echo(_format_examples(server.urls[0], redact_address(settings.store), server.grpc_address))
-                except OSError:  # the reader of the output has gone; the server goes on
+                except OSError:  # the reader of the output is gone; the server continues
                     discard_output(sys.stdout)
             collecting = loop.create_task(collect_forever(lambda: server.connections_closed))
             await stopped.wait()
@@ -127,7 +125,7 @@ def _run_server(
 
 
 def _format_examples(url: str, store: str, grpc_address: str = "") -> str:
-    """Lines that can be pasted into another terminal."""
+    """Return commands to paste into another terminal."""
     program = _find_program()
     where = "" if url == DEFAULT_URL else f" --url {url}"
     event = f'{{"id":"{uuid4()}","partitions":["orders"],"event":{{"type":"order.placed","order":17}}}}'
@@ -142,16 +140,16 @@ def _format_examples(url: str, store: str, grpc_address: str = "") -> str:
     also = f" The same over gRPC: {grpc_address}." if grpc_address else ""
     return f"""
 Oncelog listens on {url} and keeps its log in {store}.
-Everybody on this machine may do everything (development mode). Ctrl-C stops it.
+All callers on this machine may do everything (development mode). Ctrl-C stops the server.
 
-A chat for your browser, to be opened in two windows: {url}/chat
+A chat for your browser; open it in two windows: {url}/chat
 
 In another terminal, try:
 
   # Submit an event. The same line again gets the same answer, and commits nothing.
   curl -s '{url}/v1/events' -H 'Content-Type: application/json' -d '{{"events":[{event}]}}'
 
-  # Read a page; follow what comes.
+  # Read a page; follow new events.
   curl -s '{url}/v1/events?partition=orders'
   curl -N '{url}/v1/events/stream?partition=orders'
 
@@ -159,11 +157,11 @@ In another terminal, try:
   curl -s '{url}/v1/ledger/write' -H 'Content-Type: application/json' -d '{write}'
   curl -s '{url}/v1/ledger/entity?organization=acme&key=invoice/1'
 
-  # A row that is synced: the delta is given its clock and its id; then the merged rows.
+  # A row that is synced: the command adds the clock and the id of the delta; then the merged rows.
   echo '{tea}' | {program} deltas push shop{where} --client-id till-1
   curl -s '{url}/v1/sync/shop/rows/products'
 
-  # A chat of two people. The second line again gets the same answer.
+  # A chat of two users. The second line again gets the same answer.
   curl -s '{url}/v1/chats' {ann} -d '{{"chat_id":"general","members":["user:bob"]}}'
   curl -s '{url}/v1/chats/general/messages' {ann} -d '{hello}'
   curl -s '{url}/v1/chats/general/messages' -H 'Authorization: Bearer bob'
@@ -176,7 +174,7 @@ In another terminal, try:
 
 
 def _find_program() -> str:
-    """How this program was called, so that it can be called so again."""
+    """Return the command with which this program was started."""
     called = sys.argv[0]
     if called.endswith("__main__.py"):
         return f"{shlex.quote(sys.executable)} -m oncelog"
@@ -184,9 +182,9 @@ def _find_program() -> str:
 
 
 def _stop(stopped: asyncio.Event, signal_times: list[float]) -> None:
-    """At the first signal it stops in order, at a later one at once.
+    """Stop the server in order at the first signal, and at once at a later one.
 
-    Not at one that comes right behind: Ctrl-C in `make run` is told by the terminal, and by make once more.
+    A signal directly after the first one is ignored: Ctrl-C in `make run` arrives from the terminal and from make.
     """
     now = asyncio.get_running_loop().time()
     signal_times.append(now)
@@ -210,8 +208,8 @@ def _parse_pair(text: str) -> tuple[str, str]:
 
 
 async def collect_forever(closed_connections: Callable[[], int] = int, pause_s: float = COLLECT_PAUSE_S) -> None:
-    """Looks again and again, until it is cancelled. What is there by now is not looked at."""
-    gc.collect()  # or the garbage of the start would stay for ever
+    """Collect garbage at short intervals until cancelled. Objects that exist at the start are never collected."""
+    gc.collect()  # the garbage of the start would stay forever otherwise
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD_OBJECTS)
     closed_before = closed_connections()
@@ -225,7 +223,7 @@ async def collect_forever(closed_connections: Callable[[], int] = int, pause_s: 
 
 
 def choose_generation(number: int) -> int:
-    """Up to which generation of objects this look goes."""
+    """Return the oldest generation to collect."""
     if number % GENERATION_2_EVERY == 0:
         return 2
     return 1 if number % GENERATION_1_EVERY == 0 else 0

@@ -1,4 +1,4 @@
-"""`oncelog show`: what became of an identity, and why."""
+"""`oncelog show`: the record under an identity, and its state."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -55,12 +55,12 @@ def show(  # noqa: PLR0913 - each is an option
     read_all: ReadAll = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prints what a log knows about an identity: committed, forgotten, leased or unknown, and its record with its body.
+    """Print what a log knows about an identity: committed, forgotten, leased or unknown, and its record with its body.
 
-    Finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. The key of a call of
-    `once` and that of an Idempotency-Key header are found by the text that was given. The exit status is 0
-    for one record, 1 for no record, and 3 if several writes have the key: then they are listed with the options that
-    choose one.
+    The command finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. Pass the
+    text that was given to `once`, or in an Idempotency-Key header, to find its key. The exit status is 0 for one
+    record, 1 for no record, and 3 if several writes have the key: then they are listed with the options that choose
+    one.
 
     Example:  oncelog show orders.db 0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10
 
@@ -85,7 +85,7 @@ def show(  # noqa: PLR0913 - each is an option
 
 
 def _add_hint(finding: Finding) -> Finding:
-    """Add the option for a key whose text has the form of a place."""
+    """Add a hint to use --text if the ID is a key that looks like a place."""
     outcome = finding.outcome
     why = f"{outcome.why}. If the ID is the text of a key, add --text"
     return msgspec.structs.replace(finding, outcome=msgspec.structs.replace(outcome, why=why))
@@ -117,7 +117,7 @@ def _to_json(finding: Finding) -> dict[str, Any]:
 
 
 def _format_choices(findings: list[Finding], keys: Sequence[bytes]) -> list[str]:
-    """One line for each of several writes: the options that choose it, and what became of it."""
+    """Return a line for each of several writes, with its outcome and the options that choose it."""
     identities = [finding.identity for finding in findings]
     lines = [describe_ambiguity(identities)]
     for finding, options in zip(findings, format_choices(identities, keys), strict=False):
@@ -132,7 +132,7 @@ def _format_finding(finding: Finding) -> list[str]:
         at = finding.evicted
         lines.append(f"{'key evicted:':<16}lane {at.lane}, position {at.position}, {format_utc(at.log_time_ms)}")
     if record is not None:
-        body = ("erased", "yes: the body is gone, its hash stays") if record.erased else _format_body(record)
+        body = ("erased", "yes: the body is removed, its hash stays") if record.erased else _format_body(record)
         more = [("block", f"height {record.height}, {finding.block_hash.hex()}"), body]
         key_text = _decode_key_text(record.key)
         lines += format_fields(record, record.key.hex(), record.fingerprint.hex(), more, key_text)
@@ -150,7 +150,7 @@ def _decode_key_text(key: bytes) -> str:
 
 
 def _format_body(record: Record) -> tuple[str, str]:
-    """As text where it is text, and shows nothing that could write to the terminal by itself."""
+    """Return the name and the text of a body: in hex if it is not printable text."""
     try:
         text = record.body.decode()
     except UnicodeDecodeError:

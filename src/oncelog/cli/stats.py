@@ -1,4 +1,4 @@
-"""`oncelog stats`: what is in a log, without counting it."""
+"""`oncelog stats`: figures of a log, read without counting."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from oncelog.storage.verify.side_state import decode_policies
 
 
 def stats(log: LogArgument, as_json: AsJson = False) -> None:
-    """Prints what a log was made with, how far its lanes have come, its policies, consumers, tenants and sizes.
+    """Print the settings of a log, the heads of its lanes, its policies, consumers, tenants and sizes.
 
     Example:  oncelog stats orders.db --json
 

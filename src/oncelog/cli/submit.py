@@ -1,4 +1,4 @@
-"""`oncelog submit`: events to a server, one or many, each of them once."""
+"""`oncelog submit`: events to a server, each committed once."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError
 from oncelog.storage.verify.findings import StepProgress
 
 PROGRESS_EVENTS_MIN: Final = 1000
-"""Events before progress is shown: a few are faster than a user reads."""
+"""Number of events before progress is shown. Fewer events are submitted faster than a user reads."""
 _MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -47,25 +47,26 @@ def submit(  # noqa: PLR0913 - each one is an option
     event: Annotated[
         str,
         typer.Argument(
-            metavar="EVENT-JSON", help="An event, or `-` for one a line on standard input.", show_default=False
+            metavar="EVENT-JSON", help="An event, or `-` for one event a line on standard input.", show_default=False
         ),
     ] = STANDARD_INPUT,
     *,
     partition: Partitions = None,
-    id: Annotated[str | None, typer.Option(metavar="UUID", help="Under which id; a new one unless given.")] = None,  # noqa: A002
+    id: Annotated[str | None, typer.Option(metavar="UUID", help="Id of the event; a new one by default.")] = None,  # noqa: A002
     expected_committed_id: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Only if this is the newest of all events.")
+        int | None, typer.Option(metavar="N", min=0, help="Commit only if this is the newest committed_id.")
     ] = None,
     remote: Remote,
     client_id: ClientId = None,
-    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events of one request, from standard input.")] = 100,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to try each request.")] = 30.0,
+    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events per request, from standard input.")] = 100,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to retry each request.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Submits events to a server, and tries again under the same ids until they are answered.
+    """Submit events to a server, with retries under the same ids until they are answered.
 
-    A line is an event ({"type": …}), or {"id", "partitions", "event"}, as `tail` prints it. The exit status is 1 if
-    some were rejected, 2 if the server cannot be reached or a line is wrong; what came before the line is committed.
+    A line is an event ({"type": …}), or {"id", "partitions", "event"} as `tail` prints it. The exit status is 1 if
+    events were rejected, 2 if the server cannot be reached or a line is malformed; events before that line are
+    committed.
 
     Examples:
 
@@ -76,7 +77,9 @@ def submit(  # noqa: PLR0913 - each one is an option
     reader = _EventParser([check_text(name, "--partition") for name in partition or []])
     if event == STANDARD_INPUT:
         if id is not None or expected_committed_id is not None:
-            raise OncelogError("--id and --expected-committed-id go with one event; in lines, write them there")
+            raise OncelogError(
+                "--id and --expected-committed-id are for a single event; write them into the lines instead"
+            )
         with open_input(STANDARD_INPUT, "event") as source:
             batches = read_batches(source.fileno(), reader.parse, batch)
     else:
@@ -88,7 +91,7 @@ def submit(  # noqa: PLR0913 - each one is an option
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-# --- what is sent -----------------------------------------------------------------------------------------
+# --- input ------------------------------------------------------------------------------------------------
 
 
 class _EventItem(InputItem, frozen=True, kw_only=True):
@@ -96,7 +99,7 @@ class _EventItem(InputItem, frozen=True, kw_only=True):
 
 
 class _EventParser:
-    """Makes items of texts. An event is sent as it was written: it is not parsed and encoded again."""
+    """Parses lines. An event is sent as it was written: it is not decoded and encoded again."""
 
     def __init__(self, partitions: Sequence[str]) -> None:
         self._partitions = orjson.dumps(partitions) if partitions else b""
@@ -104,13 +107,13 @@ class _EventParser:
     def parse(
         self, text: bytes, line: int = 0, id_text: str | None = None, expected: int | None = None
     ) -> list[_EventItem]:
-        """Return the event of a text, with the number of its line in the input. Raises OncelogError with the line."""
+        """Return the event of a line. Raises OncelogError with the number of the line."""
         where = f"line {line}" if line else "the event"
         try:
             orjson.loads(text)
             members = _MEMBERS_DECODER.decode(text)
         except orjson.JSONDecodeError as error:
-            raise OncelogError(f"{where}: is no JSON: {error.msg}, at character {error.pos + 1}") from error
+            raise OncelogError(f"{where}: is not JSON: {error.msg}, at character {error.pos + 1}") from error
         except msgspec.MsgspecError:
             raise OncelogError(f"{where}: must be an object") from None
         if "type" in members:
@@ -126,14 +129,14 @@ class _EventParser:
         own_id = members.get("id")
         if own_id is not None:
             if id_text is not None:
-                raise CanonicalError("--id", "the event has an id already")
+                raise CanonicalError("--id", "the event already has an id")
             id_text = msgspec.json.decode(own_id)
         elif id_text is None:
             id_text = str(uuid4())
         key = parse_uuid(id_text)
         partitions = bytes(members.get("partitions", self._partitions)).strip()
         if not partitions:
-            raise CanonicalError("$.partitions", "is missing; --partition says it for all")
+            raise CanonicalError("$.partitions", "is missing; --partition sets it for all events")
         if not partitions.startswith(b"["):
             raise CanonicalError("$.partitions", "must be an array")
         own_expected = members.get("expected_committed_id")
@@ -151,7 +154,7 @@ async def _yield_batch(items: list[_EventItem]) -> AsyncIterator[list[_EventItem
     yield items
 
 
-# --- sending ----------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------
 
 
 class _EventResults(Struct, frozen=True):
@@ -165,7 +168,7 @@ async def _submit_all(
     timeout_s: float,
     printer: "_Printer",
 ) -> bool:
-    """Send requests, each until it is answered. Returns whether all events were committed."""
+    """Send requests, each until it is answered. Return whether all events were committed."""
     retrier = Retrier(remote, timeout_s)
     prefix = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
     async with open_client(remote, timeout_s) as client, aclosing(batches):  # type: ignore[type-var]
@@ -189,14 +192,14 @@ def _decode_results(remote: Remote, answer: bytes, count: int) -> list[tuple[Raw
     with translate_decode_errors(remote):
         results = msgspec.json.decode(answer, type=_EventResults).results
         if len(results) != count:
-            raise OncelogError(f"{remote.url} has answered {count} events with {len(results)} results")
+            raise OncelogError(f"{remote.url} answered {count} events with {len(results)} results")
         return [(raw, msgspec.json.decode(raw, type=SubmitResult)) for raw in results]
 
 
 def _report_unknown(items: Sequence[_EventItem]) -> None:
-    """A retry needs the ids, and we may have made them."""
+    """Print the ids of events without an answer. A later retry needs them, and this command may have created them."""
     for item in items:
-        _print_about(item, f"the outcome is not known; send it again under the same id: {item.id}")
+        _print_about(item, f"the outcome is unknown; send it again under the same id: {item.id}")
 
 
 def _print_about(item: _EventItem, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""`oncelog tail`: what a server's log has, and what comes to it."""
+"""`oncelog tail`: the stored and the new events of a server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -42,18 +42,18 @@ def tail(
     *,
     partition: Partitions = None,
     since: Annotated[
-        str, typer.Option(metavar="N|now", help="Only what comes after this committed_id, or from now on.")
+        str, typer.Option(metavar="N|now", help="Only events after this committed_id, or from now on.")
     ] = "0",
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after that many events.")] = None,
-    epoch: Annotated[str | None, typer.Option(help="The epoch that N is of; another one is an error.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this number of events.")] = None,
+    epoch: Annotated[str | None, typer.Option(help="Epoch of N; the command fails if the log has another one.")] = None,
     as_json: AsJsonLines = None,
     remote: Remote,
     client_id: ClientId = None,
 ) -> None:
-    """Prints the events of partitions: those that are there, then those that come, until it is interrupted.
+    """Print the stored events of partitions, then new ones, until interrupted.
 
-    If the server goes away it comes back with its cursor: no event is lost, and none is shown twice. The exit status
-    is 2 if the server cannot be reached at first, or has another history (epoch) now.
+    After a lost connection the command reconnects with its cursor: no event is lost, and none is shown twice. The exit
+    status is 2 if the server cannot be reached at first, or has another history (epoch).
 
     Examples:
 
@@ -69,7 +69,7 @@ def tail(
 
 
 def _parse_since(text: str) -> int | None:
-    """None is now."""
+    """Return the number of the option --since; None for `now`."""
     if text == NOW:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 16 or int(text) >= 2**53:
@@ -92,7 +92,7 @@ _PAGE_DECODER: Final = msgspec.json.Decoder(_EventPage)
 
 
 class _TailFollower:
-    """Follows partitions over all connections."""
+    """Follows partitions, and reconnects."""
 
     def __init__(self, remote: Remote, partitions: Sequence[str], epoch: str | None, printer: CursorPrinter) -> None:
         self._remote = remote
@@ -102,7 +102,7 @@ class _TailFollower:
         self._retrier = Retrier(remote)
 
     async def run(self, client: HttpClient, client_id: str) -> None:
-        """Raises OncelogError where another connection would not help."""
+        """Follow until the limit. Raises OncelogError if a reconnection would not help."""
         try:
             await self._retrier.run(lambda: self._run_connection(client, client_id))
         except ServerRefusedError as error:
@@ -111,21 +111,21 @@ class _TailFollower:
     async def _run_connection(self, client: HttpClient, client_id: str) -> None:
         async with await connect(client, self._remote, client_id) as connection:
             self._check_history(connection)
-            self._retrier.mark_connected(f"connected again, and going on after {self._printer.cursor}")
+            self._retrier.mark_connected(f"connected again; continuing after {self._printer.cursor}")
             await self._follow(connection)
 
     def _check_history(self, connection: EventsConnection) -> None:
         if self._epoch is not None and connection.epoch != self._epoch:
             raise OncelogError(
-                f"the log has another history now: its epoch is {connection.epoch}, and was {self._epoch}. Drop what "
-                "was read of events that it does not have, or read again from 0"
+                f"the log has another history now: its epoch is {connection.epoch}, and was {self._epoch}. Drop events "
+                "that it does not have, or read again from 0"
             )
         self._epoch = connection.epoch
         if self._printer.cursor is None:
             self._printer.cursor = connection.last_committed_id
 
     async def _follow(self, connection: EventsConnection) -> None:
-        """Print the pages that are stored, then the broadcasts."""
+        """Print the stored pages, then the broadcasts."""
         printer, has_more = self._printer, True
         while has_more and printer.remaining != 0:
             limit = printer.compute_page_size(PAGE_EVENTS)

@@ -1,4 +1,4 @@
-"""What all commands share: how they end, how they say what went wrong, and how far they have come."""
+"""Output, exit statuses and progress of all commands."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ EXIT_AMBIGUOUS: Final = 3
 EXIT_IO_ERROR: Final = 74
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-"""As of a program that SIGPIPE has ended. Not 0: whoever sees that may believe what was never said."""
+"""Exit status of a program that SIGPIPE ended. It is not 0, because a reader may have missed output."""
 _DISK_ERROR_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _DISK_ERROR_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
@@ -33,19 +33,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-FileArgument = Annotated[str, typer.Argument(help="The log, a file.", metavar="FILE", show_default=False)]
+FileArgument = Annotated[str, typer.Argument(help="The log: a file.", metavar="FILE", show_default=False)]
 LogArgument = Annotated[
     str, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)
 ]
 Command = TypeVar("Command", bound=Callable[..., Any])
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class CommandGroup(typer.Typer):
-    """Commands that errors end with an exit status of this module (`translate_errors`)."""
+    """Commands whose errors become the exit statuses of this module (`translate_errors`)."""
 
     def __init__(self, *, interrupts_on_sigterm: bool = False, **options: Any) -> None:
-        """Pass `interrupts_on_sigterm` if SIGTERM interrupts the commands like Ctrl-C."""
+        """Pass `interrupts_on_sigterm` if SIGTERM is to interrupt the commands like Ctrl-C."""
         super().__init__(no_args_is_help=True, **options)
         self._interrupts_on_sigterm = interrupts_on_sigterm
 
@@ -64,7 +64,7 @@ class CommandGroup(typer.Typer):
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Turn an error that ends a command early into its exit status and a message."""
-    if sys.stdout is None:  # before the command has effects that it could not report
+    if sys.stdout is None:  # checked before the command has effects that it could not report
         print_message("standard output must be open")
         raise typer.Exit(EXIT_IO_ERROR)
     try:
@@ -87,9 +87,9 @@ def translate_errors() -> Iterator[None]:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Send to /dev/null what a stream could not write.
+    """Discard what a stream could not write.
 
-    Python flushes its streams once more at exit, and replaces the exit status by 120 if that fails.
+    Python flushes its streams again at exit, and replaces the exit status by 120 if that fails.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
@@ -98,7 +98,7 @@ def discard_output(stream: TextIO) -> None:
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C: what is under way is let go, and what there is to say is said."""
+    """Let SIGTERM interrupt a command like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, _handle_sigterm)
     try:
         yield
@@ -108,13 +108,13 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 def _handle_sigterm(_: int, frame: FrameType | None) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):  # whoever was started in the background may ignore Ctrl-C, but not this
+    if not callable(handler):  # a background process may ignore Ctrl-C, but not SIGTERM
         raise KeyboardInterrupt
-    handler(signal.SIGINT, frame)  # a loop of asyncio has one that cancels its task
+    handler(signal.SIGINT, frame)  # the handler of asyncio cancels the main task
 
 
 def _is_disk_error(error: OncelogError) -> bool:
-    """Whether the disk is full or fails: there is nothing wrong with what the command was asked."""
+    """Whether the disk is full or fails. The arguments of the command are not the cause."""
     cause = error.__cause__
     if isinstance(cause, OSError):
         return cause.errno in _DISK_ERROR_NUMBERS
@@ -123,7 +123,7 @@ def _is_disk_error(error: OncelogError) -> bool:
 
 
 def print_message(sentence: str) -> None:
-    """Print a sentence for people to standard error. If that is closed, the exit status has to do."""
+    """Print a sentence for people to standard error. If that is closed, only the exit status reports the problem."""
     try:
         typer.echo(f"oncelog: {sentence}", err=True)
     except OSError:
@@ -131,14 +131,14 @@ def print_message(sentence: str) -> None:
 
 
 def escape_unprintable(text: str) -> str:
-    """The same, with nothing in it that could write to the terminal by itself."""
+    """Escape all characters that could control the terminal."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else f"\\u{ord(character):04x}" for character in text)
 
 
 def format_record_counts(records: int, restore_records: int, audit_records: int) -> str:
-    """Return the number of records, with internal records apart: a user counts the writes that were made."""
+    """Return the number of records. Internal records are listed separately, because users count their own writes."""
     internal = [
         f"{count} {kind} records" for count, kind in ((restore_records, "restore"), (audit_records, "audit")) if count
     ]
@@ -202,7 +202,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 class ProgressMeter:
-    """Shows on a terminal how far a command has come, on standard error; elsewhere it is silent."""
+    """Shows the progress of a command on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -216,14 +216,14 @@ class ProgressMeter:
         self._end()
 
     def __call__(self, progress: StepProgress) -> None:
-        """Takes what a step reports."""
+        """Show the progress of a step."""
         if sys.stderr is None or not sys.stderr.isatty():
             return
         if progress.step != self._step:
             self._end()
             self._step = progress.step
             self._started_s = time.monotonic()
-            # Where nobody can tell how long a step takes, its name is all there is to see.
+            # Without a known total, the name of the step is all there is to show.
             self._bar = typer.progressbar(length=progress.total or 1, label=progress.step, file=sys.stderr)
             self._bar.__enter__()
         elapsed_s = time.monotonic() - self._started_s

@@ -1,4 +1,4 @@
-"""`oncelog verify` and `oncelog head`: whether a log is intact, and the hashes that prove later that it was."""
+"""`oncelog verify` and `oncelog head`: the check of a log, and the hashes for later checks."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -43,7 +43,7 @@ def verify(
     temp_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where side state is rebuilt. If not given: TMPDIR, or the log's directory.",
+            help="Directory for rebuilding side state. Default: TMPDIR, or the log's directory.",
             file_okay=False,
             exists=True,
         ),
@@ -51,21 +51,21 @@ def verify(
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Goes through a log and says whether it is whole: hashes, records, indexes, all that is kept of clients.
+    """Check the whole log: hashes, records, indexes and side state.
 
     Entities, relationships, rows of deltas and client sequences are rebuilt from the records, in a temporary file, and
-    compared with the stored ones. The first contradiction in the history, or all entries that differ, are reported,
-    and the exit status is 1. The loss of the newest records, or a history that was rewritten as a whole, is found only
-    with --head.
+    compared with the stored ones. The command reports the first contradiction in the history, or all entries that
+    differ, and exits with status 1. Only --head detects the loss of the newest records, or a history that was rewritten
+    as a whole.
 
-    The log may be in use meanwhile: it is looked at as it is at this moment.
+    The log may be in use: the command checks one moment of it.
 
     Example:  oncelog verify orders.db --head orders-head.json
 
     Example:  oncelog verify postgresql://oncelog@db.example.org/orders
     """
     exported = None if head is None else decode_exported_head(head.read_bytes())
-    result: Inconsistency | VerificationSummary = Inconsistency("the verification did not come to an end")
+    result: Inconsistency | VerificationSummary = Inconsistency("the verification ended early")
     options = VerifyOptions(not no_side_state, None if temp_dir is None else str(temp_dir))
     with ProgressMeter() as meter:
         for finding in verify_log(log, exported, options):
@@ -82,7 +82,7 @@ def verify(
 
 
 def format_summary(passed: VerificationSummary) -> str:
-    """One line for people."""
+    """Return the summary of a log without damage, as one line."""
     sealed = f" ({passed.sealed_keys} in {passed.segments} segments)" if passed.segments else ""
     return (
         f"ok: {format_record_counts(passed.records, passed.restore_records, passed.audit_records)} "
@@ -96,7 +96,7 @@ def format_side_state(passed: VerificationSummary) -> str:
     """Return the counts of rebuilt side state, and of what could not be checked."""
     same = ", ".join(f"{count} {name}" for name, count in passed.same.items() if count)
     unknown = ", ".join(f"{count} {name}" for name, count in passed.not_checkable.items() if count)
-    text = f"{same} as the records make them, " if same else ""
+    text = f"{same} as the records produce them, " if same else ""
     return text + (f"not checkable because records are erased or compacted: {unknown}, " if unknown else "")
 
 
@@ -105,16 +105,16 @@ def describe_damage(inconsistency: Inconsistency) -> list[str]:
     if not inconsistency.findings:
         return [f"not whole: {escape_unprintable(inconsistency.message)}"]
     shown = inconsistency.findings[:FINDINGS_SHOWN]
-    lines = [f"not whole: {inconsistency.findings_total} entries differ from what the records make them:"]
+    lines = [f"not whole: {inconsistency.findings_total} entries differ from what the records produce:"]
     lines += [f"  {escape_unprintable(finding)}" for finding in shown]
     more = inconsistency.findings_total - len(shown)
     return [*lines, f"  and {more} more"] if more else lines
 
 
 def head(log: LogArgument) -> None:
-    """Prints the newest hash of every lane as JSON: {"epoch", "lanes": [{"lane", "position", "height", "block_hash"}]}.
+    """Print the newest hash of every lane as JSON: {"epoch", "lanes": [{"lane", "position", "height", "block_hash"}]}.
 
-    Keep it where whoever runs the log cannot change it, and give it to `oncelog verify --head`.
+    Keep it where the operator of the log cannot change it, and pass it to `oncelog verify --head`.
 
     Example:  oncelog head orders.db > orders-head.json
 

@@ -129,17 +129,17 @@ def test_stamped_deltas_are_saved_before_they_are_sent(tmp_path: Path) -> None:
         assert received[0]["deltas"] == [json.loads(line) for line in lines[:2]]
         status, _, [error] = deltas("push", url, *command, given=changes(range(5)))
         assert (status, len(received)) == (2, 1)
-        assert error == f"oncelog: {file} is there already: push that again as it is, or name another file"
+        assert error == f"oncelog: {file} already exists: push that file, or name another one"
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerProcess) -> None:
     for number, (bad, sentence) in enumerate(
         [
-            ("nonsense", "line 2: is no JSON: "),
-            ("{", "line 2: is no JSON: "),
-            ("[1]", 'line 2: must be a delta, which is an object, or {"deltas": […]}'),
-            ('{"deltas": 7}', 'line 2: must be a delta, which is an object, or {"deltas": […]}'),
+            ("nonsense", "line 2: is not JSON: "),
+            ("{", "line 2: is not JSON: "),
+            ("[1]", 'line 2: must be a delta or {"deltas": […]}'),
+            ('{"deltas": 7}', 'line 2: must be a delta or {"deltas": […]}'),
             ('{"deltas": [7]}', "line 2, deltas[0]: must be an object"),
             ('{"op":"INSERT","table":"t","rowId":"a"}', "line 2: $.columns: is missing"),
             (change("a", "MERGE"), "line 2: $.op: must be one of INSERT, UPDATE, DELETE"),
@@ -157,9 +157,9 @@ def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerP
         assert line.startswith("committed 1 ")
     status, lines, [error] = deltas("push", server.url, "bad", given=change("a"))
     assert (status, lines) == (2, [])
-    assert error == "oncelog: line 1: $.clientId: is missing; --client-id says it for all"
+    assert error == "oncelog: line 1: $.clientId: is missing; --client-id sets it for all deltas"
     assert deltas("push", server.url, "bad", given='{"deltas": [\n')[2] == [
-        "oncelog: the text: is no JSON: unexpected end of data"
+        "oncelog: the text: is not JSON: unexpected end of data"
     ]
 
 
@@ -172,7 +172,7 @@ def test_refused_push_names_the_line_and_writes_nothing_of_the_request(tmp_path:
         status, lines, errors = deltas("push", served.url, "shop", "--client-id", "c", "--batch", "2", given=given)
         assert (status, len(lines)) == (1, 2)
         assert errors[0].startswith("oncelog: line 4: invalid: deltas[1].")
-        assert errors[1:] == ["oncelog: nothing was written from line 3 on"]
+        assert errors[1:] == ["oncelog: no delta from line 3 on was written"]
         assert newest(served.url, "shop") == 2
 
 
@@ -194,7 +194,7 @@ def test_push_retries_with_the_same_ids_until_it_is_answered() -> None:
         status, [line], errors = deltas("push", url, "g", "--client-id", "c", given=change("a"))
     assert received == [received[0]] * 5
     assert (status, line) == (0, f"duplicate 7 {received[0]['deltas'][0]['deltaId']}")
-    assert errors == ["oncelog: server_busy: busy; trying again"]
+    assert errors == ["oncelog: server_busy: busy; retrying"]
 
 
 def test_push_does_not_wait_for_a_clock_far_ahead() -> None:
@@ -233,7 +233,7 @@ def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> 
         assert (status, lines) == (2, [])
         assert errors[:2] == [
             "oncelog: gave up after 30 s: server_busy: busy",
-            "oncelog: the outcome is not known from line 1 to line 2; push these again as they are",
+            "oncelog: the outcome is unknown from line 1 to line 2; push these deltas again unchanged",
         ]
         told = [json.loads(error.split(": ", 2)[2]) for error in errors[2:]]
         assert told == received[0]["deltas"]
@@ -245,7 +245,7 @@ def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> 
                 assert process.stderr is not None
                 process.stdin.write(changes([1]))
                 process.stdin.flush()
-                assert process.stderr.readline() == "oncelog: server_busy: busy; trying again\n"
+                assert process.stderr.readline() == "oncelog: server_busy: busy; retrying\n"
                 process.send_signal(ending)
                 status, said, rest = ended(process)
             assert (status, said) == (130, "")
@@ -264,7 +264,7 @@ def test_pull_prints_all_pages_with_since_and_limit(server: ServerProcess) -> No
     assert [json.loads(line)["sequence"] for line in lines] == [1001, 1002, 1003]
     status, lines, [error] = deltas("pull", server.url, "pages", "--since", "9000")
     assert (status, lines) == (2, [])
-    assert error.startswith("oncelog: the log has another history than that of 9000: history_changed: ")
+    assert error.startswith("oncelog: the log has another history than that of the cursor 9000: history_changed: ")
     assert deltas("pull", server.url, "pages", "--epoch", "other")[0] == 2
 
 
@@ -288,12 +288,12 @@ def test_pull_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
             assert process.stderr is not None
             assert numbers_of([process.stdout.readline(), process.stdout.readline()]) == [1, 2]
             served.kill()
-            assert process.stderr.readline().endswith("; trying again\n")
+            assert process.stderr.readline().endswith("; retrying\n")
             served.start()
             push(served.url, "a", 3, 4, 5)
             status, said, errors = ended(process)
         assert (status, numbers_of(said)) == (0, [3, 4, 5])
-        assert "connected again, and going on after 2" in errors
+        assert "connected again; continuing after 2" in errors
 
 
 def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
             served.start()
             status, said, errors = ended(process)
     assert (status, said) == (2, "")
-    assert "the log has another history than that of 1: history_changed: epoch: " in errors.splitlines()[-1]
+    assert "the log has another history than that of the cursor 1: history_changed: epoch: " in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -372,7 +372,7 @@ def test_rows_are_printed_in_three_formats(server: ServerProcess) -> None:
     assert "\\u001b[2J" in lines[1]
     assert "\x1b" not in lines[1]
     status, lines, errors = deltas("rows", server.url, "formats", "t", "--row", "c")
-    assert (status, lines, errors) == (1, [], ["oncelog: there is no row of that id"])
+    assert (status, lines, errors) == (1, [], ["oncelog: there is no row with this id"])
     assert deltas("rows", server.url, "formats", "no table") == (
         2,
         [],
@@ -399,18 +399,18 @@ def test_compaction_sends_requests_until_everything_is_compacted(tmp_path: Path)
         assert (status, errors) == (0, [])
         assert json.loads(line) == {"compacted": count - 5, "upto": count - 5, "dropped_rows": 0, "held_by": None}
         status, [line], _ = deltas("compact", served.url, "g", "--upto", "100")
-        assert (status, line) == (0, f"0 deltas compacted; nothing up to {count - 5} has a body any more")
+        assert (status, line) == (0, f"0 deltas compacted; no delta up to {count - 5} has a body any more")
         for options in ([], ["--follow"]):
             status, lines, [error] = deltas("pull", served.url, "g", *options)
             assert (status, lines) == (1, [])
-            assert "have been compacted" in error
+            assert "were compacted" in error
             assert "`oncelog deltas snapshot g`" in error
         assert len(deltas("pull", served.url, "g", "--since", str(count - 5))[1]) == 5
         status, lines, [hint] = deltas("snapshot", served.url, "g")
         last = json.loads(lines.pop())
         assert (status, len({json.loads(line)["rowId"] for line in lines}), len(lines)) == (0, count, count)
         assert last["cursor"] == count
-        assert hint == f"oncelog: go on with `oncelog deltas pull g --since {count} --epoch {last['epoch']}`"
+        assert hint == f"oncelog: continue with `oncelog deltas pull g --since {count} --epoch {last['epoch']}`"
         assert deltas("pull", served.url, "g", "--since", str(count), "--epoch", last["epoch"]) == (0, [], [])
         assert len(deltas("rows", served.url, "g", "t")[1]) == count
 
@@ -461,11 +461,11 @@ def test_interrupted_compaction_prints_how_to_resume() -> None:
             start_command("deltas", "compact", "g", "--keep", "0", "--url", url) as process,
         ):
             assert process.stderr is not None
-            assert process.stderr.readline() == "oncelog: server_busy: busy; trying again\n"
+            assert process.stderr.readline() == "oncelog: server_busy: busy; retrying\n"
             process.send_signal(ending)
             status, said, errors = ended(process)
         assert (status, said) == (130, "")
-        assert errors == "oncelog: interrupted; 20 deltas are compacted. Run the same command again, and it goes on.\n"
+        assert errors == "oncelog: interrupted; 20 deltas are compacted. Run the same command again to continue.\n"
 
 
 # --- authorization and errors -------------------------------------------------------------------------
@@ -501,11 +501,11 @@ def test_malformed_answers_are_reported() -> None:
             command, *rest = arguments
             status, lines, [error] = deltas(command, url, "g", *rest, given=change("a"))
             assert (status, lines) == (2, [])
-            assert "does not answer as an Oncelog server does" in error
+            assert "does not answer like an Oncelog server" in error
     with scripted(lambda handler, _: answer(handler, 200, {"results": []})) as (url, _):
         status, _, [error] = deltas("push", url, "g", "--client-id", "c", given=change("a"))
         assert status == 2
-        assert "has answered 1 deltas with 0 results" in error
+        assert "answered 1 deltas with 0 results" in error
     with scripted(lambda handler, _: answer(handler, 404, b"<html>")) as (url, _):
         assert deltas("pull", url, "g", "--follow")[0] == 2
 
@@ -516,8 +516,8 @@ def test_malformed_answers_are_reported() -> None:
         (["push", ""], "GATEWAY must have 1 to 80 characters"),
         (["push", "\udcff"], "GATEWAY is not UTF-8"),
         (["push", "g", "nowhere.jsonl"], "nowhere.jsonl cannot be read: No such file or directory"),
-        (["compact", "g"], "one of --upto and --keep must be given, and not both"),
-        (["compact", "g", "--upto", "1", "--keep", "1"], "one of --upto and --keep must be given, and not both"),
+        (["compact", "g"], "exactly one of --upto and --keep must be given"),
+        (["compact", "g", "--upto", "1", "--keep", "1"], "exactly one of --upto and --keep must be given"),
         (["pull", "g", "--url", "ftp://x"], "--url must be http://HOST:PORT or https://HOST:PORT"),
     ],
 )

@@ -216,7 +216,7 @@ def test_import_killed_and_repeated_writes_every_row_once(tmp_path: Path, file: 
         assert newest(served.url, "g") == 1500
         status, [line], [error] = run_import(served.url, "g", file, "--infer", "--json")
         assert (status, left(file)) == (0, [])
-        assert error.startswith("oncelog: going on with the import that was begun at ")
+        assert error.startswith("oncelog: continuing the import that was started at ")
         told = json.loads(line)
         assert told["committed"] + told["duplicates"] == told["rows"] == count
         assert told["duplicates"] == 1500
@@ -239,7 +239,7 @@ def test_import_survives_a_restart_of_the_server(tmp_path: Path, file: Path) -> 
             served.kill()
             process.stdin.write("\n")
             process.stdin.flush()
-            assert process.stderr.readline().endswith("; trying again\n")
+            assert process.stderr.readline().endswith("; retrying\n")
             served.start()
             status, said, errors = ended(process)
         assert (status, errors, left(file)) == (0, "", [])
@@ -264,13 +264,13 @@ def test_interrupted_import_prints_how_to_resume(ending: signal.Signals, file: P
         command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "10", "--url", url]
         with start_command(*command) as process:
             assert process.stderr is not None
-            assert process.stderr.readline() == "oncelog: server_busy: busy; trying again\n"
+            assert process.stderr.readline() == "oncelog: server_busy: busy; retrying\n"
             process.send_signal(ending)
             status, said, errors = ended(process)
         assert (status, said) == (130, "")
         assert errors == (
             "oncelog: interrupted; 10 of 25 rows are in the table. "
-            "Run the same command again: it goes on, and writes no row twice.\n"
+            "Run the same command again to continue; no row is written twice.\n"
         )
         assert left(file) == [f"{file.name}.oncelog-import"]
         first = received[0]["deltas"]
@@ -279,7 +279,7 @@ def test_interrupted_import_prints_how_to_resume(ending: signal.Signals, file: P
         status, _, errors_again = run_import(url, "g", file, "--batch", "10")
         assert status == 2
         assert received[0]["deltas"] == first  # from the beginning, with the same ids
-        assert "Run the same command again: it goes on" in errors_again[-1]
+        assert "Run the same command again to continue" in errors_again[-1]
 
 
 def test_import_with_a_given_time_can_be_repeated(server: ServerProcess, file: Path) -> None:
@@ -311,17 +311,17 @@ def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProce
         ):
             status, _, [error] = run_import(url, arguments[0], file, *arguments[1:], "--timeout", "0.1")
             assert status == 2
-            assert f"differs from it in: {names}. " in error
-        assert f"{kept} is of an import that was begun" in run_import(server.url, "g", file)[2][0]
+            assert f"differs in: {names}. " in error
+        assert f"{kept} is the state of an interrupted import" in run_import(server.url, "g", file)[2][0]
         write_many(file, 11)
         status, _, [error] = run_import(url, "g", file)
-        assert "differs from it in: what the CSV file has in it. " in error
+        assert "differs in: content of the CSV file. " in error
         write_many(file, 10)
         assert kept.read_bytes() == begun
         kept.write_bytes(begun[:20])
         status, _, [error] = run_import(url, "g", file)
         assert (status, error[:40]) == (2, f"oncelog: {kept}"[:40])
-        assert "is not what an import of this version leaves" in error
+        assert "is not the state of an import of this version" in error
 
 
 def test_refused_row_is_named_by_its_line(tmp_path: Path, file: Path) -> None:
@@ -338,7 +338,7 @@ def test_refused_row_is_named_by_its_line(tmp_path: Path, file: Path) -> None:
         status, lines, errors = run_import(served.url, "shop", file, *options, "2")
         assert (status, lines, left(file)) == (1, [], [f"{file.name}.oncelog-import"])
         assert errors[0].startswith(f"oncelog: {file}: line 5: invalid: deltas[0].")
-        assert errors[1].startswith("oncelog: 2 of 4 rows are in the table; if the file has to be changed, remove ")
+        assert errors[1].startswith("oncelog: 2 of 4 rows are in the table; to change the file, remove ")
         assert newest(served.url, "shop") == 2
 
 
@@ -391,7 +391,7 @@ def test_rate_limited_batches_are_retried(file: Path) -> None:
 
     with scripted(handle) as (url, received):
         status, _, errors = run_import(url, "g", file, "--batch", "10")
-    assert (status, errors) == (0, ["oncelog: rate_limited: used up; trying again"])
+    assert (status, errors) == (0, ["oncelog: rate_limited: used up; retrying"])
     assert [len(one["deltas"]) for one in received] == [10] * 6
 
 
@@ -414,7 +414,7 @@ def test_file_changed_during_the_import_is_reported(file: Path) -> None:
     with scripted(handle) as (url, received):
         status, _, [error] = run_import(url, "g", file, "--batch", "10")
     assert (status, len(received)) == (2, 1)
-    assert error == f"oncelog: {file} was changed while it was read"
+    assert error == f"oncelog: {file} has changed while it was read"
 
 
 # --- large files --------------------------------------------------------------------------------------
@@ -491,10 +491,10 @@ def test_dry_run_prints_the_number_of_rows_and_the_types(file: Path) -> None:
         (b"\n\n", "line 1: must have the names of the columns"),
         (b"key,a\n1,2\n", "--row-id: no column is called 'id'; there are 'key', 'a'"),
         (b"id,a,a\n1,2,3\n", "line 1: two columns are called 'a'"),
-        (b"id,a b\n1,2\n", "line 1: a column cannot be called 'a b': .* with --rename \"a b=NAME\""),
-        (b"id,\n1,2\n", "line 1: a column cannot be called '': "),
-        (b"id,1a\n1,2\n", "line 1: a column cannot be called '1a': "),
-        ("id,größe\n1,2\n".encode(), "line 1: a column cannot be called 'größe': "),
+        (b"id,a b\n1,2\n", "line 1: 'a b' cannot be the name of a column: .* with --rename \"a b=NAME\""),
+        (b"id,\n1,2\n", "line 1: '' cannot be the name of a column: "),
+        (b"id,1a\n1,2\n", "line 1: '1a' cannot be the name of a column: "),
+        ("id,größe\n1,2\n".encode(), "line 1: 'größe' cannot be the name of a column: "),
         (b"id,a\n1,2\n2\n3,4\n", "line 3: has 1 fields, and line 1 has 2"),
         (b'id,a\n1,"x\ny"\n2,3,4\n', "line 4: has 3 fields, and line 1 has 2"),
         (b"id,a\n1,2\n,3\n", "line 3: id: the row has no id"),
@@ -550,14 +550,14 @@ def test_malformed_last_line_prevents_the_whole_import(server: ServerProcess, fi
     [
         (["--types", "a=date"], "--types: 'a=date' must be NAME=TYPE, and TYPE must be one of text, integer, number"),
         (["--types", "a"], "--types: 'a' must be NAME=TYPE"),
-        (["--types", "a=text,a=json"], "--types: 'a' is there twice"),
+        (["--types", "a=text,a=json"], "--types: 'a' must not be repeated"),
         (["--rename", "a"], "--rename must be OLD=NEW"),
         (["--rename", "a=b c"], "--rename must be OLD=NEW"),
-        (["--rename", "a=b", "--rename", "a=c"], "--rename: 'a' is there twice"),
-        (["--delimiter", ",,"], "--delimiter must be one character"),
-        (["--delimiter", '"'], "--delimiter must be one character"),
-        (["--at", "yesterday"], "--at must be a time as 2026-01-31T12:00:00Z, not 'yesterday'"),
-        (["--at", "1969-01-01"], "--at must be a time from 1970 on"),
+        (["--rename", "a=b", "--rename", "a=c"], "--rename: 'a' must not be repeated"),
+        (["--delimiter", ",,"], "--delimiter must be one ASCII character"),
+        (["--delimiter", '"'], "--delimiter must be one ASCII character"),
+        (["--at", "yesterday"], "--at must be a time such as 2026-01-31T12:00:00Z, not 'yesterday'"),
+        (["--at", "1969-01-01"], "--at must not be before 1970"),
         (["--client-id", ""], "--client-id must have 1 to 512 characters"),
     ],
 )
@@ -589,7 +589,7 @@ def test_unreadable_or_irregular_file_is_refused(tmp_path: Path) -> None:
         f"oncelog: {tmp_path / 'nowhere'} cannot be read: No such file or directory"
     ]
     assert run_dry(tmp_path)[2] == [f"oncelog: {tmp_path} cannot be read: Is a directory"]
-    assert run_dry(Path("/dev/null"))[2] == ["oncelog: /dev/null must be a file, which can be read twice"]
+    assert run_dry(Path("/dev/null"))[2] == ["oncelog: /dev/null must be a regular file, which can be read twice"]
     write_many(tmp_path / "a", 1)
     done: Any = RUNNER.invoke(COMMAND, ["deltas", "import", "g", "a b", str(tmp_path / "a"), *OPTIONS, "--dry-run"])
-    assert (done.exit_code, done.stderr) == (2, "oncelog: TABLE must be a name of letters, digits and _, not 'a b'\n")
+    assert (done.exit_code, done.stderr) == (2, "oncelog: TABLE must consist of letters, digits and _, not 'a b'\n")

@@ -78,7 +78,7 @@ def test_timed_out_write_stays_pending(tmp_path: Path) -> None:
         ({"path": ""}, "must be the path"),
         ({"organization": ""}, "organization must be a string of 1 to 80"),
         ({"organization": "a" * 81}, "organization must be a string of 1 to 80"),
-        ({"vault": "\0"}, "vault must be a text"),
+        ({"vault": "\0"}, "vault must be a string"),
         ({"client_id": ""}, "client_id must be a text"),
         ({"client_id": None}, "client_id must be given"),
         ({"token": "ü"}, "token must be a text as tokens are"),

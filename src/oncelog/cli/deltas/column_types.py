@@ -1,4 +1,4 @@
-"""What the text of a CSV cell becomes: the types that a gateway's schemas have too."""
+"""Types of CSV cells. They are the types of a gateway's schemas."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,18 +15,18 @@ NUMBER: Final = "number"
 BOOLEAN: Final = "boolean"
 JSON: Final = "json"
 NULLABLE_SUFFIX: Final = "?"
-"""Behind a type: a cell without text is null."""
+"""Suffix of a type under which an empty cell is null."""
 EXACT_DIGITS_MAX: Final = 15
-"""A decimal number of no more digits is the same after it has been a double."""
+"""Digits up to which a decimal number is unchanged after a conversion to a double and back."""
 NULL: Final = b"null"
 NUMBER_CHARACTERS_MAX: Final = 400
-"""More than the digits of the largest double, 309."""
+"""More than the 309 digits of the largest double."""
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?((?:0|[1-9][0-9]*)(?:\.[0-9]+)?)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 _BOOLEANS: Final = {"true": b"true", "false": b"false"}
 
 CellEncoder = Callable[[str], bytes]
-"""Makes canonical JSON of a cell's text. Raises ValueError that says what it is not."""
+"""Encodes the text of a cell as canonical JSON. Raises ValueError with the problem."""
 
 
 def _encode_integer(text: str) -> bytes:
@@ -46,7 +46,7 @@ def _encode_number(text: str) -> bytes:
     try:
         return canonical(float(text))
     except CanonicalError:
-        raise ValueError("is larger than any number of JSON") from None
+        raise ValueError("is larger than any JSON number") from None
 
 
 def _encode_boolean(text: str) -> bytes:
@@ -60,7 +60,7 @@ def _encode_json(text: str) -> bytes:
     try:
         return canonical_text(text)
     except CanonicalError as error:
-        raise ValueError(f"is no JSON that can be taken: {error}") from error
+        raise ValueError(f"is not valid JSON: {error}") from error
 
 
 _ENCODERS: Final[Mapping[str, CellEncoder]] = {
@@ -74,17 +74,17 @@ TYPE_NAMES: Final = tuple(_ENCODERS)
 
 
 def get_encoder(name: str) -> CellEncoder:
-    """By its name, as `integer` or `integer?`. Raises ValueError for none."""
+    """Return the encoder of a type, such as `integer` or `integer?`. Raises ValueError for an unknown type."""
     kind = _ENCODERS.get(name.removesuffix(NULLABLE_SUFFIX))
     if kind is None:
-        raise ValueError(f"must be one of {', '.join(TYPE_NAMES)}, with a ? behind it where an empty cell is null")
+        raise ValueError(f"must be one of {', '.join(TYPE_NAMES)}, followed by ? if an empty cell is null")
     if not name.endswith(NULLABLE_SUFFIX):
         return kind
     return lambda text: kind(text) if text else NULL
 
 
 class TypeGuess:
-    """The narrowest type of all texts of a column, under which none of them becomes another one."""
+    """Finds the narrowest type of a column under which no text changes."""
 
     def __init__(self) -> None:
         self._candidates = [INTEGER, NUMBER, BOOLEAN]
@@ -92,7 +92,7 @@ class TypeGuess:
         self._has_text = False
 
     def observe(self, text: str) -> None:
-        """One more."""
+        """Add the text of a cell."""
         if not text:
             self._has_empty = True
             return
@@ -101,7 +101,7 @@ class TypeGuess:
             self._candidates = [name for name in self._candidates if _is_exact(name, text)]
 
     def choose_type(self) -> str:
-        """What they have in common. Where that is not text, an empty cell is null: it is no number."""
+        """Return the type of all texts. Under a type other than text, an empty cell is null."""
         if not self._candidates or not self._has_text:
             return TEXT
         return self._candidates[0] + (NULLABLE_SUFFIX if self._has_empty else "")

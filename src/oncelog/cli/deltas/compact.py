@@ -1,4 +1,4 @@
-"""`oncelog deltas compact`: drops the bodies of old deltas."""
+"""`oncelog deltas compact`: removal of the bodies of old deltas."""
 
 import asyncio
 from typing import Annotated
@@ -14,7 +14,7 @@ from oncelog.errors import OncelogError
 from oncelog.storage.verify.findings import StepProgress
 
 _DAY_MS = 86_400_000
-_RESUME_HINT = "Run the same command again, and it goes on."
+_RESUME_HINT = "Run the same command again to continue."
 
 
 @uses_server
@@ -22,10 +22,10 @@ def compact(
     gateway: Name,
     *,
     upto: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Those up to this sequence.")
+        int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Compact deltas up to this sequence.")
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="All but this many of the newest.")
+        int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Compact all but this number of the newest.")
     ] = None,
     tombstone_age_days: Annotated[
         float | None,
@@ -33,18 +33,18 @@ def compact(
             metavar="DAYS",
             min=0,
             max=36_500,
-            help="Drop rows that were deleted this long ago. If not given: as the server's tombstone_age_ms says.",
+            help="Drop rows that were deleted this long ago. Default: the server's tombstone_age_ms.",
         ),
     ] = None,
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
     remote: Remote,
 ) -> None:
-    """Drops the bodies of old deltas, and rows that were deleted long ago. It cannot be undone.
+    """Drop the bodies of old deltas, and rows that were deleted long ago. This cannot be undone.
 
-    Rows that exist stay, and so do ids, sequences and hashes. It may be interrupted: run the same command again, and
-    it goes on. Readers whose cursor is older get a snapshot. A deleted row stays while a named consumer has not read
-    its DELETE. A client that was offline for longer than the age loses edits of dropped rows that it made before.
+    Existing rows, ids, sequences and hashes stay. After an interruption, run the same command again to continue.
+    Readers with an older cursor get a snapshot. A deleted row stays until all named consumers have read its DELETE. A
+    client that was offline for longer than the age loses its earlier edits of dropped rows.
 
     Examples:
 
@@ -53,12 +53,12 @@ def compact(
       oncelog deltas compact shop --keep 100000 --tombstone-age-days 90
     """
     if (upto is None) == (keep is None):
-        raise OncelogError("one of --upto and --keep must be given, and not both")
+        raise OncelogError("exactly one of --upto and --keep must be given")
     request: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
     if tombstone_age_days is not None:
         request["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
     result = asyncio.run(_run_compaction(Gateway(gateway, timeout, remote), request, upto or 0))
-    lines = [f"{result.compacted} deltas compacted; nothing up to {result.upto} has a body any more"]
+    lines = [f"{result.compacted} deltas compacted; no delta up to {result.upto} has a body any more"]
     if result.dropped_rows:
         lines.append(f"{result.dropped_rows} deleted rows dropped")
     if result.held_by is not None:
@@ -86,7 +86,7 @@ class _CompactResult(Struct, frozen=True, rename="camel"):
 
 
 async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto: int) -> _CompactResult:
-    """Request after request, as each compacts no more than a server does at once."""
+    """Send requests until everything is compacted: a server limits the deltas of one request."""
     compacted = dropped = 0
     held_by: _HeldBy | None = None
     with describe_interruption(lambda: f"{compacted} deltas are compacted. {_RESUME_HINT}"), ProgressMeter() as meter:

@@ -1,4 +1,4 @@
-"""A CSV file as rows of a table, line by line: what is wrong with a line is told with its number."""
+"""A CSV file as rows of a table. Errors name the line."""
 
 import csv
 import os
@@ -33,11 +33,11 @@ _CSV_ERRORS: Final = {
     "unexpected end of data": 'a field begins with " and does not end',
     "field larger": f'a field is longer than {ROW_BYTES_MAX} characters; perhaps a " is missing',
 }
-"""Errors of the module `csv` by the beginnings of their texts."""
+"""Messages for errors of the module `csv`, by the beginnings of its texts."""
 
 
 class CsvFormat(Struct, frozen=True):
-    """How a file is to be read. All of it decides what the deltas say."""
+    """Options for reading a file. All of them determine the deltas."""
 
     delimiter: str
     row_id: str
@@ -48,17 +48,17 @@ class CsvFormat(Struct, frozen=True):
 
 
 class CsvContent(Struct, frozen=True):
-    """What a file was found to have, when it was checked."""
+    """Result of checking a file."""
 
     bytes: int
     sha256: str
     rows: int
     types: dict[str, str]
-    """Of every column."""
+    """Types of all columns."""
 
 
 class WrongLinesError(OncelogError):
-    """Some lines cannot be imported. Nothing was written."""
+    """Some lines cannot be imported. Nothing was sent."""
 
     def __init__(self, faults: Sequence[str], message: str) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class WrongLinesError(OncelogError):
 
 
 class CsvFile:
-    """An open file, which is read several times. It must not change meanwhile."""
+    """An open file that is read several times. It must not change between the reads."""
 
     def __init__(self, path: str, file: BufferedReader, csv_format: CsvFormat) -> None:
         self.path = path
@@ -76,21 +76,21 @@ class CsvFile:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self._initial_stat[0]
 
     def check_unchanged(self) -> None:
-        """Raises OncelogError if somebody has written to it since it was opened."""
+        """Raise OncelogError if the file was changed since it was opened."""
         if self._read_stat() != self._initial_stat:
-            raise OncelogError(f"{self.path} was changed while it was read")
+            raise OncelogError(f"{self.path} has changed while it was read")
 
     def _read_stat(self) -> tuple[int, int]:
         found = os.fstat(self._file.fileno())
         if not S_ISREG(found.st_mode):
-            raise OncelogError(f"{self.path} must be a file, which can be read twice")
+            raise OncelogError(f"{self.path} must be a regular file, which can be read twice")
         return found.st_size, found.st_mtime_ns
 
-    # --- read whole, before anything is sent
+    # --- checks before anything is sent
 
     def compute_hash(self) -> str:
         """Return the SHA-256 of the content in hexadecimal."""
@@ -98,7 +98,7 @@ class CsvFile:
         return file_digest(self._file, sha256).hexdigest()
 
     def check(self, on_progress: Callable[[int], None]) -> CsvContent:
-        """Looks at every line. Raises WrongLinesError for the first few that are wrong, OncelogError for the file."""
+        """Check every line. Raises WrongLinesError with the first malformed lines, or OncelogError."""
         lines = _LineReader(self._file)
         head, records = self._read_header(lines)
         checks = [head.build_cell_check(place) for place in range(len(head.names))]
@@ -112,7 +112,7 @@ class CsvFile:
             except ValueError as error:
                 faults.append(f"line {line}: {error}")
                 if len(faults) == FAULTS_SHOWN_MAX:
-                    raise WrongLinesError(faults, "and perhaps more lines are wrong") from None
+                    raise WrongLinesError(faults, "more lines may be wrong") from None
             if not rows % 1000:
                 on_progress(lines.bytes)
         if faults:
@@ -121,12 +121,12 @@ class CsvFile:
         self.check_unchanged()
         return content
 
-    # --- read in order to be sent
+    # --- deltas
 
     def iterate_deltas(self, types: Mapping[str, str], client_id: str, table: str, start: int) -> Iterator[PushItem]:
-        """Yield a delta for each row. Its clock rises by one for each, so the same file always gives the same deltas.
+        """Yield a delta for each row. Raises OncelogError.
 
-        Raises OncelogError.
+        The clock rises by one for each row, so the same file always produces the same deltas.
         """
         head, records = self._read_header(_LineReader(self._file))
         columns = head.build_columns(types)
@@ -153,7 +153,7 @@ class CsvFile:
         return _CsvHeader(next(records, (1, []))[1], self._format), records
 
     def _iterate_records(self, lines: "_LineReader") -> Iterator[tuple[int, list[str]]]:
-        """The fields of each record, and the line on which it begins. Empty lines are none."""
+        """Yield the first line and the fields of each record. Empty lines are skipped."""
         self._file.seek(0)
         csv.field_size_limit(ROW_BYTES_MAX)
         reader = csv.reader(lines, delimiter=self._format.delimiter, strict=True)
@@ -174,7 +174,7 @@ def _explain_csv_error(message: str) -> str:
 
 
 class _LineReader:
-    """The lines of a file in UTF-8, counted. One that is too long does not fill the memory."""
+    """Counts and decodes the lines of a file in UTF-8. A line that is too long is not read into memory."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
@@ -201,7 +201,7 @@ class _LineReader:
 
 
 class _CsvHeader:
-    """The first line: which columns there are, and what they are called in the table. Raises OncelogError."""
+    """The first line: the columns of the file, and their names in the table. Raises OncelogError."""
 
     def __init__(self, cells: Sequence[str], csv_format: CsvFormat) -> None:
         self._format = csv_format
@@ -221,8 +221,8 @@ class _CsvHeader:
         for place, name in enumerate(self.names):
             if place != self.row_id and not is_identifier(name):
                 raise OncelogError(
-                    f"line 1: a column cannot be called {name!r}: a name has letters, digits and _, begins with none "
-                    f"of the digits, and has at most {IDENTIFIER_CHARACTERS_MAX} characters; give it another one "
+                    f"line 1: {name!r} cannot be the name of a column: a name has letters, digits and _, does not "
+                    f"begin with a digit, and has at most {IDENTIFIER_CHARACTERS_MAX} characters; choose another one "
                     f'with --rename "{cells[place]}=NAME"'
                 )
             if name in seen:
@@ -240,11 +240,11 @@ class _CsvHeader:
             raise ValueError(f"{self._format.row_id}: the row has no id")
         if len(text) > ROW_ID_CHARACTERS_MAX or "\0" in text:
             raise ValueError(
-                f"{self._format.row_id}: an id has at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
+                f"{self._format.row_id}: an id has at most {ROW_ID_CHARACTERS_MAX} characters and no U+0000"
             )
 
     def build_cell_check(self, place: int) -> Callable[[str], object]:
-        """What looks at the cells of a column, and raises ValueError."""
+        """Return the function that checks the cells of a column and raises ValueError."""
         if place == self.row_id:
             return len
         name = self.names[place]
@@ -254,7 +254,7 @@ class _CsvHeader:
         return _with_column_name(name, get_encoder(self._get_type(name)))
 
     def list_types(self) -> dict[str, str]:
-        """Return the types of all columns, with those found in the file."""
+        """Return the types of all columns, including the ones found in the file."""
         found = {self.names[place]: guess.choose_type() for place, guess in self._guesses.items()}
         return {name: self._get_type(name, found) for name in self.value_names}
 
@@ -264,7 +264,7 @@ class _CsvHeader:
         return type_name.removesuffix(NULLABLE_SUFFIX) + (NULLABLE_SUFFIX if is_nullable else "")
 
     def build_columns(self, types: Mapping[str, str]) -> list[tuple[bytes, CellEncoder, int]]:
-        """How a delta's columns are made, in the order that they have there: as `extract` does it."""
+        """Return prefix, encoder and place of each column of a delta, in the order of `extract`."""
         return [
             (
                 b'{"column":"%b","value":' % name.encode(),

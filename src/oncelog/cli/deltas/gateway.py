@@ -1,4 +1,4 @@
-"""A gateway of a server, as the commands for deltas use it: each request is repeated until it is answered."""
+"""Requests of the commands to a gateway. Each request is repeated until it is answered."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ from oncelog.error_codes import RATE_LIMITED, TOO_LARGE
 from oncelog.errors import OncelogError
 
 RATE_DIVIDE_S: Final = 2.0
-"""A push that a limit of new deltas holds back for longer is divided: what is smaller finds room sooner."""
+"""Delay by a rate limit after which a push is divided: the server accepts smaller pushes sooner."""
 _LIMITS: Final = DeltasLimits(message_bytes_max=2**31, answer_timeout_ms=LIMIT_MAX)
-"""The server limits its pages. The option --timeout limits a request with its repetitions."""
+"""The server limits its pages. The option --timeout limits a request and its retries."""
 T = TypeVar("T")
 
-Name = Annotated[str, typer.Argument(metavar="GATEWAY", help="The gateway's name.", show_default=False)]
-Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to try each request.")]
+Name = Annotated[str, typer.Argument(metavar="GATEWAY", help="Name of the gateway.", show_default=False)]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to retry each request.")]
 
 
 class PushItem(InputItem, frozen=True):
     """A delta to push."""
 
     is_stamped: bool = False
-    """This command has made the id of the delta."""
+    """Whether this command created the id of the delta."""
 
 
 def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> PushItem | None:
@@ -41,7 +41,7 @@ def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> 
 
 
 class PushTooLargeError(OncelogError):
-    """A push that the server would take in smaller parts only."""
+    """A push that the server would accept only in smaller parts."""
 
 
 class _PushResults(Struct, frozen=True):
@@ -52,7 +52,7 @@ _RESULT_DECODER: Final = msgspec.json.Decoder(PushResult)
 
 
 class Gateway:
-    """`async with` opens and closes its connections."""
+    """A gateway of a server. `async with` opens and closes its connections."""
 
     def __init__(self, name: str, timeout_s: float, remote: Remote) -> None:
         """`name` is the argument of a command. Raises OncelogError if it is malformed."""
@@ -72,7 +72,7 @@ class Gateway:
 
     @property
     def has_retried(self) -> bool:
-        """Whether a request may have been taken although it was refused later."""
+        """Whether a request was sent again, so that an earlier attempt may have succeeded."""
         return self._retrier.has_retried
 
     async def get(self, kind: type[T], path: str, **parameters: str | int | None) -> T:
@@ -81,13 +81,14 @@ class Gateway:
         return self._decode(await self._retrier.run(lambda: self._transport.request(path, query, bytes)), kind)
 
     async def post(self, kind: type[T], path: str, body: bytes) -> T:
-        """Return the answer to a POST request. Raises as `get` does."""
+        """Return the answer to a POST request. Raises the errors of `get`."""
         return self._decode(await self._retrier.run(lambda: self._transport.request(path, {}, bytes, body)), kind)
 
     async def push(self, items: Sequence[PushItem], *, can_divide: bool = False) -> list[tuple[Raw, PushResult]]:
-        """Push deltas under their ids until they are answered. Return the results as they came, and decoded.
+        """Push deltas until they are answered. Return the results as they arrived, and decoded.
 
-        Raises as `get` does; with `can_divide` PushTooLargeError for a push that exceeds the limits of the server.
+        Raises the errors of `get`; with `can_divide` PushTooLargeError for a push that exceeds the limits of the
+        server.
         """
         body, loop = encode_push([item.body for item in items]), asyncio.get_running_loop()
         limited_s: float | None = None
@@ -100,7 +101,7 @@ class Gateway:
             except GatewayRefusedError as error:
                 is_too_much = error.code == TOO_LARGE
                 if error.code == RATE_LIMITED:
-                    # From the first refusal to when it was sent again: an answer that was long on its way is no sign.
+                    # Measured from the first refusal to this attempt, so that a slow answer does not count.
                     held_back_s = 0.0 if limited_s is None else sent_s - limited_s
                     is_too_much = max(held_back_s, error.retry_after_ms / 1000) > RATE_DIVIDE_S
                     limited_s = loop.time() if limited_s is None else limited_s
@@ -110,12 +111,12 @@ class Gateway:
 
         raws = self._decode(await self._retrier.run(push_once), _PushResults).results
         if len(raws) != len(items):
-            raise OncelogError(f"{self.remote.url} has answered {len(items)} deltas with {len(raws)} results")
+            raise OncelogError(f"{self.remote.url} answered {len(items)} deltas with {len(raws)} results")
         with translate_decode_errors(self.remote):
             return [(raw, _RESULT_DECODER.decode(raw)) for raw in raws]
 
     async def follow(self, since: int, epoch: str) -> LiveStream:
-        """Connect to the deltas after a cursor as the gateway commits them. Raises as the transport does."""
+        """Connect to the deltas after a cursor as the gateway commits them. Raises the errors of the transport."""
         return await self._transport.follow(since, epoch)
 
     def _decode(self, answer: bytes, kind: type[T]) -> T:

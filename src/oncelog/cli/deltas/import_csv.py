@@ -1,4 +1,4 @@
-"""`oncelog deltas import`: the lines of a CSV file as rows of a table, each of them once."""
+"""`oncelog deltas import`: the lines of a CSV file as rows of a table, each written once."""
 
 import asyncio
 import time
@@ -41,40 +41,41 @@ def import_(  # noqa: PLR0913 - each one is an option
     gateway: Name,
     table: Table,
     file: Annotated[
-        str, typer.Argument(metavar="FILE.csv", help="A CSV file; its first line has the names.", show_default=False)
+        str,
+        typer.Argument(metavar="FILE.csv", help="A CSV file; the first line names its columns.", show_default=False),
     ],
     *,
-    row_id: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the rows' ids.", show_default=False)],
-    client_id: Annotated[str, typer.Option(metavar="ID", help="Whose the deltas are.", show_default=False)],
+    row_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the ids of the rows.", show_default=False)],
+    client_id: Annotated[str, typer.Option(metavar="ID", help="Client id of the deltas.", show_default=False)],
     types: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=TYPE,…",
-            help="text, integer, number, boolean or json; with ? an empty cell is null. Others are text.",
+            help="text, integer, number, boolean or json; with ? an empty cell is null. Other columns are text.",
         ),
     ] = None,
-    infer: Annotated[bool, typer.Option("--infer", help="Find the types of the others in the file.")] = False,
+    infer: Annotated[bool, typer.Option("--infer", help="Derive the types of other columns from the file.")] = False,
     rename: Annotated[
         list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="Another name for a column; may be given several times."),
+        typer.Option(metavar="OLD=NEW", help="New name for a column; may be repeated."),
     ] = None,
     empty_null: Annotated[bool, typer.Option("--empty-null", help="An empty cell is null in all columns.")] = False,
-    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="Between the fields; \\t is a tab.")] = ",",
+    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="Separator of fields; \\t is a tab.")] = ",",
     at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The clock of all rows, 2026-01-31T12:00:00Z; now, unless given."),
+        typer.Option(metavar="TIME", help="Clock of all rows, such as 2026-01-31T12:00:00Z; default now."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file only; nothing is sent.")] = False,
-    batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas of one request.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas per request.")] = 1000,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
     remote: Remote,
 ) -> None:
-    """Imports a CSV file: each line is an INSERT of a row, whose columns the first line names.
+    """Import a CSV file: each line is an INSERT of a row. The first line names the columns.
 
-    The whole file is checked before anything is sent. While it runs, FILE.csv.oncelog-import keeps the time of its
-    start: run the same command again after it was interrupted or killed, and no row is written twice. The exit status
-    is 1 if the server refused a row, 2 if the file or an option is wrong or the server cannot be reached.
+    The whole file is checked before anything is sent. During the import, FILE.csv.oncelog-import keeps the time of its
+    start: after an interruption run the same command again, and no row is written twice. The exit status is 1 if the
+    server refused a row, 2 if the file or an option is wrong or the server cannot be reached.
 
     Examples:
 
@@ -113,13 +114,13 @@ def import_(  # noqa: PLR0913 - each one is an option
 def _parse_delimiter(text: str) -> str:
     text = "\t" if text == "\\t" else text
     if len(text) != 1 or text in '"\r\n\0' or not text.isascii():
-        raise OncelogError(f"--delimiter must be one character of ASCII, and no quote, not {text!r}")
+        raise OncelogError(f"--delimiter must be one ASCII character other than a quote, not {text!r}")
     return text
 
 
 def _check_table(text: str) -> str:
     if not is_identifier(text):
-        raise OncelogError(f"TABLE must be a name of letters, digits and _, not {text!r}")
+        raise OncelogError(f"TABLE must consist of letters, digits and _, not {text!r}")
     return text
 
 
@@ -136,7 +137,7 @@ def _parse_renames(options: Sequence[str]) -> dict[str, str]:
         if not old or not is_identifier(new):
             raise OncelogError(f"--rename must be OLD=NEW, and NEW of letters, digits and _, not {text!r}")
         if old in renames:
-            raise OncelogError(f"--rename: {old!r} is there twice")
+            raise OncelogError(f"--rename: {old!r} must not be repeated")
         renames[old] = new
     return renames
 
@@ -150,18 +151,18 @@ def _parse_types(options: Sequence[str]) -> dict[str, str]:
         except ValueError as error:
             raise OncelogError(f"--types: {text!r} must be NAME=TYPE, and TYPE {error}") from error
         if name in types:
-            raise OncelogError(f"--types: {name!r} is there twice")
+            raise OncelogError(f"--types: {name!r} must not be repeated")
         types[name] = kind
     return types
 
 
 def _parse_start(text: str) -> int:
-    """The clock of the first row. Raises OncelogError."""
+    """Return the clock of the first row. Raises OncelogError."""
     time_ms = parse_utc_ms(text)
     if time_ms is None:
-        raise OncelogError(f"--at must be a time as 2026-01-31T12:00:00Z, not {text!r}")
+        raise OncelogError(f"--at must be a time such as 2026-01-31T12:00:00Z, not {text!r}")
     if not 0 <= time_ms << COUNTER_BITS <= HLC_MAX:
-        raise OncelogError("--at must be a time from 1970 on")
+        raise OncelogError("--at must not be before 1970")
     return time_ms << COUNTER_BITS
 
 
@@ -170,11 +171,11 @@ def _format_hlc_time(hlc: int) -> str:
     return format_utc(wall_ms(hlc), "T", "Z")
 
 
-# --- before anything is sent ------------------------------------------------------------------------------
+# --- check ------------------------------------------------------------------------------------------------
 
 
 def _check_file(csv: CsvFile) -> CsvContent:
-    """Raises OncelogError, after telling each line that is wrong."""
+    """Check the file. Raises OncelogError after printing the malformed lines."""
     try:
         with ProgressMeter() as meter:
             return csv.check(lambda done: meter(StepProgress("checking", done, csv.size)))
@@ -186,7 +187,7 @@ def _check_file(csv: CsvFile) -> CsvContent:
         raise OncelogError(f"{csv.path}: {escape_unprintable(str(error))}; nothing was sent") from error
 
 
-# --- the import -------------------------------------------------------------------------------------------
+# --- import -----------------------------------------------------------------------------------------------
 
 
 class _Import:
@@ -208,30 +209,33 @@ class _Import:
         return self._committed + self._duplicates
 
     def begin(self, start: int | None) -> None:
-        """With the clock that is asked for; that of an import that was interrupted; or the time as it is now."""
+        """Choose the clock of the first row: the one of --at, of an interrupted import, or the current time."""
         if start is not None:
             self._state = ImportState(self._target, self._shape, _check_file(self._csv), start)
             return
         self._state_path = path = Path(self._csv.path + import_state.SUFFIX)
         saved_state = import_state.load(path)
         if saved_state is None:
-            # Begun is what is on the disk. Of two at a time one is too late, and goes on with what the other began.
+            # The state on the disk decides. If two imports start at a time, one of them continues with the state of the
+            # other.
             content = _check_file(self._csv)
             self._state = ImportState(self._target, self._shape, content, SystemClock().wall_ms() << COUNTER_BITS)
             if import_state.save(path, self._state):
                 return
             saved_state = import_state.load(path)
             if saved_state is None:
-                raise OncelogError(f"another import of {self._csv.path} has just ended; nothing was sent")
+                raise OncelogError(
+                    f"another import of {self._csv.path} has just ended, and nothing was sent; run the command again"
+                )
         import_state.check_same(path, saved_state, self._target, self._shape, self._csv)
         self._state, self._is_resumed = saved_state, True
         print_message(
-            f"going on with the import that was begun at {_format_hlc_time(saved_state.hlc)}: "
-            "rows that are there are not written again"
+            f"continuing the import that was started at {_format_hlc_time(saved_state.hlc)}: "
+            "rows in the table are not written again"
         )
 
     async def run(self) -> None:
-        """Pushes all rows. What it keeps beside the file goes at the end, or when nothing can have been written."""
+        """Push all rows. The stored state is removed at the end, or if nothing can have been written."""
         state = self._state
         self._started_s = time.monotonic()
         total = state.content.rows
@@ -250,7 +254,7 @@ class _Import:
         self._remove_state()
 
     async def _push_batch(self, batch: Sequence[PushItem]) -> None:
-        """What the server's limits would not take for long goes in two, and so do those after it."""
+        """Push a batch. If the limits of the server delay it for too long, push this batch and later ones in halves."""
         at = 0
         while at < len(batch):
             part = batch[at : at + self._batch]
@@ -274,20 +278,20 @@ class _Import:
 
     def _describe_interruption(self) -> str:
         with_at = "" if self._state_path is not None else f" with --at {_format_hlc_time(self._state.hlc)}"
-        resume = f"Run the same command again{with_at}: it goes on, and writes no row twice."
+        resume = f"Run the same command again{with_at} to continue; no row is written twice."
         return f"{self._describe_progress()}. {resume}"
 
     def _describe_leftover(self, *, has_row_index: bool) -> str:
-        """What becomes of an import that is refused. If nothing can have been written there is none to go on with.
+        """Describe how to continue after a refusal. The stored state is removed if nothing can have been written.
 
-        A row that was taken would not be refused later: what is known is looked at first.
+        The server recognises written rows before it refuses anything, so a refused row was not written.
         """
         if self._state_path is None:
             return ""
         if not self._rows_done and not self._is_resumed and (has_row_index or not self._gateway.has_retried):
             self._remove_state()
             return ""
-        return f"; if the file has to be changed, remove {self._state_path}, and import all of it anew"
+        return f"; to change the file, remove {self._state_path} and import all rows again"
 
     def _remove_state(self) -> None:
         if self._state_path is not None:
@@ -301,6 +305,6 @@ class _Import:
         pace = f"{self._rows_done / took_s:.0f} deltas/s" if took_s else ""
         line = (
             f"{self._rows_done} rows of {self._csv.path} are in {self._target.table}: "
-            f"{self._committed} deltas written, {self._duplicates} known already ({pace}; at {at})"
+            f"{self._committed} deltas written, {self._duplicates} already known ({pace}; at {at})"
         )
         print_result({**figures, "at": at, "took_s": round(took_s, 3)}, [line], as_json)

@@ -1,8 +1,8 @@
-"""What an import leaves beside its file while it runs, so that the same command makes the same deltas again.
+"""State of an import, in a file next to the CSV file, so that a repeated command produces the same deltas.
 
-A delta's id is made of its clock too. The clock of an import is that of its start; if it were lost in a crash, a second
-run would make other ids, and write a second set. So it is on the disk before anything is sent, and goes when all is
-answered.
+The id of a delta depends on its clock, and the clock of an import is the time of its start. If a crash lost it, the
+next run would create other ids and write all rows again. So the state is on the disk before the first request, and is
+removed when all rows are answered.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ FILE_BYTES_MAX: Final = 1024 * 1024
 
 
 class Target(Struct, frozen=True):
-    """Where the rows go, and whose they are."""
+    """Where the rows go, and their client."""
 
     url: str
     gateway: str
@@ -29,13 +29,13 @@ class Target(Struct, frozen=True):
 
 
 class ImportState(Struct, frozen=True):
-    """An import that has begun."""
+    """An import that was started."""
 
     target: Target
     shape: CsvFormat
     content: CsvContent
     hlc: int
-    """Of its first row."""
+    """Clock of the first row."""
     version: Literal[1] = 1
 
 
@@ -43,7 +43,7 @@ _STATE_DECODER: Final = msgspec.json.Decoder(ImportState)
 
 
 def load(path: Path) -> ImportState | None:
-    """What was begun; None if nothing was. Raises OncelogError."""
+    """Return the state of an interrupted import; None without one. Raises OncelogError."""
     try:
         with path.open("rb") as file:
             text = file.read(FILE_BYTES_MAX)
@@ -54,27 +54,27 @@ def load(path: Path) -> ImportState | None:
     try:
         return _STATE_DECODER.decode(text)
     except msgspec.MsgspecError:
-        message = f"{path} is not what an import of this version leaves; move it away if it is of no use"
+        message = f"{path} is not the state of an import of this version; move it away if you do not need it"
         raise OncelogError(message) from None
 
 
 def save(path: Path, state: ImportState) -> bool:
-    """False if somebody else has just begun. Raises OncelogError."""
+    """Save a new state. Return False if another import has just saved one. Raises OncelogError."""
     try:
         return write_new_file(path, [msgspec.json.encode(state)])
     except OncelogError as error:
-        raise OncelogError(f"{error}; --at TIME does without it") from error
+        raise OncelogError(f"{error}; with --at TIME it is not needed") from error
 
 
 def check_same(path: Path, state: ImportState, target: Target, shape: CsvFormat, csv: CsvFile) -> None:
-    """Raises OncelogError if another import was begun than this one: its ids would be no good for these rows."""
+    """Raise OncelogError if a stored import differs from this one: the ids would not fit the rows."""
     differing = [name for name in target.__struct_fields__ if getattr(target, name) != getattr(state.target, name)]
     differing += [name for name in shape.__struct_fields__ if getattr(shape, name) != getattr(state.shape, name)]
     if (csv.size, csv.compute_hash()) != (state.content.bytes, state.content.sha256):
-        differing.append("what the CSV file has in it")
+        differing.append("content of the CSV file")
     if differing:
         names = ", ".join(name.replace("_", " ") for name in differing)
         raise OncelogError(
-            f"{path} is of an import that was begun and not ended, and this one differs from it in: {names}. Run that "
-            "one to its end, or remove the file to begin a new import, which writes all rows anew"
+            f"{path} is the state of an interrupted import, from which this one differs in: {names}. Finish that "
+            "import, or remove the file to start a new one, which writes all rows again"
         )

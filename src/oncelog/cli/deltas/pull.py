@@ -1,4 +1,4 @@
-"""`oncelog deltas pull`: a gateway's deltas in its order, and those that come."""
+"""`oncelog deltas pull`: the stored and the new deltas of a gateway."""
 
 import asyncio
 from typing import Annotated, Final
@@ -21,19 +21,21 @@ PAGE_DELTAS: Final = 500
 def pull(  # noqa: PLR0913 - each one is an option
     gateway: Name,
     *,
-    since: Annotated[int, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Only what has a higher sequence.")] = 0,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after that many deltas.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with those that come, until interrupted.")] = False,
-    epoch: Annotated[str | None, typer.Option(help="The epoch that N is of; another one is an error.")] = None,
+    since: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Only deltas with a higher sequence.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this number of deltas.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue with new deltas, until interrupted.")] = False,
+    epoch: Annotated[str | None, typer.Option(help="Epoch of N; the command fails if the log has another one.")] = None,
     as_json: AsJsonLines = None,
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
-    """Prints the deltas of a gateway in its order, a line each.
+    """Print the deltas of a gateway in its order, one a line.
 
-    With --follow it comes back with its cursor if the server goes away: no delta is lost, and none is shown twice.
-    The exit status is 1 if the deltas have been compacted and their rows are in a snapshot only, 2 if the server
-    cannot be reached or has another history (epoch) now.
+    With --follow the command reconnects with its cursor: no delta is lost, and none is shown twice. The exit status is
+    1 if the deltas were compacted, so that only a snapshot has their rows, and 2 if the server cannot be reached or has
+    another history (epoch).
 
     Examples:
 
@@ -55,7 +57,7 @@ async def _run_pull(puller: "_PullCommand", follow: bool) -> None:
 
 
 class _PullCommand:
-    """Pulls the deltas of a gateway, and follows them over all connections."""
+    """Pulls the deltas of a gateway, or follows them and reconnects."""
 
     def __init__(self, gateway: Gateway, epoch: str, printer: CursorPrinter) -> None:
         self.gateway = gateway
@@ -64,7 +66,7 @@ class _PullCommand:
         self._retrier = Retrier(gateway.remote)
 
     async def print_pages(self) -> None:
-        """All that is there."""
+        """Print all stored deltas."""
         printer, has_more = self._printer, True
         while has_more and printer.remaining != 0:
             size = printer.compute_page_size(PAGE_DELTAS)
@@ -90,7 +92,7 @@ class _PullCommand:
     async def _follow_connection(self) -> None:
         live = await self.gateway.follow(self._printer.cursor or 0, self._epoch)
         try:
-            self._retrier.mark_connected(f"connected again, and going on after {self._printer.cursor}")
+            self._retrier.mark_connected(f"connected again; continuing after {self._printer.cursor}")
             self._epoch = live.epoch
             while self._printer.remaining != 0:
                 page = await live.receive_encoded()
@@ -102,8 +104,8 @@ class _PullCommand:
 
     def _report_compacted(self) -> Exception:
         print_message(
-            f"the deltas after {self._printer.cursor} have been compacted, and are in the rows only: read them with "
-            f"`oncelog deltas snapshot {self.gateway.name}`, which says from which sequence to pull on"
+            f"the deltas after {self._printer.cursor} were compacted, and only the rows contain them: read these with "
+            f"`oncelog deltas snapshot {self.gateway.name}`, which prints the sequence from which to pull"
         )
         return typer.Exit(EXIT_FOUND_NOTHING)
 

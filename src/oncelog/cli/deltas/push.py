@@ -1,4 +1,4 @@
-"""`oncelog deltas push`: deltas to a gateway, each of them once."""
+"""`oncelog deltas push`: deltas to a gateway, each committed once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -35,7 +35,7 @@ _RAW_LIST_DECODER: Final = msgspec.json.Decoder(list[Raw])
 
 Source = Annotated[
     str,
-    typer.Argument(metavar="FILE", help="A file with a delta a line, or `-`: standard input.", show_default=False),
+    typer.Argument(metavar="FILE", help="A file with one delta a line, or `-` for standard input.", show_default=False),
 ]
 
 
@@ -44,25 +44,27 @@ def push(  # noqa: PLR0913 - each one is an option
     gateway: Name,
     file: Source = STANDARD_INPUT,
     *,
-    client_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Whose the changes are that do not say it themselves.")
-    ] = None,
+    client_id: Annotated[str | None, typer.Option(metavar="ID", help="Client id of deltas without one.")] = None,
     stamped: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write all deltas to this new file before any is sent.", dir_okay=False, writable=True
+            metavar="FILE",
+            help="Write all deltas to this new file before the first request.",
+            dir_okay=False,
+            writable=True,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas of one request.")] = 500,
+    batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas per request.")] = 500,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
     remote: Remote,
 ) -> None:
-    """Pushes deltas to a gateway, and tries again under the same ids until they are answered.
+    """Push deltas to a gateway, with retries under the same ids until they are answered.
 
-    A line is a delta as `pull` prints it, or {"deltas": […]}. A delta may leave out deltaId, hlc and clientId: then it
-    gets its id, the time of this machine, and --client-id. A request is taken as a whole or not at all. The exit
-    status is 1 if the server refused a delta, 2 if it cannot be reached or a line is wrong; what came before is there.
+    A line is a delta as `pull` prints it, or {"deltas": […]}. The command adds deltaId, hlc (from the clock of this
+    machine) and clientId (from --client-id) if they are missing. The server accepts or refuses a request as a whole.
+    The exit status is 1 if the server refused a delta, 2 if it cannot be reached or a line is malformed; earlier deltas
+    are committed.
 
     Examples:
 
@@ -80,26 +82,26 @@ def push(  # noqa: PLR0913 - each one is an option
         asyncio.run(_push_all(gateway_client, batches, as_json))
 
 
-# --- what is sent -----------------------------------------------------------------------------------------
+# --- input ------------------------------------------------------------------------------------------------
 
 
 class _IncompleteJsonError(OncelogError):
-    """A JSON text that may go on in the next line."""
+    """A JSON text that may continue in the next line."""
 
 
 class _DeltaParser:
-    """Makes deltas of lines. What a line says is kept; what it leaves out is put in."""
+    """Parses lines. Members of a delta are kept, and missing ones are added."""
 
     def __init__(self, client_id: str | None) -> None:
         self._client_id = client_id
         self._clock = SystemClock()
         self._last = 0
         self._text: list[bytes] = []
-        """The lines of one JSON text that goes over all of the input."""
+        """Lines of a JSON text that spans the whole input."""
         self._size = 0
 
     def parse(self, text: bytes, line: int) -> list[PushItem]:
-        """The deltas of a line; none yet where the text goes on. Raises OncelogError with the place."""
+        """Return the deltas of a line, or none if its text may continue. Raises OncelogError with the place."""
         self._size = len(text) + (self._size if self._text else 0)
         if self._size > LINE_BYTES_MAX:
             raise OncelogError(f"line {line}: is longer than {LINE_BYTES_MAX} bytes; write one delta a line")
@@ -115,7 +117,7 @@ class _DeltaParser:
             return []
 
     def finish(self) -> list[PushItem]:
-        """The deltas of a text that goes over several lines."""
+        """Return the deltas of a text that spans several lines."""
         return self._parse_items(b"\n".join(self._text), "the text") if self._text else []
 
     def _parse_items(self, text: bytes, place: str) -> list[PushItem]:
@@ -125,9 +127,9 @@ class _DeltaParser:
             parts = _RAW_LIST_DECODER.decode(members["deltas"]) if set(members) == {"deltas"} else None
         except orjson.JSONDecodeError as error:
             kind = _IncompleteJsonError if error.msg.startswith("unexpected end of data") else OncelogError
-            raise kind(f"{place}: is no JSON: {error.msg}") from error
+            raise kind(f"{place}: is not JSON: {error.msg}") from error
         except msgspec.MsgspecError:
-            raise OncelogError(f'{place}: must be a delta, which is an object, or {{"deltas": […]}}') from None
+            raise OncelogError(f'{place}: must be a delta or {{"deltas": […]}}') from None
         if parts is None:
             return [self._parse_item(text, place)]
         return [self._parse_item(bytes(part), f"{place}, deltas[{index}]") for index, part in enumerate(parts)]
@@ -146,7 +148,7 @@ class _DeltaParser:
         if is_stamped:
             if "clientId" not in members:
                 if self._client_id is None:
-                    raise CanonicalError("$.clientId", "is missing; --client-id says it for all")
+                    raise CanonicalError("$.clientId", "is missing; --client-id sets it for all deltas")
                 members["clientId"] = Raw(orjson.dumps(self._client_id))
             if "hlc" not in members:
                 members["hlc"] = Raw(orjson.dumps(self._next_hlc()))
@@ -156,10 +158,10 @@ class _DeltaParser:
         return PushItem(encode_delta(decode_delta(text)), place, is_stamped=is_stamped)
 
     def _next_hlc(self) -> str:
-        """Strictly rising: of two changes of one column the later line must win."""
+        """Return a clock above the last one: of two changes of one column the later line must win."""
         reading = hlc.tick(self._last, self._clock.wall_ms())
         if isinstance(reading, ClockExhausted):
-            raise OncelogError("this machine's clock is beyond the last time that a delta can have")
+            raise OncelogError("the clock of this machine is beyond the highest time of a delta")
         self._last = reading
         return str(reading)
 
@@ -174,21 +176,21 @@ async def _iterate_batches(parser: _DeltaParser, descriptor: int, items_max: int
 async def _save_batches(
     batches: AsyncIterator[list[PushItem]], stamped: Path, items_max: int
 ) -> AsyncIterator[list[PushItem]]:
-    """Save all deltas in a file, from which they can be pushed again, before the first request."""
+    """Save all deltas in a new file before the first request, so that they can be pushed again."""
     items: list[PushItem] = []
     async for batch in batches:
         items += batch
     if not write_new_file(stamped, (item.body + b"\n" for item in items)):
-        raise OncelogError(f"{stamped} is there already: push that again as it is, or name another file")
+        raise OncelogError(f"{stamped} already exists: push that file, or name another one")
     for batch in split_batches(items, items_max):
         yield batch
 
 
-# --- sending ----------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------
 
 
 async def _push_all(gateway: Gateway, batches: AsyncIterator[list[PushItem]], as_json: bool) -> None:
-    """Push all requests in their order, until one is refused."""
+    """Push all requests in order, until one is refused."""
     async with gateway, aclosing(batches):  # type: ignore[type-var]
         async for items in batches:
             try:
@@ -211,14 +213,14 @@ def _report_refusal(error: GatewayRefusedError, items: Sequence[PushItem]) -> Ex
     if item is None:
         return OncelogError(f"{error} (the request began with {items[0].location})")
     print_message(f"{item.location}: {error}")
-    print_message(f"nothing was written from {items[0].location} on")
+    print_message(f"no delta from {items[0].location} on was written")
     return typer.Exit(EXIT_FOUND_NOTHING)
 
 
 def _report_unknown(items: Sequence[PushItem]) -> None:
-    """A retry needs the ids, and we may have made them."""
+    """Print the deltas without an answer. A later retry needs their ids, which this command may have created."""
     print_message(
-        f"the outcome is not known from {items[0].location} to {items[-1].location}; push these again as they are"
+        f"the outcome is unknown from {items[0].location} to {items[-1].location}; push these deltas again unchanged"
     )
     for item in items:
         if item.is_stamped:

@@ -1,4 +1,4 @@
-"""`oncelog deltas rows` and `oncelog deltas snapshot`: the merged rows of a table, or all rows with their clocks."""
+"""`oncelog deltas rows` and `oncelog deltas snapshot`: merged rows of a table, or all rows with their clocks."""
 
 import asyncio
 import csv
@@ -23,15 +23,15 @@ from oncelog.errors import OncelogError
 
 PAGE_ROWS: Final = 500
 SPOOL_BYTES: Final = 8 * 1024 * 1024
-"""Rows are kept in memory up to this many bytes, and in a temporary file beyond."""
+"""Size up to which rows are kept in memory. More rows go to a temporary file."""
 CELL_CHARACTERS_MAX: Final = 40
 ROW_ID: Final = "rowId"
 
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.", show_default=False)]
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)]
 
 
 class Format(StrEnum):
-    """How rows are printed."""
+    """Output formats of rows."""
 
     TABLE = "table"
     JSON = "json"
@@ -43,17 +43,20 @@ def rows(
     gateway: Name,
     table: Table,
     *,
-    row: Annotated[str | None, typer.Option(metavar="ID", help="Only the row of this id.")] = None,
+    row: Annotated[str | None, typer.Option(metavar="ID", help="Only the row with this id.")] = None,
     format: Annotated[  # noqa: A002 - what people expect
         Format | None,
-        typer.Option(help="How; a table on a terminal, JSON (an object a line) elsewhere.", show_default=False),
+        typer.Option(
+            help="Output format. Default: a table on a terminal, JSON (one object a line) elsewhere.",
+            show_default=False,
+        ),
     ] = None,
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
-    """Prints the rows of a table that exist, merged, by their ids.
+    """Print the merged rows of a table, by their ids.
 
-    The exit status is 1 if there is no row of the id that --row names.
+    The exit status is 1 if there is no row with the id of --row.
 
     Examples:
 
@@ -66,7 +69,7 @@ def rows(
     row_id = None if row is None else check_text(row, "--row")
     count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
     if row is not None and not count:
-        print_message("there is no row of that id")
+        print_message("there is no row with this id")
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
@@ -114,7 +117,7 @@ def _write_lines(items: Iterable[Raw]) -> None:
 
 
 async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], output_format: Format) -> int:
-    """Which columns there are is known when all rows have been read: until then they are kept aside."""
+    """Print rows as a table or as CSV. The columns are known after the last row, so all rows are kept until then."""
     widths: dict[str, int] = {}
     id_width = len(ROW_ID)
     count = 0
@@ -145,7 +148,7 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], o
 
 
 def _format_row(row: _RowJson, names: Sequence[str]) -> list[str]:
-    """What is not there and what is null have no text."""
+    """Return the texts of the columns. Missing and null values are empty."""
     return [row.row_id, *(_format_value(row.columns.get(name)) for name in names)]
 
 
@@ -170,12 +173,12 @@ def snapshot(
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
-    """Prints all rows of a gateway with their clocks, deleted ones too, as JSON: an object a line.
+    """Print all rows of a gateway with their clocks, and deleted ones, as JSON: one object a line.
 
-    Deleted rows that a compaction has dropped are not there: replace the rows that you have by these.
+    Rows that were deleted and dropped by a compaction are missing: replace all your rows by these.
 
-    The last line is {"cursor", "epoch"}: from there go on with `oncelog deltas pull GATEWAY --since CURSOR`. Output
-    without it is not whole.
+    The last line is {"cursor", "epoch"}: continue from there with `oncelog deltas pull GATEWAY --since CURSOR`. The
+    output is complete only with this line.
 
     Example:  oncelog deltas snapshot shop > shop.jsonl
     """
@@ -199,10 +202,12 @@ async def _run_snapshot(gateway: Gateway) -> None:
                 message = "deleted rows were dropped in the middle of the snapshot: run the same command again"
                 raise OncelogError(message) from error
             if epoch and page.epoch != epoch:
-                raise OncelogError("the log has another history now, in the middle of the snapshot: begin again")
+                raise OncelogError(
+                    "the log has another history now, in the middle of the snapshot: run the same command again"
+                )
             _write_lines(page.rows)
             following, epoch = page.next, page.epoch
             if not following:
                 break
     _write_lines([Raw(msgspec.json.encode({"cursor": page.cursor, "epoch": epoch}))])
-    print_message(f"go on with `oncelog deltas pull {gateway.name} --since {page.cursor} --epoch {epoch}`")
+    print_message(f"continue with `oncelog deltas pull {gateway.name} --since {page.cursor} --epoch {epoch}`")

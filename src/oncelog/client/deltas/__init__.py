@@ -1,4 +1,4 @@
-"""Client of the Deltas API: rows that are edited offline and synced with a gateway. See docs/guides/deltas-client.md."""
+"""Client of the Deltas API: rows are edited offline and synced with a gateway. See docs/guides/deltas-client.md."""
 
 from typing import TYPE_CHECKING
 

@@ -17,7 +17,7 @@ from oncelog.errors import ClientError, ProtocolError
 
 
 class ReadDeltas(Struct, frozen=True):
-    """Read the deltas after a cursor: the stored ones, or with `is_live` those that the gateway commits from now on."""
+    """Read the deltas after a cursor: stored ones, or with `is_live` each new one when the gateway commits it."""
 
     since: int
     epoch: str

@@ -107,7 +107,7 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
 
     @property
     def scopes(self) -> list[LedgerScope]:
-        """All scopes that are open: this one, those that `scope` returned, and those with pending writes."""
+        """All open scopes: this one, the results of `scope`, and scopes with pending writes."""
         return list(self._scopes.values())
 
 

@@ -109,7 +109,7 @@ class Refused(Struct, frozen=True):
     code: RefusalCode
     message: str
     key: str = ""
-    """Entity of the failed condition. `current_version` and `current_value` describe it; both are None if it does not
+    """Entity of the failed condition. `current_version` and `current_value` describe it; they are unset if it does not
     exist."""
     current_version: int | None = None
     current_value: bytes | None = None
