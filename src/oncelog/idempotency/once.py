@@ -102,14 +102,10 @@ def _check_log(log: object) -> None:
         return
     if not callable(log):
         raise TypeError(f"once takes a log, or a function that gives it, not {type(log).__name__}")
-    needed = [
-        parameter for parameter in inspect.signature(log).parameters.values() if parameter.default is parameter.empty
-    ]
-    if any(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        for parameter in needed
-    ):
-        raise TypeError("once needs the log: @oncelog.once(log), not @oncelog.once")
+    try:
+        inspect.signature(log).bind()
+    except TypeError as error:
+        raise TypeError("once needs the log: @oncelog.once(log), not @oncelog.once") from error
 
 
 def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Work:
@@ -173,15 +169,14 @@ def _wrap_async(
                 return encoding.encode_error(error)
 
         work = options.build_work(args, kwargs)
-        opened_log = log() if not isinstance(log, Log | AsyncSharedLog) and callable(log) else log
+        opened_log = _resolve_log(log)
         if isinstance(opened_log, AsyncSharedLog):
             async with opened_log.transaction(work) as shared:
                 if shared.result is not None:
                     return encoding.decode_outcome(shared.result)
-                body, value = await call(shared.guard_function())
-                await shared.complete(body)
+                shared.body, value = await call(shared.guard_function())
             return _unwrap(value)
-        leases = _get_log(opened_log, Log, function).leases
+        leases = _check_kind(opened_log, Log, function).leases
         result_or_lease = leases.recall(work) or await leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
             return encoding.decode_outcome(result_or_lease.body)
@@ -208,15 +203,14 @@ def _wrap_blocking(
                 return encoding.encode_error(error)
 
         work = options.build_work(args, kwargs)
-        opened_log = log() if not isinstance(log, BlockingLog | SharedLog) and callable(log) else log
+        opened_log = _resolve_log(log)
         if isinstance(opened_log, SharedLog):
             with opened_log.transaction(work) as shared:
                 if shared.result is not None:
                     return encoding.decode_outcome(shared.result)
-                body, value = call(shared.guard_function())
-                shared.complete(body)
+                shared.body, value = call(shared.guard_function())
             return _unwrap(value)
-        leases = _get_log(opened_log, BlockingLog, function).leases
+        leases = _check_kind(opened_log, BlockingLog, function).leases
         result_or_lease = leases.recall(work) or leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
             return encoding.decode_outcome(result_or_lease.body)
@@ -235,8 +229,11 @@ def _unwrap(value: Any) -> Any:
 L = TypeVar("L", Log, BlockingLog)
 
 
-def _get_log(log: AnyLog | Callable[[], AnyLog], kind: type[L], function: Callable[..., Any]) -> L:
-    opened_log = log if isinstance(log, kind) else log() if callable(log) else log
-    if not isinstance(opened_log, kind):
-        raise TypeError(f"{function.__qualname__} needs a {kind.__name__}, not {type(opened_log).__name__}")
-    return opened_log
+def _resolve_log(log: AnyLog | Callable[[], AnyLog]) -> object:
+    return log if isinstance(log, AnyLog) else log()
+
+
+def _check_kind(log: object, kind: type[L], function: Callable[..., Any]) -> L:
+    if not isinstance(log, kind):
+        raise TypeError(f"{function.__qualname__} needs a {kind.__name__}, not {type(log).__name__}")
+    return log

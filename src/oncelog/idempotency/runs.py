@@ -95,16 +95,6 @@ class RunCounters(Struct, frozen=True):
     """Runs that were reused though the key before v2 would have executed them again."""
 
 
-class _RunCall(Struct, frozen=True):
-    """One call of `execute`."""
-
-    event: RunEvent
-    """Without its output."""
-    work: Work
-    tool: Tool
-    args: Mapping[str, Any]
-
-
 class _BaseRuns:
     """What both twins do without waiting for anything."""
 
@@ -131,9 +121,9 @@ class _BaseRuns:
             self._count(failed=1)
             raise
 
-    def _finish(self, run_call: _RunCall, result: WorkResult, *, reused: bool) -> Run:
-        event = _decode_event(run_call.work.key, result.receipt, result.body)
-        mismatch = reused and _is_shadow_mismatch(run_call.event, event)
+    def _finish(self, requested: RunEvent, result: WorkResult, *, reused: bool) -> Run:
+        event = _decode_event(requested.key, result.receipt, result.body)
+        mismatch = reused and _is_shadow_mismatch(requested, event)
         if mismatch:
             logger.info("run %s was reused; by its key before v2 it would have run again", event.key)
         self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
@@ -173,14 +163,14 @@ class Runs(_BaseRuns):
         Raises CanonicalError for fields that cannot be part of a key and LimitExceededError for arguments that the log
         cannot store, in both cases before the tool runs.
         """
-        fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        run_call = _build_call(fields, args, tool, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
-        result_or_lease = self._lease_manager.recall(run_call.work) or await self._lease_manager.begin(run_call.work)
+        given = _check_args(args)
+        event = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
+        work = _build_work(event, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
+        result_or_lease = self._lease_manager.recall(work) or await self._lease_manager.begin(work)
         if not isinstance(result_or_lease, HeldLease):
-            return self._finish(run_call, result_or_lease, reused=True)
-        if inspect.iscoroutinefunction(tool):
-            return await self._run_tool(run_call, result_or_lease)
-        return await self._lease_manager.shield(self._run_tool(run_call, result_or_lease))
+            return self._finish(event, result_or_lease, reused=True)
+        running = self._run_tool(event, tool, given, result_or_lease)
+        return await (running if inspect.iscoroutinefunction(tool) else self._lease_manager.shield(running))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """Return the event of the run with this key (v2; 16 bytes, or in hex), or None.
@@ -190,11 +180,9 @@ class Runs(_BaseRuns):
         raw = _parse_key(key)
         return _decode_outcome(raw, await self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
 
-    async def _run_tool(self, run_call: _RunCall, lease: HeldLease) -> Run:
-        tool, args = run_call.tool, run_call.args
-
+    async def _run_tool(self, event: RunEvent, tool: Tool, args: Mapping[str, Any], lease: HeldLease) -> Run:
         async def call() -> tuple[bytes, None]:
-            parts = _encode_parts(run_call.event, self._log.limits.body_bytes_max)
+            parts = _encode_parts(event, self._log.limits.body_bytes_max)
             if inspect.iscoroutinefunction(tool):
                 output = await tool(**args)
             else:
@@ -207,7 +195,7 @@ class Runs(_BaseRuns):
 
         with self._count_failures():
             result, _ = await self._lease_manager.run(lease, call)
-        return self._finish(run_call, result, reused=False)
+        return self._finish(event, result, reused=False)
 
 
 class BlockingRuns(_BaseRuns):
@@ -236,20 +224,21 @@ class BlockingRuns(_BaseRuns):
         """As `Runs.execute`."""
         if inspect.iscoroutinefunction(tool):
             raise TypeError(f"{tool!r} is async: use Runs with a log of `oncelog.open`")
-        fields = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        run_call = _build_call(fields, args, tool, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
+        given = _check_args(args)
+        event = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
+        work = _build_work(event, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
         leases = self._log.leases
-        result_or_lease = leases.recall(run_call.work) or leases.begin(run_call.work)
+        result_or_lease = leases.recall(work) or leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
-            return self._finish(run_call, result_or_lease, reused=True)
+            return self._finish(event, result_or_lease, reused=True)
 
         def call() -> tuple[bytes, None]:
-            parts = _encode_parts(run_call.event, self._log.limits.body_bytes_max)
-            return _encode_body(parts, tool(**run_call.args)), None
+            parts = _encode_parts(event, self._log.limits.body_bytes_max)
+            return _encode_body(parts, tool(**given)), None
 
         with self._count_failures():
             result, _ = leases.run(result_or_lease, call)
-        return self._finish(run_call, result, reused=False)
+        return self._finish(event, result, reused=False)
 
     def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """As `Runs.look_up`."""
@@ -274,13 +263,12 @@ def _build_event(
     event_type: str,
     tool_name: str | None,
     ruleset_version: str | None,
-    args: Mapping[str, Any] | None,
+    args: dict[str, Any],
     shadow: Shadow | None,
 ) -> RunEvent:
-    """Raises CanonicalError, with the path, for what cannot be part of a key."""
-    checked_args = _check_args(args)
-    key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, checked_args)
-    canonical = msgspec.json.decode(canonical_args(checked_args))
+    """Return the event of a run, without its output. Raises CanonicalError, with the path, for a malformed field."""
+    key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, args)
+    canonical = msgspec.json.decode(canonical_args(args))
     shadow_key = None
     if shadow is not None:
         request, ordinal, payload = shadow.execution_request_id, shadow.replay_ordinal, shadow.payload
@@ -292,7 +280,7 @@ def _build_event(
         tool_name=tool_name,
         ruleset_version=ruleset_version,
         args=canonical,
-        args_given=None if checked_args == canonical else checked_args,
+        args_given=None if args == canonical else args,
         output=None,
         shadow_key=shadow_key,
         shadow_version=None if shadow_key is None else SHADOW_VERSION,
@@ -300,16 +288,9 @@ def _build_event(
     )
 
 
-def _build_call(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, options: WaitOptions) -> _RunCall:
+def _build_work(event: RunEvent, options: WaitOptions) -> Work:
     key = bytes.fromhex(event.key)
-    work = Work(
-        policy=RUNS,
-        scope=_build_scope(event.campaign_id),
-        key=key,
-        fingerprint=key,
-        **options,
-    )
-    return _RunCall(event, work, tool, _check_args(args))
+    return Work(policy=RUNS, scope=_build_scope(event.campaign_id), key=key, fingerprint=key, **options)
 
 
 def _check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -385,9 +366,9 @@ def _encode_body(parts: tuple[bytes, bytes], output: Any) -> bytes:
     return b"".join((before, encoded, after))
 
 
-def _decode_event(key: bytes, receipt: Receipt, body: bytes) -> RunEvent:
+def _decode_event(key: str, receipt: Receipt, body: bytes) -> RunEvent:
     event = msgspec.json.decode(body, type=RunEvent)
-    return msgspec.structs.replace(event, key=key.hex(), ordinal=receipt.sequence, receipt=receipt)
+    return msgspec.structs.replace(event, key=key, ordinal=receipt.sequence, receipt=receipt)
 
 
 def _decode_outcome(key: bytes, outcome: Outcome) -> RunEvent | None:
@@ -396,4 +377,4 @@ def _decode_outcome(key: bytes, outcome: Outcome) -> RunEvent | None:
         return None
     if record.erased:
         raise ResultErasedError("the tool has run, but the content of its event has been erased since")
-    return _decode_event(key, record.receipt, record.body)
+    return _decode_event(key.hex(), record.receipt, record.body)

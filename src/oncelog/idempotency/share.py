@@ -1,8 +1,8 @@
 """`share`: the memory of a call in one transaction with its caller's own rows."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,87 +14,66 @@ from oncelog.storage.clock import Clock
 from oncelog.storage.sqlite.borrowed_transaction import BorrowedTransaction
 
 if TYPE_CHECKING:
-    from oncelog.storage.postgres.borrowed_transaction import BorrowedTransaction as PostgresGuest
+    from oncelog.storage.postgres.borrowed_transaction import BorrowedTransaction as PostgresTransaction
+
+
+class SharedTransaction:
+    """A piece of work inside its transaction."""
+
+    def __init__(self, result: bytes | None, guard: Callable[[], Any]) -> None:
+        self.result = result
+        """Stored result of an earlier call; None if the work is to be done now."""
+        self.guard_function = guard
+        """Returns a context for the caller's function, blocking or async.
+
+        The function cannot end the transaction; an error undoes its writes.
+        """
+        self.body: bytes | None = None
+        """Result of the work. The transaction commits it together with the caller's writes."""
 
 
 class SharedLog:
-    """The log in the file of its caller's own connection, for `once`. Made by `oncelog.share`."""
+    """The log in the file of the caller's own connection, for `once`. Made by `oncelog.share`."""
 
     def __init__(self, connection: sqlite3.Connection, *, clock: Clock | None = None) -> None:
         self._borrowed = BorrowedTransaction(connection, clock=clock)
 
     @contextmanager
     def transaction(self, work: Work) -> Iterator["SharedTransaction"]:
-        """Takes the file's write lock and says what is known; commits, at the end, what was completed inside."""
+        """Hold the write lock of the file while the work is done, and commit its result."""
+        submission = _build_submission(work)
         with self._borrowed.transaction() as borrowed:
             borrowed.declare(work.policy)
-            yield SharedTransaction(borrowed, work)
-
-
-class SharedTransaction:
-    """A piece of work inside of its transaction."""
-
-    def __init__(self, borrowed: BorrowedTransaction, work: Work) -> None:
-        self._borrowed = borrowed
-        self._submission = _build_submission(work)
-        self.result = self._find_result()
-        """What was kept by an earlier call; None if the work is to be done now."""
-
-    def guard_function(self) -> AbstractContextManager[None]:
-        """Return a context for the caller's function. It cannot end the transaction; an error undoes its writes."""
-        return self._borrowed.guard_transaction()
-
-    def complete(self, body: bytes) -> None:
-        """Keeps what it said, together with what was written."""
-        _check_committed(self._borrowed.commit(replace(self._submission, body=body)))
-
-    def _find_result(self) -> bytes | None:
-        receipt = _check_receipt(self._borrowed.preview(self._submission))
-        return None if receipt is None else _check_body(self._borrowed.load_record(receipt))
+            receipt = _check_receipt(borrowed.preview(submission))
+            result = None if receipt is None else _check_body(borrowed.load_record(receipt))
+            shared = SharedTransaction(result, borrowed.guard_transaction)
+            yield shared
+            if shared.body is not None:
+                _check_committed(borrowed.commit(replace(submission, body=shared.body)))
 
 
 class AsyncSharedLog:
-    """The log in the database of its caller's own connection of asyncpg, for `once`. Made by `oncelog.share`."""
+    """The log in the database of the caller's own connection of asyncpg, for `once`. Made by `oncelog.share`."""
 
     def __init__(self, connection: Any, *, clock: Clock | None = None) -> None:
         module = import_module("oncelog.storage.postgres.borrowed_transaction")
-        self._borrowed: PostgresGuest = module.BorrowedTransaction(connection, clock=clock)
+        self._borrowed: PostgresTransaction = module.BorrowedTransaction(connection, clock=clock)
 
     @asynccontextmanager
-    async def transaction(self, work: Work) -> AsyncIterator["AsyncSharedTransaction"]:
-        """Keeps others from the key and says what is known; commits, at the end, what was completed inside."""
-        borrowed_context = self._borrowed.transaction(
-            work.policy, work.identity, waits=work.waits, wait_ms=work.wait_ms
-        )
-        async with borrowed_context as borrowed:
-            shared = AsyncSharedTransaction(borrowed, work)
-            await shared.load_result()
+    async def transaction(self, work: Work) -> AsyncIterator["SharedTransaction"]:
+        """Lock the key while the work is done, and commit its result."""
+        submission = _build_submission(work)
+        context = self._borrowed.transaction(work.policy, work.identity, waits=work.waits, wait_ms=work.wait_ms)
+        async with context as borrowed:
+            result = None
+            receipt = _check_receipt(await borrowed.preview(submission))
+            if receipt is not None:
+                await borrowed.end()
+                result = _check_body(await borrowed.load_record(receipt))
+            shared = SharedTransaction(result, borrowed.guard_transaction)
             yield shared
-
-
-class AsyncSharedTransaction:
-    """A piece of work inside of its transaction."""
-
-    def __init__(self, borrowed: "PostgresGuest", work: Work) -> None:
-        self._borrowed = borrowed
-        self._submission = _build_submission(work)
-        self.result: bytes | None = None
-        """What was kept by an earlier call; None if the work is to be done now."""
-
-    async def load_result(self) -> None:
-        """Finds out what is known."""
-        receipt = _check_receipt(await self._borrowed.preview(self._submission))
-        if receipt is not None:
-            await self._borrowed.end()
-            self.result = _check_body(await self._borrowed.load_record(receipt))
-
-    def guard_function(self) -> AbstractAsyncContextManager[None]:
-        """As `SharedTransaction.guard_function`."""
-        return self._borrowed.guard_transaction()
-
-    async def complete(self, body: bytes) -> None:
-        """Keeps what it said, together with what was written."""
-        _check_committed(await self._borrowed.commit(replace(self._submission, body=body)))
+            if shared.body is not None:
+                _check_committed(await borrowed.commit(replace(submission, body=shared.body)))
 
 
 def _build_submission(work: Work) -> Submission:
