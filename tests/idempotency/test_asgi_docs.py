@@ -57,5 +57,5 @@ def test_page_lists_every_problem_with_its_status() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE)
     raised = re.findall(r'_Problem\((\d+), "([a-z-]+)"', Path(asgi.__file__).read_text(encoding="utf-8"))
     tables = (*asgi._BUSY_RESPONSES.values(), *asgi._REFUSALS.values())
-    listed = {(kind, str(status)) for status, kind, _ in tables}
+    listed = {(kind, str(status)) for status, kind, *_ in tables}
     assert sorted(rows) == sorted({(kind, status) for status, kind in raised} | listed)

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -75,14 +76,15 @@ _ESCAPED: Final = re.compile(rb'\\(["\\])')
 """A string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
 _BARE: Final = re.compile(rb"[\x21-\x7e]+")
 _PROBLEM: Final = "urn:oncelog:problem:"
-_REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str]]] = {
+_REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] = {
     ConflictError: (
         422,
         "key-reused",
         "This Idempotency-Key was used for another request. Use a new key for a new request.",
+        None,
     ),
-    InFlightError: (409, "in-flight", "A request with this Idempotency-Key is being carried out."),
-    ResultErasedError: (410, "answer-erased", "The request was carried out; its answer has been erased since."),
+    InFlightError: (409, "in-flight", "A request with this Idempotency-Key is being carried out.", RETRY_AFTER_MS),
+    ResultErasedError: (410, "answer-erased", "The request was carried out; its answer has been erased since.", None),
 }
 """Problems by the error with which the log refuses a request."""
 _BUSY_RESPONSES: Final = {
@@ -103,15 +105,14 @@ class _StoredResponse(Struct):
     """False if the body was too large to be kept."""
 
 
+@dataclass(eq=False)
 class _Problem(Exception):  # noqa: N818 - it never leaves this module
-    """An answer of the middleware's own, application/problem+json."""
+    """Error response of the middleware itself, as application/problem+json."""
 
-    def __init__(self, status: int, kind: str, detail: str, retry_after_ms: int | None = None) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.kind = kind
-        self.detail = detail
-        self.retry_after_ms = retry_after_ms
+    status: int
+    kind: str
+    detail: str
+    retry_after_ms: int | None = None
 
 
 class IdempotencyMiddleware:
@@ -208,7 +209,7 @@ class IdempotencyMiddleware:
         )
         log, result_or_lease = await self._begin(work)
         if isinstance(result_or_lease, HeldLease):
-            replay = _ReplayReceive({"type": "http.request", "body": body, "more_body": False}, receive)
+            replay = _replay_message({"type": "http.request", "body": body, "more_body": False}, receive)
             await self._run_app(log, result_or_lease, scope, replay, send)
         else:
             await _replay_response(send, result_or_lease)
@@ -230,8 +231,7 @@ class IdempotencyMiddleware:
             if type(error) not in _REFUSALS:
                 logger.exception("a request could not be begun")
                 raise _build_unavailable("The request was not carried out. Try again.") from error
-            retry_after_ms = RETRY_AFTER_MS if isinstance(error, InFlightError) else None
-            raise _Problem(*_REFUSALS[type(error)], retry_after_ms) from error
+            raise _Problem(*_REFUSALS[type(error)]) from error
 
     async def _run_app(self, log: Log, lease: HeldLease, scope: Scope, receive: Receive, send: Send) -> None:
         # In place: those outside may look into the scope afterwards for what the application put there, the route.
@@ -288,21 +288,17 @@ class IdempotencyMiddleware:
                 await log.close()
             await send(message)
 
-        await self._app(scope, _ReplayReceive(startup, receive), forward)
+        await self._app(scope, _replay_message(startup, receive), forward)
 
 
-class _ReplayReceive:
-    """Gives the application the message that has been taken, then whatever else comes."""
+def _replay_message(message: Message, receive: Receive) -> Receive:
+    """Return a `receive` that returns a message that was received already, and then the following ones."""
+    messages = [message]
 
-    def __init__(self, message: Message, receive: Receive) -> None:
-        self._message: Message | None = message
-        self._receive = receive
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
 
-    async def __call__(self) -> Message:
-        if self._message is None:
-            return await self._receive()
-        message, self._message = self._message, None
-        return message
+    return replay
 
 
 class _ResponseRecorder:
@@ -420,9 +416,9 @@ def _collect_stored_statuses(store_status: StoreStatus) -> frozenset[int]:
         raise TypeError(f"store_status must be a function or a set of statuses, not {type(store_status).__name__}")
     else:
         stored = frozenset(store_status)
-        for wrong in stored:
-            if isinstance(wrong, bool) or not isinstance(wrong, int) or wrong not in STATUSES:
-                raise ValueError(f"store_status must have statuses from 200 to 599, not {wrong!r}")
+        for status in stored:
+            if isinstance(status, bool) or not isinstance(status, int) or status not in STATUSES:
+                raise ValueError(f"store_status must have statuses from 200 to 599, not {status!r}")
     if not stored:
         raise ValueError("store_status must have at least one status: otherwise every retry is carried out")
     return stored

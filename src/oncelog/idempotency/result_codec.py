@@ -3,7 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -13,7 +13,8 @@ from oncelog.idempotency.call_key import get_module_name
 
 R = TypeVar("R")
 
-_NO_RESULT: Final = object()
+NO_RESULT: Final = object()
+"""Stands for a result type that is not given: the function's annotation says it."""
 
 
 class _StoredError(Struct):
@@ -39,7 +40,7 @@ class ResultCodec:
     """Of one function's outcomes. Made when it is decorated, so that a type that cannot be kept is found there."""
 
     def __init__(self, function: Callable[..., Any], result: Any, remembered_errors: Sequence[type[Exception]]) -> None:
-        self._type = _get_result_type(function) if result is _NO_RESULT else result
+        self._type = _get_result_type(function) if result is NO_RESULT else result
         _check_json_type(self._type, function)
         self._decoder = msgspec.json.Decoder(_StoredOutcome[self._type])  # type: ignore[name-defined]
         if isinstance(remembered_errors, type):
@@ -66,10 +67,11 @@ class ResultCodec:
         kind = next(kind for kind, listed in self._errors_by_name.items() if isinstance(error, listed))
         try:
             raised = _StoredError(kind, list(error.args), dict(vars(error)))
-            return msgspec.json.encode(_StoredOutcome(raised=raised)), RaisedOutcome(error)
+            body = msgspec.json.encode(_StoredOutcome(raised=raised))
         except (TypeError, ValueError, RecursionError):
             text = str(error).encode("utf-8", "replace").decode()
-            return msgspec.json.encode(_StoredOutcome(raised=_StoredError(kind, [text]))), RaisedOutcome(error)
+            body = msgspec.json.encode(_StoredOutcome(raised=_StoredError(kind, [text])))
+        return body, RaisedOutcome(error)
 
     def decode_outcome(self, body: bytes) -> Any:
         """Gives the value, or raises the exception."""
@@ -81,28 +83,25 @@ class ResultCodec:
                 "give it another name"
             ) from error
         if stored.raised is not None:
-            self._raise_stored(stored.raised)
+            raise self._rebuild_error(stored.raised)
         if stored.result is UNSET:
             raise CorruptError("what was kept is no outcome of a call")
         return stored.result
 
-    def _raise_stored(self, raised: _StoredError) -> NoReturn:
+    def _rebuild_error(self, raised: _StoredError) -> Exception:
+        """Not by its own initialiser, which may want other arguments than those that an exception keeps."""
         listed = self._errors_by_name.get(raised.kind)
         if listed is None:
-            raise ResultError(f"the call raised {raised.kind}, which is no longer listed in remember=…")
-        raise _rebuild_error(listed, raised)
-
-
-def _rebuild_error(listed: type[Exception], raised: _StoredError) -> Exception:
-    """Not by its own initialiser, which may want other arguments than those that an exception keeps."""
-    try:
-        error = listed.__new__(listed, *raised.arguments)
-        error.args = tuple(raised.arguments)
-        for name, value in raised.attributes.items():
-            setattr(error, name, value)
-    except Exception as trouble:  # noqa: BLE001 - whatever the class has against it
-        return ResultError(f"the call raised {raised.kind}({raised.arguments}), which cannot be made again: {trouble}")
-    return error
+            return ResultError(f"the call raised {raised.kind}, which is no longer listed in remember=…")
+        try:
+            error = listed.__new__(listed, *raised.arguments)
+            error.args = tuple(raised.arguments)
+            for name, value in raised.attributes.items():
+                setattr(error, name, value)
+        except Exception as trouble:  # noqa: BLE001 - whatever the class has against it
+            call = f"{raised.kind}({raised.arguments})"
+            return ResultError(f"the call raised {call}, which cannot be made again: {trouble}")
+        return error
 
 
 def _get_error_name(error: type[Exception]) -> str:
@@ -173,7 +172,3 @@ def is_async(function: Callable[..., Any]) -> bool:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"{function.__qualname__} is a generator, which has no one result that could be kept")
     return inspect.iscoroutinefunction(function)
-
-
-NO_RESULT: Final = _NO_RESULT
-"""Stands for a result type that is not given: the function's annotation says it."""
