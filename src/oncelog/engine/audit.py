@@ -211,16 +211,12 @@ class AuditScan:
     """Collects a page from the reads of a store."""
 
     def __init__(self, after: Mapping[int, int], limit: int, audit_filter: AuditFilter) -> None:
-        self._after = dict(after)
+        self.after = dict(after)
+        """The position in each lane after which to read."""
         self._limit = limit
         self._filter = audit_filter
         self._entries: list[AuditEntry] = []
         self._read_count = 0
-
-    @property
-    def after(self) -> Mapping[int, int]:
-        """Where to read on."""
-        return self._after
 
     @property
     def next_read_count(self) -> int:
@@ -233,13 +229,13 @@ class AuditScan:
             entry = decode_audit_entry(record)
             if self._filter.matches(entry):
                 if len(self._entries) == self._limit:
-                    return AuditPage(self._entries, self._after, has_more=True)
+                    return AuditPage(self._entries, self.after, has_more=True)
                 self._entries.append(entry)
-            self._after[record.lane] = record.position
+            self.after[record.lane] = record.position
             self._read_count += 1
         if len(records) < requested:
-            return AuditPage(self._entries, self._after, has_more=False)
-        return AuditPage(self._entries, self._after, has_more=True) if self.next_read_count <= 0 else None
+            return AuditPage(self._entries, self.after, has_more=False)
+        return AuditPage(self._entries, self.after, has_more=True) if self.next_read_count <= 0 else None
 
 
 def encode_cursor(epoch: str, after: Mapping[int, int]) -> str:

@@ -270,9 +270,9 @@ class Committer:
 
     def _check_request_size(self, items: int, sizes: Sequence[int]) -> Refused | None:
         """Return the refusal of a request that exceeds a limit."""
-        if items > self._limits.request_items_max:
-            message = f"items must be at most {self._limits.request_items_max}, not {items}"
-            return Refused(Reason.MALFORMED, message, "items")
+        items_max = self._limits.request_items_max
+        if items > items_max:
+            return Refused(Reason.MALFORMED, f"items must be at most {items_max}, not {items}", "items")
         if max(sizes, default=0) > self._body_bytes_max:
             return self._refuse_too_large(max(sizes))
         if sum(sizes) > self._bytes_max:

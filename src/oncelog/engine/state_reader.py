@@ -10,7 +10,7 @@ from oncelog.core.operations import Entity
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.members import get_effective_role
-from oncelog.core.values import ClientEntry, MemberIdentity, Receipt, Record, Roster
+from oncelog.core.values import ClientEntry, MemberIdentity, Receipt, Record, Roster, Snapshot
 from oncelog.engine.answer_cache import AnswerCache, Attestation
 from oncelog.engine.arguments import clamp_limit
 from oncelog.engine.limits import Limits
@@ -48,19 +48,18 @@ class StateReader:
         self.ledger = LEDGER
         """The log's own ledger policy, which may have another time to live."""
 
-    @property
-    def _open_store(self) -> Store:
-        return self._get_open_store()
-
     def lane(self, scope: str) -> int:
         """The lane of a scope's records and blocks."""
         return compute_lane(scope, self._store.settings.lanes)
+
+    async def _load(self, read_set: ReadSet) -> Snapshot:
+        return (await self._get_open_store().side_state(read_set)).snapshot
 
     async def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """Where a client stands in a scope; None for one never seen, or evicted. Without a policy: in a ledger."""
         policy = policy or self.ledger
         lane, identity = self.lane(scope), (policy.name, scope, client)
-        found = await self._open_store.side_state(ReadSet(lanes={lane}, clients={identity}))
+        found = await self._get_open_store().side_state(ReadSet(lanes={lane}, clients={identity}))
         entry, head = found.snapshot.clients.get(identity), found.snapshot.heads[lane]
         if entry is None:
             return None
@@ -70,20 +69,20 @@ class StateReader:
     async def entity(self, scope: str, key: str) -> Entity | None:
         """An entity as it stands; None where there is none, or it has expired."""
         lane = self.lane(scope)
-        found = await self._open_store.side_state(ReadSet(lanes={lane}, entities={(scope, key)}))
+        found = await self._get_open_store().side_state(ReadSet(lanes={lane}, entities={(scope, key)}))
         entity = found.snapshot.entities.get((scope, key))
         return entity if entity is not None and entity.is_live(found.get_time_ms(lane)) else None
 
     async def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
         """Entities by key: those that begin with the prefix and come after a key."""
-        return await self._open_store.entities(
+        return await self._get_open_store().entities(
             scope, prefix, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
         )
 
     async def newest(self, scope: str) -> int:
         """The newest sequence of a stream; 0 before the first."""
-        found = await self._open_store.side_state(ReadSet(lanes={self.lane(scope)}, streams={scope}))
-        return found.snapshot.streams.get(scope, 0)
+        found = await self._load(ReadSet(lanes={self.lane(scope)}, streams={scope}))
+        return found.streams.get(scope, 0)
 
     async def horizon(self, scope: str) -> int | None:
         """The tombstone horizon of a gateway, as a clock reading; None before tombstones were dropped."""
@@ -92,38 +91,37 @@ class StateReader:
     async def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
         """The newest sequence and the tombstone horizon of a gateway, both of one moment."""
         read_set = ReadSet(lanes={self.lane(scope)}, streams={scope}, horizons={scope})
-        found = (await self._open_store.side_state(read_set)).snapshot
+        found = await self._load(read_set)
         return found.streams.get(scope, 0), found.horizons.get(scope)
 
     async def sequence_before(self, scope: str, upto: int, count: int) -> int:
         """Return the sequence `count` records back in a stream, counted from `upto`; 0 if there are fewer."""
-        return await self._open_store.sequence_before(scope, upto, max(1, count))
+        return await self._get_open_store().sequence_before(scope, upto, max(1, count))
 
     async def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """A merged row as it stands, deleted or not; None where there never was one."""
         identity = (scope, table, row_id)
-        found = await self._open_store.side_state(ReadSet(lanes={self.lane(scope)}, rows={identity}))
-        return found.snapshot.rows.get(identity)
+        return (await self._load(ReadSet(lanes={self.lane(scope)}, rows={identity}))).rows.get(identity)
 
     async def rows(
         self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500
     ) -> RowPage:
         """Merged rows by table and row id, deleted ones too: of one table, or of all."""
-        return await self._open_store.rows(
+        return await self._get_open_store().rows(
             scope, table, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
         )
 
     async def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """The version that made a relationship; None where there is none."""
         identity = (scope, resource, relation, subject)
-        read_set = ReadSet(lanes={self.lane(scope)}, relationships={identity})
-        return (await self._open_store.side_state(read_set)).snapshot.relationships.get(identity)
+        found = await self._load(ReadSet(lanes={self.lane(scope)}, relationships={identity}))
+        return found.relationships.get(identity)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """Relationships by resource, relation and subject."""
         if query.relation and not (query.resource or query.subject):
             raise ValueError("a relation alone finds nothing: name its resource or its subject")
-        return await self._open_store.relationships(query)
+        return await self._get_open_store().relationships(query)
 
     # --- members
 
@@ -137,7 +135,7 @@ class StateReader:
             rosters={scope},
             acknowledged={identity},
         )
-        found = (await self._open_store.side_state(read_set)).snapshot
+        found = await self._load(read_set)
         known = found.members.get(identity)
         if known is None:
             return None
@@ -148,24 +146,24 @@ class StateReader:
         """Return those of some pairs of stream and name that are members, all of one moment."""
         wanted = set(identities)
         read_set = ReadSet(lanes={self.lane(scope) for scope, _ in wanted}, members=wanted)
-        return set((await self._open_store.side_state(read_set)).snapshot.members)
+        return set((await self._load(read_set)).members)
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
         """Members of a stream by name, each with its role and what it has acknowledged."""
-        return await self._open_store.members(scope, after, clamp_limit(limit, self._limits))
+        return await self._get_open_store().members(scope, after, clamp_limit(limit, self._limits))
 
     async def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
         """Streams of a member by name, of those whose names begin with the prefix."""
         if not prefix:
             raise ValueError("prefix must not be empty")
-        return await self._open_store.memberships(member, prefix, after, clamp_limit(limit, self._limits))
+        return await self._get_open_store().memberships(member, prefix, after, clamp_limit(limit, self._limits))
 
     async def record(self, lane: int, position: int) -> Record | None:
         """The record at a place; None where there is none."""
-        heads = await self._open_store.heads()
+        heads = await self._get_open_store().heads()
         if lane not in heads or not 1 <= position <= heads[lane].position:
             return None
-        page = await self._open_store.read(Query(lane=lane, after=position - 1, upto=position, limit=1))
+        page = await self._get_open_store().read(Query(lane=lane, after=position - 1, upto=position, limit=1))
         return page.records[0] if page.records else None  # a leap has passed over it
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
@@ -179,7 +177,7 @@ class StateReader:
 
     async def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS_PER_PAGE) -> list[ScopedBlock]:
         """Blocks of the scope's lane above a height, in order, each with the positions of the scope's records in it."""
-        return await self._open_store.blocks(self.lane(scope), after, limit, scope)
+        return await self._get_open_store().blocks(self.lane(scope), after, limit, scope)
 
     async def follow_blocks(self, scope: str, after: int = 0) -> AsyncGenerator[Sequence[ScopedBlock], None]:
         """All of them, then those to come, each once and in order. Close it (`aclosing`)."""
@@ -188,7 +186,6 @@ class StateReader:
         await self._tailers.listen(lane, commit_signal)
         try:
             while True:
-                commit_signal.clear()
                 while blocks := await self.blocks(scope, after):
                     after = blocks[-1].block.height
                     yield blocks
@@ -198,7 +195,7 @@ class StateReader:
 
 
 class _CommitSignal:
-    """A listener who only wants to know that there is something."""
+    """Listener that tells whether there is something new to read, without the records themselves."""
 
     def __init__(self) -> None:
         self._signal = asyncio.Event()
@@ -214,11 +211,9 @@ class _CommitSignal:
     def close(self) -> None:
         self.fail(ClosedError("the log is closed"))
 
-    def clear(self) -> None:
-        self._signal.clear()
-
     async def wait(self) -> None:
-        """Raises what keeps more from coming."""
+        """Wait for new records. Raises the error that ends the delivery."""
         await self._signal.wait()
+        self._signal.clear()
         if self._error is not None:
             raise self._error

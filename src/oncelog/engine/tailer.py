@@ -230,19 +230,15 @@ class Tailer(LaneReader):
             listener.deliver(records)
         if self._subscriptions:
             for record in records:
-                self._deliver_one(record)
+                concerned = set(self._groups.get(("", ""), ()))
+                for partition in record.partitions:
+                    concerned.update(self._groups.get(("partition", partition), ()))
+                if record.sequence:
+                    concerned.update(self._groups.get(("stream", record.scope), ()))
+                for subscription in concerned:
+                    subscription.deliver(record)
         if records:
             self.position = max(self.position, records[-1].position)
-
-    def _deliver_one(self, record: Record) -> None:
-        self.position = max(self.position, record.position)
-        concerned = set(self._groups.get(("", ""), ()))
-        for partition in record.partitions:
-            concerned.update(self._groups.get(("partition", partition), ()))
-        if record.sequence:
-            concerned.update(self._groups.get(("stream", record.scope), ()))
-        for subscription in concerned:
-            subscription.deliver(record)
 
 
 class Tailers:
@@ -283,7 +279,7 @@ class Tailers:
         heads = await self._get_heads()
         for lane in range(1, self._store.settings.lanes + 1):
             head = heads.get(lane) or LaneHead()
-            members = self._add_tailer(lane, head.position).members
+            members = self._add_tailer(lane, head).members
             if not members.listeners:
                 members.reset(head.revision)
             members.listeners.append(listener)
@@ -301,17 +297,15 @@ class Tailers:
         """Return the tailer of a lane. Without readers it starts at the newest position; add one before any `await`."""
         tailer = self._tailers.get(lane)
         if tailer is None or not len(tailer):
-            position = ((await self._get_heads()).get(lane) or LaneHead()).position
-            tailer = self._add_tailer(lane, position)
+            head = (await self._get_heads()).get(lane) or LaneHead()
+            tailer = self._add_tailer(lane, head)
             if not len(tailer):
-                tailer.position = max(tailer.position, position)
+                tailer.position = max(tailer.position, head.position)
         return tailer
 
-    def _add_tailer(self, lane: int, position: int) -> Tailer:
+    def _add_tailer(self, lane: int, head: LaneHead) -> Tailer:
         """Return the tailer of a lane, which another caller may have added meanwhile."""
-        if lane not in self._tailers:
-            self._tailers[lane] = Tailer(self._store, lane, position, self._limits)
-        return self._tailers[lane]
+        return self._tailers.setdefault(lane, Tailer(self._store, lane, head.position, self._limits))
 
     def _start_watching(self) -> None:
         if self._watch_task is None:

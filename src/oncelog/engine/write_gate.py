@@ -54,18 +54,14 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
     @property
     def free_again_bytes(self) -> int:
         """So many must be free again."""
-        resume_bytes = (
-            self.free_again_bytes_min or self.free_bytes_min + self.free_bytes_min * HYSTERESIS_PERCENT // 100
-        )
-        return max(resume_bytes, self.free_bytes_min)
+        margin = self.free_bytes_min * HYSTERESIS_PERCENT // 100
+        return max(self.free_again_bytes_min or self.free_bytes_min + margin, self.free_bytes_min)
 
     @property
     def store_again_bytes(self) -> int:
         """So few must the store have again."""
-        resume_bytes = (
-            self.store_again_bytes_max or self.store_bytes_max - self.store_bytes_max * HYSTERESIS_PERCENT // 100
-        )
-        return min(resume_bytes, self.store_bytes_max)
+        margin = self.store_bytes_max * HYSTERESIS_PERCENT // 100
+        return min(self.store_again_bytes_max or self.store_bytes_max - margin, self.store_bytes_max)
 
 
 class ReadOnlyReason(Enum):
@@ -114,8 +110,7 @@ class WriteGate:
 
     def refresh_message(self) -> str:
         """The message, for a batch that is about to be committed."""
-        disk_limits = self.disk_limits
-        if disk_limits is not None and disk_limits.free_bytes_min:
+        if self.disk_limits is not None and self.disk_limits.free_bytes_min:
             self._poll_disk()
         return self.message if self._reasons else ""
 
